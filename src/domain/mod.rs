@@ -1,0 +1,2 @@
+//! The nouns.
+pub mod message;

@@ -1,0 +1,3 @@
+//! adjutant
+pub mod domain;
+pub mod model;

@@ -1,0 +1,1 @@
+//! plays a script
