@@ -1,3 +1,5 @@
 //! adjutant
 pub mod domain;
+pub mod middleware;
 pub mod model;
+pub mod tool;

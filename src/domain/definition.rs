@@ -1,0 +1,226 @@
+//! What a file or a request may say about an agent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::interrupt::DecisionKind;
+
+/// An agent, as its owner describes it. Its key is the `graph_id`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentDefinition {
+    /// `lc_agent_name`; the `graph_id` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What the agent is for, shown with its assistant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// `provider:model-name`.
+    pub model: String,
+    /// The instructions.
+    pub system_prompt: String,
+    /// Names of declared tools.
+    pub tools: Vec<String>,
+    /// The agents it can delegate to.
+    pub subagents: Vec<SubagentDefinition>,
+    /// The tools whose calls a human has to approve.
+    pub interrupt_on: BTreeMap<String, ApprovalRule>,
+    /// JSON Schema of the final answer, when it shall be structured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<Value>,
+    /// Whether the agent has `write_todos`.
+    pub todos: bool,
+    /// Where its file tools work.
+    pub files: Workspace,
+    /// How many steps one run may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recursion_limit: Option<u32>,
+    /// How deep delegations may nest; 1 means that subagents do not delegate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_subagent_depth: Option<u32>,
+    /// The subagent that every agent has unless told otherwise.
+    pub general_purpose_subagent: GeneralPurpose,
+    /// The description of the `task` tool; `{available_agents}` in it is replaced by the list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_description: Option<String>,
+    /// Text about delegation that is added to the instructions, followed by the list of subagents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_system_prompt: Option<String>,
+    /// What an ordinary message does to a question that waits for its answer.
+    pub on_pending_interrupt: OnPendingInterrupt,
+    /// Provider settings (`temperature`, `max_tokens`, …).
+    pub model_settings: Map<String, Value>,
+}
+
+/// A subagent, as its owner describes it. What it leaves out it has from its parent.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SubagentDefinition {
+    /// The name it is called by; unique within the agent.
+    pub name: String,
+    /// What it is for: all that the delegating model knows of it.
+    pub description: String,
+    /// Its instructions; never inherited.
+    pub system_prompt: String,
+    /// `provider:model-name`; the parent's when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Names of declared tools; the parent's when absent, none when empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<String>>,
+    /// The tools whose calls a human has to approve; the parent's when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
+    /// JSON Schema of the result, when it shall be structured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<Value>,
+    /// Whether it has `write_todos`.
+    pub todos: bool,
+    /// How many steps one delegation may take; the parent's when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recursion_limit: Option<u32>,
+    /// Provider settings; the parent's when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_settings: Option<Map<String, Value>>,
+}
+
+/// Whether calls of a tool have to be approved, and how.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ApprovalRule {
+    /// `true`: every decision is allowed; `false`: no approval.
+    Switch(bool),
+    /// Approval with these choices.
+    Choices(ApprovalChoices),
+}
+
+/// How calls of a tool may be decided.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApprovalChoices {
+    /// The allowed decisions; at least one.
+    pub allowed_decisions: Vec<DecisionKind>,
+    /// What the reviewer is told, instead of the standard text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+impl ApprovalRule {
+    /// The allowed decisions; none when no approval is needed.
+    pub fn allowed(&self) -> &[DecisionKind] {
+        match self {
+            Self::Switch(true) => &DecisionKind::ALL,
+            Self::Switch(false) => &[],
+            Self::Choices(choices) => &choices.allowed_decisions,
+        }
+    }
+}
+
+/// Where file tools work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workspace {
+    /// In the state of the thread, shared with subagents.
+    #[default]
+    State,
+    /// Nowhere: the agent has no file tools.
+    None,
+}
+
+/// The subagent that every agent has unless told otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GeneralPurpose {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// Its name, when not `general-purpose`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it is for, when not the standard text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Its instructions, when not the standard text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+}
+
+impl Default for GeneralPurpose {
+    fn default() -> Self {
+        Self { enabled: true, name: None, description: None, system_prompt: None }
+    }
+}
+
+/// What an ordinary message does to a question that waits for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPendingInterrupt {
+    /// The question is dropped and its calls are answered as not completed.
+    #[default]
+    Drop,
+    /// The message is refused.
+    Reject,
+}
+
+/// A tool behind HTTP, as its owner describes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolDefinition {
+    /// Always `http`.
+    pub kind: ToolKind,
+    /// What it is for, for the model.
+    pub description: String,
+    /// Where it is.
+    pub url: String,
+    /// JSON Schema of the arguments, an object schema.
+    pub parameters: Value,
+    /// Headers sent with every call.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Seconds to wait for an answer.
+    #[serde(default = "thirty")]
+    pub timeout_s: f64,
+    /// What to do about a call that was begun before a crash.
+    #[serde(default)]
+    pub after_crash: AfterCrash,
+    /// What an error means for the run.
+    #[serde(default)]
+    pub on_error: OnError,
+}
+
+fn thirty() -> f64 {
+    30.0
+}
+
+/// Where a declared tool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolKind {
+    /// Behind HTTP.
+    Http,
+}
+
+/// What to do about a call that was begun before a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AfterCrash {
+    /// Call again with the same idempotency key.
+    Repeat,
+    /// Ask a human. The default: a tool behind HTTP may have effects.
+    #[default]
+    Ask,
+    /// Tell the model that it failed.
+    Fail,
+}
+
+/// What an error of a tool means for the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The model is told.
+    #[default]
+    Report,
+    /// The run ends.
+    FailRun,
+}

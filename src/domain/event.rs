@@ -1,0 +1,156 @@
+//! Facts in the log of a thread.
+//!
+//! The log has one number line per thread. Checkpoints are facts of it, the others are in [`EventBody`]. Everything that
+//! clients stream is a projection of this log; nothing is streamed that is not in it.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::checkpoint::{Entry, Lane};
+use super::id::{CheckpointId, RunId, TaskId};
+use super::interrupt::Interrupt;
+use super::machine::Failure;
+use super::run::RunStatus;
+use super::state::Update;
+use super::time::Timestamp;
+
+/// A fact, where it happened, and its place in the log.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// Its number: strictly increasing within the thread, with gaps.
+    pub seq: i64,
+    /// The run of the main agent in whose course it happened.
+    pub run: RunId,
+    /// When.
+    pub at: Timestamp,
+    /// Which agent.
+    pub origin: Arc<Origin>,
+    /// What.
+    pub body: EventBody,
+}
+
+/// Which agent an event is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Origin {
+    /// Its history.
+    pub lane: Lane,
+    /// The tasks of the callers, outermost first; empty for the main agent.
+    pub namespace: Vec<TaskId>,
+    /// Its name: `lc_agent_name`.
+    pub agent: String,
+    /// The names from the main agent down to it.
+    pub path: Vec<String>,
+    /// The tool call that caused it; none for the main agent.
+    pub cause: Option<String>,
+}
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub enum EventBody {
+    /// A step was taken: a checkpoint was left.
+    Entry(Arc<Entry>),
+    /// Anything else that is stored.
+    Fact(Fact),
+    /// A piece of an answer that is still being given. Not stored: the entry of the step supersedes it.
+    Delta(Delta),
+}
+
+/// What is stored in the log beside checkpoints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "snake_case")]
+pub enum Fact {
+    /// An agent began, or went on, with the state of checkpoint `base`.
+    Started {
+        /// The state it begins with; none on a fresh lane.
+        base: Option<CheckpointId>,
+        /// Which attempt of the run this is, from 1.
+        attempt: u32,
+        /// Whether it goes on where an earlier run stopped.
+        resumed: bool,
+    },
+    /// One of several parallel calls was answered while others still run.
+    Answered {
+        /// The step's checkpoint.
+        head: CheckpointId,
+        /// The call's index in the step.
+        call: usize,
+        /// What it wrote.
+        writes: Update,
+    },
+    /// The agent asks, and waits.
+    Asked {
+        /// What it asks. A parent repeats the questions of its children.
+        interrupts: Vec<Interrupt>,
+    },
+    /// A breakpoint of the client was reached.
+    Paused,
+    /// A tool or policy tells clients something.
+    Custom {
+        /// What.
+        value: Value,
+    },
+    /// The agent stopped: it is done, waits, failed or was cancelled.
+    Ended {
+        /// How.
+        status: RunStatus,
+        /// Why, when it failed.
+        error: Option<Failure>,
+    },
+}
+
+/// A piece of an answer.
+#[derive(Debug, Clone)]
+pub struct Delta {
+    /// The answer it belongs to.
+    pub answer: Arc<AnswerHead>,
+    /// The piece.
+    pub chunk: Chunk,
+}
+
+/// What all pieces of one answer have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnswerHead {
+    /// The id of the message to come.
+    pub message: String,
+    /// The task that asks the model.
+    pub task: TaskId,
+    /// The number of the step.
+    pub step: i64,
+    /// The provider's word for itself.
+    pub provider: String,
+    /// The model's name.
+    pub model: String,
+}
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Chunk {
+    /// The answer begins.
+    Begin,
+    /// More text.
+    Text(String),
+    /// More reasoning.
+    Reasoning(String),
+    /// More of a tool call.
+    Call {
+        /// Which call of the answer.
+        index: usize,
+        /// Its id, on the first piece.
+        id: Option<String>,
+        /// Its tool, on the first piece.
+        name: Option<String>,
+        /// More of the JSON text of its arguments.
+        args: String,
+    },
+    /// The answer is complete; what the provider told about it, and the tokens.
+    End {
+        /// `finish_reason` and the like.
+        response_metadata: Map<String, Value>,
+        /// `input_tokens` and the like.
+        usage: Option<Value>,
+    },
+    /// The answer broke off and is asked for again; its pieces so far are void.
+    Void,
+}

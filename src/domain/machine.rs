@@ -1,0 +1,465 @@
+//! Where a run stands, and where it goes from there: the heart of the program.
+//!
+//! [`Machine::next`] says what has to be done, the driver does it, and one of the `…_done` methods writes the outcome
+//! down and moves on. Nothing here waits or looks at the world, so a machine that was stored can be loaded by another
+//! process, days later, and goes on as if nothing had happened.
+//!
+//! ```text
+//!  before_agent ─► before_model ─► model ─► after_model ─┬─► tools ─┐
+//!                       ▲                                │          │
+//!                       └────────────────────────────────┼──────────┘
+//!                                                        └─► after_agent ─► ended
+//! ```
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::call::{Answer, Call, Fate, pending_calls};
+use super::checkpoint::{Entry, Source};
+use super::id::{CheckpointId, InterruptId, RunId, TaskId};
+use super::interrupt::{Asker, Interrupt, Question};
+use super::message::{Message, ToolCall};
+use super::state::{State, Update};
+
+/// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
+/// checkpoint wrote.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Machine {
+    /// The fields of the thread.
+    pub state: State,
+    /// The newest checkpoint of this lane.
+    pub head: Option<CheckpointId>,
+    /// The number of the newest checkpoint; the first one is -1.
+    pub step: Option<i64>,
+    /// What is under way after it.
+    pub position: Position,
+}
+
+/// The part of a [`Machine`] that is stored with its newest checkpoint, and rewritten as the step proceeds.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// What comes next.
+    pub phase: Phase,
+    /// The questions of the step under way, open or answered but not yet read by the asker.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asked: Vec<Interrupt>,
+    /// Steps that this run has taken, hooks included.
+    #[serde(default)]
+    pub taken: u32,
+    /// Why the step under way failed, when it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// The part of the loop that a run is in.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// The input is stored but not yet written into the state.
+    #[default]
+    Start,
+    /// The hooks of one moment; those before `next` have run.
+    Hooks {
+        /// Which hooks.
+        moment: Moment,
+        /// The index of the next one in the [`Plan`].
+        next: usize,
+    },
+    /// The model is to be asked.
+    Model,
+    /// The calls of the last answer, each with its own fate.
+    Tools {
+        /// The calls, in the model's order.
+        calls: Vec<Call>,
+    },
+    /// Nothing remains to be done.
+    Ended,
+}
+
+/// The moments at which policies act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Moment {
+    /// Once, when a run begins.
+    BeforeAgent,
+    /// Before each question to the model.
+    BeforeModel,
+    /// After each answer, before its calls run.
+    AfterModel,
+    /// Once, when the agent is done.
+    AfterAgent,
+}
+
+impl Moment {
+    /// The name in the names of nodes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::BeforeAgent => "before_agent",
+            Self::BeforeModel => "before_model",
+            Self::AfterModel => "after_model",
+            Self::AfterAgent => "after_agent",
+        }
+    }
+}
+
+/// The public names of an agent's hooks, in the order in which each moment runs them, and its step limit.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Hooks of [`Moment::BeforeAgent`].
+    pub before_agent: Vec<String>,
+    /// Hooks of [`Moment::BeforeModel`].
+    pub before_model: Vec<String>,
+    /// Hooks of [`Moment::AfterModel`].
+    pub after_model: Vec<String>,
+    /// Hooks of [`Moment::AfterAgent`].
+    pub after_agent: Vec<String>,
+    /// How many steps one run may take; hooks, model calls and tool steps count one each.
+    pub step_limit: u32,
+}
+
+impl Plan {
+    /// The hooks of one moment.
+    pub fn hooks(&self, moment: Moment) -> &[String] {
+        match moment {
+            Moment::BeforeAgent => &self.before_agent,
+            Moment::BeforeModel => &self.before_model,
+            Moment::AfterModel => &self.after_model,
+            Moment::AfterAgent => &self.after_agent,
+        }
+    }
+}
+
+/// Why a run could not go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The class of the error, as clients know it (`GraphRecursionError`).
+    pub class: String,
+    /// What is said about it; safe to show.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure of `class`.
+    pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { class: class.into(), message: message.into() }
+    }
+}
+
+/// What the driver has to do next. Nothing else ever has to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Run one hook.
+    RunHook(Moment, usize),
+    /// Ask the model.
+    AskModel,
+    /// Run these calls, by their index in the phase.
+    RunCalls(Vec<usize>),
+    /// Nothing can go on before somebody answers.
+    Park,
+    /// The run is over.
+    End,
+    /// The run cannot go on.
+    Fail(Failure),
+}
+
+/// Where a hook or an answer may send the loop out of turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Jump {
+    /// To the hooks before the model.
+    Model,
+    /// To the calls of the last answer.
+    Tools,
+    /// To the hooks after the agent, then out.
+    End,
+}
+
+impl Machine {
+    /// What has to be done now.
+    pub fn next(&self, plan: &Plan) -> Step {
+        let step = match &self.position.phase {
+            Phase::Start => Step::Fail(Failure::new("EmptyInputError", "there is nothing to run: no input was given")),
+            Phase::Hooks { .. } if self.has_open_question() => Step::Park,
+            Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
+            Phase::Model => Step::AskModel,
+            Phase::Tools { calls } => Self::next_calls(calls),
+            Phase::Ended => Step::End,
+        };
+        match step {
+            Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) if self.position.taken >= plan.step_limit => {
+                Step::Fail(Failure::new(
+                    "GraphRecursionError",
+                    format!(
+                        "Recursion limit of {} reached without hitting a stop condition. \
+                         Raise `recursion_limit` in the run's config if the agent needs more steps.",
+                        plan.step_limit
+                    ),
+                ))
+            }
+            step => step,
+        }
+    }
+
+    fn next_calls(calls: &[Call]) -> Step {
+        let runnable: Vec<usize> = (0..calls.len()).filter(|at| calls[*at].may_run()).collect();
+        if runnable.is_empty() { Step::Park } else { Step::RunCalls(runnable) }
+    }
+
+    fn has_open_question(&self) -> bool {
+        self.position.asked.iter().any(|interrupt| interrupt.answer.is_none())
+    }
+
+    /// Begins a new turn: leaves whatever was under way, writes the input, and goes to the first hook.
+    ///
+    /// Leaves two checkpoints, as clients of the field expect: one that stands before the input and one after it.
+    pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
+        self.position = Position::default();
+        let before = self.enter(ids[0], Source::Input, START, vec![]);
+        self.state.apply(&input);
+        let after = self.enter(ids[1], Source::Loop, START, vec![input]);
+        self.arrive(plan, Moment::BeforeAgent, 0);
+        [before, after]
+    }
+
+    /// Prepares a stored machine for another run: its steps are counted anew, an old failure is forgotten.
+    pub fn reopen(&mut self) {
+        self.position.taken = 0;
+        self.position.failure = None;
+    }
+
+    /// A hook ran and wrote `update`. Leaves a checkpoint only if it wrote something.
+    pub fn hook_done(&mut self, plan: &Plan, update: Update, jump: Option<Jump>, id: CheckpointId) -> Option<Entry> {
+        let Phase::Hooks { moment, next } = self.position.phase else {
+            return None;
+        };
+        self.position.taken += 1;
+        self.position.asked.clear();
+        let entry = (!update.is_empty()).then(|| {
+            self.state.apply(&update);
+            let node = plan.hooks(moment).get(next).map_or("", String::as_str);
+            self.enter(id, Source::Loop, node, vec![update])
+        });
+        match jump {
+            None => self.arrive(plan, moment, next + 1),
+            Some(Jump::Model) => self.arrive(plan, Moment::BeforeModel, 0),
+            Some(Jump::Tools) => self.arrive_at_tools(plan),
+            Some(Jump::End) => self.arrive(plan, Moment::AfterAgent, 0),
+        }
+        entry
+    }
+
+    /// The hook under way asks a human and will be run again with the answer.
+    pub fn hook_asked(&mut self, plan: &Plan, question: Question) -> Option<&Interrupt> {
+        let Phase::Hooks { moment, next } = self.position.phase else {
+            return None;
+        };
+        let node = plan.hooks(moment).get(next)?.clone();
+        let task = TaskId::of_step(self.head, &node, 0);
+        self.ask(task, Asker::Hook(node), question)
+    }
+
+    /// The model answered with `message`; `extra` is what policies around it write.
+    pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
+        self.position.taken += 1;
+        let mut update = Update::messages([message]);
+        update.merge(extra);
+        self.state.apply(&update);
+        let entry = self.enter(id, Source::Loop, MODEL, vec![update]);
+        self.arrive(plan, Moment::AfterModel, 0);
+        entry
+    }
+
+    /// Notes what became of a call.
+    pub fn set_fate(&mut self, at: usize, fate: Fate) {
+        if let Phase::Tools { calls } = &mut self.position.phase
+            && let Some(call) = calls.get_mut(at)
+        {
+            call.fate = fate;
+        }
+    }
+
+    /// The call asks a human and will be looked at again with the answer.
+    pub fn call_asked(&mut self, at: usize, question: Question) -> Option<&Interrupt> {
+        let task = self.call_task(at);
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return None;
+        };
+        let call = calls.get_mut(at)?;
+        call.fate = Fate::Asking;
+        let asker = Asker::Call(call.id.clone());
+        self.ask(task, asker, question)
+    }
+
+    /// Takes the answer that a human gave to the asker, if there is one.
+    pub fn take_answer(&mut self, asker: &Asker) -> Option<Interrupt> {
+        let at = self.position.asked.iter().position(|i| i.asker == *asker && i.answer.is_some())?;
+        Some(self.position.asked.remove(at))
+    }
+
+    /// Gives the answer to an open question; the asker is looked at again. False if it is not open here.
+    pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
+        let Some(asked) = self.position.asked.iter_mut().find(|i| i.id == *id && i.answer.is_none()) else {
+            return false;
+        };
+        asked.answer = Some(answer);
+        if let (Asker::Call(asker), Phase::Tools { calls }) = (&asked.asker, &mut self.position.phase) {
+            calls.iter_mut().filter(|call| call.id == *asker).for_each(|call| call.fate = Fate::Ready);
+        }
+        true
+    }
+
+    /// Lets the call that `child` works on go on: the child has something to do again. False if there is none.
+    pub fn unpark(&mut self, child: RunId) -> bool {
+        let Phase::Tools { calls } = &mut self.position.phase else {
+            return false;
+        };
+        let parked = Fate::Delegated { child, parked: true };
+        let Some(call) = calls.iter_mut().find(|call| call.fate == parked) else {
+            return false;
+        };
+        call.fate = Fate::Delegated { child, parked: false };
+        true
+    }
+
+    /// If every call of the step is answered: writes the answers in the order of the calls and moves on.
+    pub fn tools_done(&mut self, plan: &Plan, id: CheckpointId) -> Option<Entry> {
+        let Phase::Tools { calls } = &self.position.phase else {
+            return None;
+        };
+        let answers: Vec<Answer> = calls.iter().filter_map(Call::answer).cloned().collect();
+        if answers.len() < calls.len() {
+            return None;
+        }
+        self.position.taken += 1;
+        self.position.asked.clear();
+        let ends = answers.iter().any(|answer| answer.ends);
+        let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
+        let writes: Vec<Update> = answers.into_iter().map(|answer| answer.writes).collect();
+        writes.iter().for_each(|update| self.state.apply(update));
+        let mut entry = self.enter(id, Source::Loop, TOOLS, writes);
+        entry.shown = shown;
+        self.arrive(plan, if ends { Moment::AfterAgent } else { Moment::BeforeModel }, 0);
+        Some(entry)
+    }
+
+    /// Writes `update` from outside the loop, as if `node` had written it.
+    pub fn written(&mut self, plan: &Plan, source: Source, node: &str, update: Update, id: CheckpointId) -> Entry {
+        self.state.apply(&update);
+        self.position = Position::default();
+        let entry = self.enter(id, source, node, vec![update]);
+        self.arrive_after(plan, node);
+        entry
+    }
+
+    /// Goes to where the loop goes after `node`.
+    fn arrive_after(&mut self, plan: &Plan, node: &str) {
+        let after_hook = |moment| plan.hooks(moment).iter().position(|name| name == node).map(|at| (moment, at + 1));
+        match node {
+            START => self.arrive(plan, Moment::BeforeAgent, 0),
+            MODEL => self.arrive(plan, Moment::AfterModel, 0),
+            TOOLS => self.arrive(plan, Moment::BeforeModel, 0),
+            _ => match [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent]
+                .into_iter()
+                .find_map(after_hook)
+            {
+                Some((moment, next)) => self.arrive(plan, moment, next),
+                None => self.position.phase = Phase::Ended,
+            },
+        }
+    }
+
+    /// Goes straight to `node`, when the agent has it.
+    pub fn go_to(&mut self, plan: &Plan, node: &str) -> bool {
+        match node {
+            MODEL => self.position.phase = Phase::Model,
+            TOOLS => self.arrive_at_tools(plan),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
+    fn arrive(&mut self, plan: &Plan, moment: Moment, next: usize) {
+        if next < plan.hooks(moment).len() {
+            self.position.phase = Phase::Hooks { moment, next };
+            return;
+        }
+        match moment {
+            Moment::BeforeAgent => self.arrive(plan, Moment::BeforeModel, 0),
+            Moment::BeforeModel => self.position.phase = Phase::Model,
+            Moment::AfterModel => self.arrive_at_tools(plan),
+            Moment::AfterAgent => self.position.phase = Phase::Ended,
+        }
+    }
+
+    /// Goes to the calls that nobody answered yet; without any, back to the model when hooks answered them all, else out.
+    fn arrive_at_tools(&mut self, plan: &Plan) {
+        let Some((at, answer)) = self.state.messages.iter().enumerate().rev().find(|(_, m)| m.is_ai()) else {
+            return self.arrive(plan, Moment::AfterAgent, 0);
+        };
+        let later = &self.state.messages[at + 1..];
+        let has_calls = !answer.tool_calls().is_empty() || !answer.invalid_tool_calls().is_empty();
+        let calls = pending_calls(answer, later, &self.state);
+        if !calls.is_empty() {
+            self.position.phase = Phase::Tools { calls };
+        } else if has_calls {
+            self.arrive(plan, Moment::BeforeModel, 0);
+        } else {
+            self.arrive(plan, Moment::AfterAgent, 0);
+        }
+    }
+
+    fn ask(&mut self, task: TaskId, asker: Asker, question: Question) -> Option<&Interrupt> {
+        let id = InterruptId::of_task(task);
+        self.position.asked.push(Interrupt { id, task, asker, question, answer: None });
+        self.position.asked.last()
+    }
+
+    /// Adds a checkpoint to the history.
+    fn enter(&mut self, id: CheckpointId, source: Source, node: &str, writes: Vec<Update>) -> Entry {
+        let step = self.step.map_or(-1, |step| step + 1);
+        let entry = Entry { id, parent: self.head, step, source, node: node.to_owned(), writes, shown: vec![] };
+        self.head = Some(id);
+        self.step = Some(step);
+        entry
+    }
+
+    /// The call at `at` as it shall run: the model's, or the reviewer's in its place.
+    pub fn call(&self, at: usize) -> Option<ToolCall> {
+        let Phase::Tools { calls } = &self.position.phase else {
+            return None;
+        };
+        let call = calls.get(at)?;
+        if let Some(edited) = &call.edited {
+            return Some(ToolCall::new(call.id.clone(), edited.name.clone(), edited.args.clone()));
+        }
+        self.state.last_ai()?.tool_calls().iter().find(|c| c.id == call.id).cloned()
+    }
+
+    /// The fate of the call at `at`.
+    pub fn fate(&self, at: usize) -> Option<&Fate> {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls.get(at).map(|call| &call.fate),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => None,
+        }
+    }
+
+    /// The task of the call at `at`.
+    pub fn call_task(&self, at: usize) -> TaskId {
+        TaskId::of_step(self.head, TOOLS, at)
+    }
+
+    /// The questions that wait for an answer.
+    pub fn open_questions(&self) -> impl Iterator<Item = &Interrupt> {
+        self.position.asked.iter().filter(|interrupt| interrupt.answer.is_none())
+    }
+}
+
+/// The node that writes the input.
+pub const START: &str = "__start__";
+/// The node that asks the model.
+pub const MODEL: &str = "model";
+/// The node that runs tool calls.
+pub const TOOLS: &str = "tools";
+
+#[cfg(test)]
+mod tests;

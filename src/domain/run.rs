@@ -1,0 +1,206 @@
+//! One execution on a thread.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
+use super::machine::Failure;
+use super::time::Timestamp;
+
+/// One execution on a thread: by request for the main agent, by a tool call for a subagent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// Identifies it.
+    pub id: RunId,
+    /// The thread it works on.
+    pub thread: ThreadId,
+    /// The assistant it was asked of.
+    pub assistant: AssistantId,
+    /// Its place in the tree of delegations.
+    pub lineage: Lineage,
+    /// What it is doing.
+    pub status: RunStatus,
+    /// What it was asked to do.
+    pub request: RunRequest,
+    /// The requester's notes, with the platform's own.
+    pub metadata: Map<String, Value>,
+    /// Why it failed, when it did.
+    pub error: Option<Failure>,
+    /// How often it was begun: 1, and one more after each crash.
+    pub attempt: u32,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When it may begin.
+    pub due_at: Timestamp,
+}
+
+/// A run's place in the tree of delegations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The run of the main agent at the top.
+    pub root: RunId,
+    /// The run that delegated; none for the main agent.
+    pub parent: Option<RunId>,
+    /// How many delegations deep: 0 for the main agent.
+    pub depth: u32,
+    /// The tool call that caused it.
+    pub cause: Option<String>,
+    /// The tasks of the callers, outermost first.
+    pub namespace: Vec<TaskId>,
+    /// The names of the agents from the main one down to this one.
+    pub path: Vec<String>,
+}
+
+impl Lineage {
+    /// The lineage of a run of the main agent, called `agent`.
+    pub fn root(run: RunId, agent: &str) -> Self {
+        Self { root: run, parent: None, depth: 0, cause: None, namespace: vec![], path: vec![agent.to_owned()] }
+    }
+
+    /// The agent's own name.
+    pub fn agent(&self) -> &str {
+        self.path.last().map_or("", String::as_str)
+    }
+
+    /// The namespace as clients write it: `tools:<task>|tools:<task>`, empty for the main agent.
+    pub fn checkpoint_ns(&self) -> String {
+        namespace_text(&self.namespace)
+    }
+}
+
+/// A namespace as clients write it.
+pub fn namespace_text(namespace: &[TaskId]) -> String {
+    namespace.iter().map(|task| format!("tools:{task}")).collect::<Vec<_>>().join("|")
+}
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunStatus {
+    /// It waits for its turn.
+    Pending,
+    /// It is at work.
+    Running,
+    /// It did what it could: it is done, or waits for a human.
+    Success,
+    /// It failed.
+    Error,
+    /// It took too long.
+    Timeout,
+    /// It was cancelled.
+    Interrupted,
+}
+
+impl RunStatus {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Pending, Self::Running, Self::Success, Self::Error, Self::Timeout, Self::Interrupted];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Success => "success",
+            Self::Error => "error",
+            Self::Timeout => "timeout",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// The status of this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.word() == word)
+    }
+
+    /// Whether it is over.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Pending | Self::Running => false,
+            Self::Success | Self::Error | Self::Timeout | Self::Interrupted => true,
+        }
+    }
+}
+
+/// What a run was asked to do, as it is stored.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRequest {
+    /// New input for the agent; none to go on where the thread stands.
+    pub input: Option<Value>,
+    /// What to do instead of taking input.
+    pub command: Option<Command>,
+    /// `tags`, `recursion_limit`, `configurable`, `metadata`, as given.
+    pub config: Map<String, Value>,
+    /// What tools may know about the caller.
+    pub context: Map<String, Value>,
+    /// The streams that were asked for.
+    pub stream_mode: Vec<String>,
+    /// Whether streams show subagents.
+    pub stream_subgraphs: bool,
+    /// Whether stream events carry ids.
+    pub stream_resumable: bool,
+    /// Nodes to stop before; `*` for all.
+    pub interrupt_before: Vec<String>,
+    /// Nodes to stop after; `*` for all.
+    pub interrupt_after: Vec<String>,
+    /// The checkpoint to begin from, when not the newest.
+    pub checkpoint: Option<CheckpointId>,
+    /// What to do when the thread is busy.
+    pub multitask: Multitask,
+    /// Whether the thread exists for this run alone and goes away with it.
+    pub temporary: bool,
+    /// The platform fields of the request that only the answer repeats (`webhook`, `feedback_keys`, `durability`).
+    pub extra: Map<String, Value>,
+}
+
+/// What a client may send instead of input.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Command {
+    /// Answers to open questions.
+    pub resume: Option<Resume>,
+    /// Writes into the state.
+    pub update: Option<Value>,
+    /// Nodes to go to.
+    pub goto: Vec<String>,
+}
+
+/// Answers to open questions, by the id of the question. Already checked when it is stored.
+pub type Resume = BTreeMap<InterruptId, Value>;
+
+/// What to do with a new run when the thread is busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Multitask {
+    /// Let it wait for its turn.
+    #[default]
+    Enqueue,
+    /// Refuse it.
+    Reject,
+    /// Stop the run at work, keep what it did.
+    Interrupt,
+    /// Stop the run at work and undo what it did.
+    Rollback,
+}
+
+impl Multitask {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Enqueue => "enqueue",
+            Self::Reject => "reject",
+            Self::Interrupt => "interrupt",
+            Self::Rollback => "rollback",
+        }
+    }
+
+    /// The strategy of this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [Self::Enqueue, Self::Reject, Self::Interrupt, Self::Rollback].into_iter().find(|s| s.word() == word)
+    }
+}

@@ -1,0 +1,204 @@
+//! The state of a thread and the updates that change it.
+//!
+//! A step never hands over a new state, it hands over what it *writes*. Writes are what is stored, streamed, and sent up
+//! from a subagent; the state is their sum. Hence nothing is counted twice and deletions travel.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::message::{Message, REMOVE_ALL, Role};
+use super::time::Timestamp;
+
+/// The fields of a thread at one point of its history. Cloning copies pointers, not texts.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct State {
+    /// The conversation.
+    pub messages: Vec<Arc<Message>>,
+    /// The files of the thread's workspace, by absolute path.
+    pub files: BTreeMap<String, Arc<File>>,
+    /// Every other field, by name.
+    pub fields: BTreeMap<String, Value>,
+}
+
+/// A file in the state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct File {
+    /// The text, or base64 of the bytes.
+    pub content: String,
+    /// How `content` is to be read.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// When the file was first written, ISO 8601.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<String>,
+    /// When it was last written, ISO 8601.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_at: Option<String>,
+}
+
+/// How the content of a [`File`] is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Encoding {
+    /// As text.
+    #[default]
+    #[serde(rename = "utf-8")]
+    Utf8,
+    /// As base64 of bytes.
+    #[serde(rename = "base64")]
+    Base64,
+}
+
+impl File {
+    /// A text file written at `now`.
+    pub fn text(content: impl Into<String>, now: Timestamp) -> Self {
+        let now = now.to_string();
+        Self { content: content.into(), encoding: Encoding::Utf8, created_at: Some(now.clone()), modified_at: Some(now) }
+    }
+}
+
+/// What a step writes. Serialised, this is the delta of a checkpoint and the payload of an `updates` event.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Update {
+    /// Messages to append, to replace (same id) or to remove ([`Role::Remove`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Arc<Message>>,
+    /// Files written, or deleted (`None`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, Option<Arc<File>>>,
+    /// Other fields set.
+    #[serde(flatten)]
+    pub fields: BTreeMap<String, Value>,
+}
+
+impl Update {
+    /// Writes nothing.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Appends `messages`.
+    pub fn messages(messages: impl IntoIterator<Item = Message>) -> Self {
+        Self { messages: messages.into_iter().map(Arc::new).collect(), ..Self::default() }
+    }
+
+    /// Sets one field.
+    pub fn field(name: impl Into<String>, value: Value) -> Self {
+        Self { fields: BTreeMap::from([(name.into(), value)]), ..Self::default() }
+    }
+
+    /// Whether nothing is written.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.files.is_empty() && self.fields.is_empty()
+    }
+
+    /// Adds the writes of `later`; where both write the same field or path, `later` wins.
+    pub fn merge(&mut self, later: Update) {
+        self.messages.extend(later.messages);
+        self.files.extend(later.files);
+        self.fields.extend(later.fields);
+    }
+
+    /// The same update without the fields that clients do not see.
+    pub fn public(&self) -> Update {
+        let mut shown = self.clone();
+        shown.fields.retain(|name, _| !is_private(name));
+        shown
+    }
+}
+
+/// Fields that belong to a policy: stored with the thread, never shown to clients, never passed to or from a subagent.
+const PRIVATE: [&str; 3] = ["hitl_edited_tool_calls", "memory_contents", "skills_load_errors"];
+
+/// Fields that clients see but that never cross between an agent and its subagents.
+const NOT_SHARED: [&str; 5] = ["todos", "structured_response", "skills_metadata", "pinned_skills", "rubric"];
+
+/// Whether clients never see this field. A leading underscore says so, as does the list above.
+pub fn is_private(field: &str) -> bool {
+    field.starts_with('_') || PRIVATE.contains(&field)
+}
+
+/// Whether this field passes between an agent and its subagents, in both directions.
+pub fn crosses_to_subagents(field: &str) -> bool {
+    !is_private(field) && !NOT_SHARED.contains(&field)
+}
+
+impl State {
+    /// Writes `update` into the state.
+    pub fn apply(&mut self, update: &Update) {
+        for message in &update.messages {
+            self.put(message);
+        }
+        for (path, file) in &update.files {
+            match file {
+                Some(file) => self.files.insert(path.clone(), Arc::clone(file)),
+                None => self.files.remove(path),
+            };
+        }
+        for (name, value) in &update.fields {
+            self.fields.insert(name.clone(), value.clone());
+        }
+    }
+
+    /// Appends a message, replaces the one of the same id in its place, or takes one away.
+    fn put(&mut self, message: &Arc<Message>) {
+        let id = message.id.as_deref();
+        if message.role == Role::Remove {
+            match id {
+                Some(REMOVE_ALL) => self.messages.clear(),
+                Some(_) => self.messages.retain(|m| m.id.as_deref() != id),
+                None => {}
+            }
+            return;
+        }
+        // The newest messages are the ones that get replaced.
+        let same = id.and_then(|id| self.messages.iter().rposition(|m| m.id.as_deref() == Some(id)));
+        match same {
+            Some(at) => self.messages[at] = Arc::clone(message),
+            None => self.messages.push(Arc::clone(message)),
+        }
+    }
+
+    /// The fields that pass down to a subagent: everything but its conversation and what policies keep to themselves.
+    pub fn for_subagent(&self) -> Update {
+        Update {
+            messages: vec![],
+            files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
+            fields: self
+                .fields
+                .iter()
+                .filter(|(name, _)| crosses_to_subagents(name))
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+        }
+    }
+
+    /// The model's last message, if it said anything yet.
+    pub fn last_ai(&self) -> Option<&Arc<Message>> {
+        self.messages.iter().rev().find(|m| m.is_ai())
+    }
+
+    /// The public fields as one JSON object: what clients call the *values* of a thread.
+    pub fn values(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(values)) => values,
+            Ok(_) | Err(_) => Map::new(),
+        }
+    }
+}
+
+impl Serialize for State {
+    /// The public fields: `messages`, `files`, then the others by name.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("messages", &self.messages)?;
+        map.serialize_entry("files", &self.files)?;
+        for (name, value) in self.fields.iter().filter(|(name, _)| !is_private(name)) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,1 @@
+//! The log and who is listening.

@@ -1,0 +1,160 @@
+//! Policies around the loop. One file, one policy.
+//!
+//! With two policies A and B, registered in this order, one round of the loop goes
+//!
+//! ```text
+//! A.before_agent  B.before_agent
+//!   A.before_model  B.before_model
+//!     A.wrap_model_call( B.wrap_model_call( model ) )
+//!   B.after_model  A.after_model
+//!     A.wrap_tool_call( B.wrap_tool_call( tool ) )        for each call, side by side
+//! B.after_agent  A.after_agent
+//! ```
+//!
+//! A policy changes the state only by what it returns, and waits for a human only by [`Halt::Ask`]. It does not know the
+//! driver, the journal or the database. Neighbours: [`crate::tool`] below, [`crate::agent`] above.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+
+use crate::domain::machine::{Jump, Moment};
+use crate::domain::message::{Message, ToolCall};
+use crate::domain::state::{State, Update};
+use crate::model::ModelRequest;
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
+
+pub mod approval;
+pub mod delegation;
+pub mod files;
+pub mod repair;
+pub mod structured;
+pub mod todos;
+
+/// A policy. Every method has a default that does nothing.
+#[async_trait]
+pub trait Middleware: Send + Sync {
+    /// Its public name, unique within an agent; part of the names of its hooks (`name.after_model`).
+    fn name(&self) -> &str;
+
+    /// The moments at which its hooks are to run. A hook that is not listed here is never called.
+    fn moments(&self) -> &[Moment] {
+        &[]
+    }
+
+    /// What it brings along, asked once when the agent is assembled.
+    fn contribution(&self) -> Contribution {
+        Contribution::default()
+    }
+
+    /// Runs the hook of `moment`.
+    ///
+    /// # Errors
+    /// [`Halt::Ask`] parks the run; the hook is run again, with [`Scope::answer`] set, when somebody has answered.
+    async fn hook(&self, moment: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let _ = (moment, scope, state);
+        Ok(Reaction::default())
+    }
+
+    /// Stands around a question to the model. May change the request, ask several times, or not at all.
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        next.ask(request).await
+    }
+
+    /// Stands around one tool call.
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        next.call(call).await
+    }
+}
+
+/// What a policy brings along.
+#[derive(Clone, Default)]
+pub struct Contribution {
+    /// Tools it offers.
+    pub tools: Vec<Arc<dyn Tool>>,
+    /// Text that it adds to the instructions.
+    pub prompt: Option<String>,
+}
+
+/// What a hook did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Reaction {
+    /// What it writes.
+    pub update: Update,
+    /// Where the loop goes instead of on.
+    pub jump: Option<Jump>,
+}
+
+impl From<Update> for Reaction {
+    fn from(update: Update) -> Self {
+        Self { update, jump: None }
+    }
+}
+
+/// The model's answer on its way back through the policies.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelAnswer {
+    /// The answer.
+    pub message: Message,
+    /// What policies write beside it. A policy that asks again drops what the first answer brought.
+    pub extra: Update,
+}
+
+/// The innermost layer: really asks the model.
+pub type AskModel<'a> = dyn Fn(ModelRequest) -> BoxFuture<'a, Result<ModelAnswer, Halt>> + Send + Sync + 'a;
+
+/// The innermost layer: really makes the call.
+pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Halt>> + Send + Sync + 'a;
+
+/// The layers inside a policy, for a question to the model.
+#[derive(Clone, Copy)]
+pub struct NextModel<'a> {
+    /// The policies still to pass, outermost first.
+    pub rest: &'a [Arc<dyn Middleware>],
+    /// What lies inside the last of them.
+    pub ask: &'a AskModel<'a>,
+    /// Who asks.
+    pub scope: &'a Scope,
+    /// The state at the time of the question.
+    pub state: &'a State,
+}
+
+impl NextModel<'_> {
+    /// Passes the request on and waits for the answer.
+    ///
+    /// # Errors
+    /// As the inner layers say.
+    pub async fn ask(self, request: ModelRequest) -> Result<ModelAnswer, Halt> {
+        match self.rest.split_first() {
+            Some((policy, rest)) => policy.wrap_model_call(request, NextModel { rest, ..self }).await,
+            None => (self.ask)(request).await,
+        }
+    }
+}
+
+/// The layers inside a policy, for one tool call.
+#[derive(Clone, Copy)]
+pub struct NextCall<'a> {
+    /// The policies still to pass, outermost first.
+    pub rest: &'a [Arc<dyn Middleware>],
+    /// What lies inside the last of them.
+    pub make: &'a MakeCall<'a>,
+    /// Who calls.
+    pub scope: &'a Scope,
+    /// The state as it stood when the step began.
+    pub state: &'a State,
+}
+
+impl NextCall<'_> {
+    /// Passes the call on and waits for its outcome.
+    ///
+    /// # Errors
+    /// As the inner layers say.
+    pub async fn call(self, call: ToolCall) -> Result<CallOutcome, Halt> {
+        match self.rest.split_first() {
+            Some((policy, rest)) => policy.wrap_tool_call(call, NextCall { rest, ..self }).await,
+            None => (self.make)(call).await,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Things a model can call.
+//!
+//! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
+//! starts a run, never commits, never speaks to a client: what it wants of the server, it returns.
+//! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::domain::call::Answer;
+use crate::domain::definition::{AfterCrash, OnError};
+use crate::domain::interrupt::Question;
+use crate::domain::machine::Failure;
+use crate::domain::message::ToolCall;
+use crate::domain::state::State;
+use crate::model::ToolSpec;
+
+pub mod scope;
+
+pub use scope::Scope;
+
+/// A tool.
+#[async_trait]
+pub trait Tool: Send + Sync {
+    /// How the model sees it.
+    fn spec(&self) -> &Arc<ToolSpec>;
+
+    /// What is to be done about a call that was begun before a crash. Tools without effects outside the state repeat.
+    fn after_crash(&self) -> AfterCrash {
+        AfterCrash::Repeat
+    }
+
+    /// What an error of this tool means for the run.
+    fn on_error(&self) -> OnError {
+        OnError::Report
+    }
+
+    /// Carries out `call`. The arguments have passed the tool's schema.
+    ///
+    /// # Errors
+    /// [`Halt::Fail`] becomes an error result for the model, or ends the run, as [`Tool::on_error`] says.
+    async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt>;
+}
+
+/// What a call came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CallOutcome {
+    /// A result.
+    Answer(Answer),
+    /// A subagent shall find the result.
+    Delegate(Delegation),
+}
+
+/// A wish to hand work to a subagent. Only the loop starts runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delegation {
+    /// The subagent's name.
+    pub subagent: String,
+    /// The work, which is all that the subagent is told.
+    pub description: String,
+}
+
+/// Why something did not run to its end.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Halt {
+    /// A human has to answer first.
+    Ask(Box<Question>),
+    /// It failed.
+    Fail(Failure),
+    /// The run was told to stop.
+    Stopped,
+}
+
+impl Halt {
+    /// Whether it failed: the only kind of halt that a policy may catch or retry.
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Fail(_))
+    }
+}
+
+/// The tools of one agent, by name.
+#[derive(Clone, Default)]
+pub struct Toolbox(BTreeMap<String, Arc<dyn Tool>>, Vec<Arc<ToolSpec>>);
+
+impl Toolbox {
+    /// Holds `tools` in this order; of two with one name the later stays.
+    pub fn new(tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Self {
+        let mut toolbox = Self::default();
+        for tool in tools {
+            let spec = Arc::clone(tool.spec());
+            toolbox.1.retain(|other| other.name != spec.name);
+            toolbox.0.insert(spec.name.clone(), tool);
+            toolbox.1.push(spec);
+        }
+        toolbox
+    }
+
+    /// The tool of this name.
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
+        self.0.get(name)
+    }
+
+    /// All of them as the model sees them, in their order.
+    pub fn specs(&self) -> &[Arc<ToolSpec>] {
+        &self.1
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.1.iter().map(|spec| spec.name.as_str())
+    }
+}

@@ -1,0 +1,46 @@
+//! What a tool or a policy may know and use.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::time::{Clock, Timestamp};
+
+/// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
+#[derive(Clone)]
+pub struct Scope {
+    /// The agent's name: `lc_agent_name`.
+    pub agent: String,
+    /// The names from the main agent down to this one.
+    pub path: Arc<[String]>,
+    /// The thread.
+    pub thread: ThreadId,
+    /// The run of the main agent, as clients know it.
+    pub run: RunId,
+    /// The assistant that was asked.
+    pub assistant: AssistantId,
+    /// How many delegations deep: 0 for the main agent.
+    pub depth: u32,
+    /// What the requester said about itself.
+    pub context: Arc<Map<String, Value>>,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Tells when the run has to stop.
+    pub stop: CancellationToken,
+    /// The answer to the question that the hook or call asked before, when it is looked at again.
+    pub answer: Option<Value>,
+}
+
+impl Scope {
+    /// The present instant.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The same scope for a hook or call that was answered.
+    pub fn answered(&self, answer: Option<Value>) -> Self {
+        Self { answer, ..self.clone() }
+    }
+}
