@@ -31,6 +31,9 @@ mod transport;
 /// Time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Models kept at once. Clients may name any model, so their number must have an end.
+const MOST_MODELS: usize = 256;
+
 /// The protocol a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -161,6 +164,9 @@ impl Providers {
             return Ok(Arc::clone(model));
         }
         let model: Arc<dyn Model> = Arc::new(Retrying::new(self.build(name)?, self.policy));
+        if models.len() >= MOST_MODELS {
+            models.clear();
+        }
         models.insert(name.to_owned(), Arc::clone(&model));
         Ok(model)
     }

@@ -42,6 +42,9 @@ pub const PROVIDER: &str = "scripted";
 /// Characters of one piece of arguments, unless the script says otherwise.
 const ARGUMENT_PIECE: usize = 24;
 
+/// Planned failures remembered at once; clients choose the scripts, so their number must have an end.
+const MOST_FAILURES: usize = 10_000;
+
 /// A model that follows a script. One instance counts its own planned failures (`fail_first`).
 #[derive(Debug)]
 pub struct Scripted {
@@ -58,6 +61,9 @@ impl Scripted {
     /// Whether this planned failure is still due; counts it when it is.
     fn is_due(&self, failure: &Failure) -> bool {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed.len() >= MOST_FAILURES {
+            failed.clear();
+        }
         let count = failed.entry((failure.script.clone(), failure.step)).or_default();
         let due = *count < failure.times;
         *count += u64::from(due);

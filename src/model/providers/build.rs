@@ -42,7 +42,8 @@ pub(super) fn model(
             if let Some(url) = &config.base_url {
                 anthropic = anthropic.with_base_url(url);
             }
-            let mut wire = anthropic.connect(http.clone()).completion(model).wire;
+            // An agent sends the same beginning again and again; marking it costs little and is repaid at once.
+            let mut wire = anthropic.connect(http.clone()).completion(model).wire.with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
             Arc::new(Adapter::new(config.kind, model, wire, http, key))
         }

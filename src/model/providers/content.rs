@@ -1,7 +1,8 @@
 //! Content blocks on their way to a provider: text, images and files in the spellings clients use.
 
 use rig_core::message::{
-    AudioMediaType, DocumentMediaType, DocumentSourceKind, ImageMediaType, MimeType, ToolResultContent, UserContent,
+    Audio, AudioMediaType, Document, DocumentMediaType, DocumentSourceKind, Image, ImageMediaType, MimeType,
+    ToolResultContent, UserContent,
 };
 use serde_json::Value;
 
@@ -64,11 +65,8 @@ fn image(block: &Value) -> Option<UserContent> {
     let source = source(block, "image_url")?;
     let mime = source.mime.as_deref().and_then(ImageMediaType::from_mime_type);
     let detail = block.pointer("/image_url/detail").or_else(|| block.get("detail")).and_then(Value::as_str);
-    let mut image = rig_core::message::Image::default();
-    image.data = source.data;
-    image.media_type = mime;
-    image.detail = detail.and_then(|detail| detail.parse().ok());
-    Some(UserContent::Image(image))
+    let detail = detail.and_then(|detail| detail.parse().ok());
+    Some(UserContent::Image(Image { data: source.data, media_type: mime, detail, native: None }))
 }
 
 fn file(block: &Value) -> Option<UserContent> {
@@ -77,21 +75,16 @@ fn file(block: &Value) -> Option<UserContent> {
     if mime.starts_with("image/") {
         return image(block);
     }
-    let media_type = DocumentMediaType::from_mime_type(mime)?;
-    let mut document = rig_core::message::Document::default();
-    document.data = source.data;
-    document.media_type = Some(media_type);
-    Some(UserContent::Document(document))
+    let media_type = Some(DocumentMediaType::from_mime_type(mime)?);
+    Some(UserContent::Document(Document { data: source.data, media_type, additional_params: None }))
 }
 
 fn audio(block: &Value) -> Option<UserContent> {
     let source = source(block, "input_audio")?;
     let format = block.pointer("/input_audio/format").and_then(Value::as_str).map(|format| format!("audio/{format}"));
     let mime = source.mime.or(format)?;
-    let mut audio = rig_core::message::Audio::default();
-    audio.data = source.data;
-    audio.media_type = Some(AudioMediaType::from_mime_type(&mime.replace("audio/mpeg", "audio/mp3"))?);
-    Some(UserContent::Audio(audio))
+    let media_type = Some(AudioMediaType::from_mime_type(&mime.replace("audio/mpeg", "audio/mp3"))?);
+    Some(UserContent::Audio(Audio { data: source.data, media_type }))
 }
 
 /// Finds the data, wherever the spelling at hand keeps it: in the block itself, in its `source`, or in the object

@@ -61,18 +61,7 @@ fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) ->
     if let Some(seed) = take(&mut settings, "seed", Value::as_u64) {
         options = options.seed(seed);
     }
-    if let Some(stop) = take(&mut settings, "stop", |value| {
-        Some(
-            value
-                .as_array()?
-                .iter()
-                .map(Value::as_str)
-                .collect::<Option<Vec<_>>>()?
-                .into_iter()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
-        )
-    }) {
+    if let Some(stop) = take(&mut settings, "stop", strings) {
         options = options.stop(stop);
     }
     if let Some(parallel) = take(&mut settings, "parallel_tool_calls", Value::as_bool) {
@@ -81,6 +70,10 @@ fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) ->
     request.options = options;
     request.additional_params = (!settings.is_empty()).then_some(Value::Object(settings));
     request
+}
+
+fn strings(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
 /// Takes a setting out when it has the expected type; otherwise it stays and the provider says what is wrong.

@@ -12,6 +12,7 @@ use rig_core::error::ProviderError;
 use rig_core::http_client::DynHttpClient;
 use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Kind;
 
@@ -54,13 +55,15 @@ where
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
         Opening::new(async move {
             let opened = opening.await?;
-            Ok(opened.map_frames(move |frames| {
+            let watched = opened.map_frames(move |frames| {
                 frames.inspect(move |frame: &Result<WireFrame, ProviderError>| {
                     if let Ok(WireFrame::Text(text)) = frame {
                         note(kind, text, &ids);
                     }
                 })
-            }))
+            });
+            // A stated document spares the library from parsing every frame a second time to rebuild one.
+            Ok(watched.with_document(Value::Null))
         })
     }
 }

@@ -123,3 +123,47 @@ async fn images_and_files_are_sent_and_unknown_blocks_are_named() {
     }
     assert_eq!(server.count(), 0);
 }
+
+#[tokio::test]
+async fn reasoning_of_compatible_servers_is_kept_and_sent_back() {
+    let frames = [
+        r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"hm"},"finish_reason":null}]}"#,
+        r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#,
+        "data: {\"id\":\"c\",\"model\":\"m-1\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]",
+    ];
+    let (model, server) = fake(Kind::OpenAi, vec![Reply::stream(&frames), Reply::stream(&frames)]).await;
+    let (events, answer) = ask(&model, request(vec![Message::human("hi")])).await;
+    let answer = stored(&answer.unwrap());
+    assert_eq!(events, [ModelEvent::Reasoning("hm".to_owned()), ModelEvent::Text("yes".to_owned())]);
+    assert_eq!(answer.additional_kwargs["reasoning_content"], "hm");
+    let _ = ask(&model, request(vec![Message::human("hi"), answer, Message::human("sure?")])).await;
+    let sent = server.last().body;
+    assert_eq!(sent["messages"][2]["reasoning_content"], "hm", "{sent}");
+}
+
+#[tokio::test]
+async fn server_tools_citations_and_redacted_thinking_go_back() {
+    let mut frames: Vec<String> = THINKING[..1].iter().map(|frame| (*frame).to_owned()).collect();
+    let blocks = [
+        json!({"type": "redacted_thinking", "data": "SECRET"}),
+        json!({"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}}),
+        json!({"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"type": "web_search_result", "url": "https://example.com", "title": "t", "encrypted_content": "E"}]}),
+        json!({"type": "text", "text": "cited", "citations": [{"type": "web_search_result_location", "url": "https://example.com", "title": "t", "cited_text": "c", "encrypted_index": "I"}]}),
+    ];
+    for (index, block) in blocks.iter().enumerate() {
+        let start = json!({"type": "content_block_start", "index": index, "content_block": block});
+        frames.push(format!("event: content_block_start\ndata: {start}"));
+        frames.push(format!("event: content_block_stop\ndata: {{\"type\":\"content_block_stop\",\"index\":{index}}}"));
+    }
+    frames.extend(THINKING[8..].iter().map(|frame| frame.replace("tool_use", "end_turn")));
+    let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+    let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&frames), Reply::stream(&frames)]).await;
+    let answer = stored(&ask(&model, request(vec![Message::human("hi")])).await.1.unwrap());
+    assert_eq!(answer.content.text(), "cited");
+    assert!(answer.tool_calls().is_empty(), "the provider ran its own tool");
+    let _ = ask(&model, request(vec![Message::human("hi"), answer, Message::human("more")])).await;
+    let sent = server.last().body["messages"][1]["content"].clone();
+    assert_eq!((&sent[0]["data"], &sent[1]["id"]), (&json!("SECRET"), &json!("srv_1")), "{sent}");
+    assert_eq!(sent[2]["content"][0]["encrypted_content"], "E", "{sent}");
+    assert_eq!(sent[3]["citations"][0]["encrypted_index"], "I", "{sent}");
+}
