@@ -155,6 +155,11 @@ impl Providers {
         Self { policy, ..self }
     }
 
+    /// The names that may stand before the colon, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.configs.keys().map(String::as_str)
+    }
+
     /// The model of a name like `openai:gpt-5`; the same one each time. Its first use fails with
     /// [`ModelError::Misconfigured`] when the provider is unknown or its key is missing. Early failures of a
     /// provider are retried, see [`super::retry`].
@@ -175,7 +180,7 @@ impl Providers {
         let (provider, model) =
             split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
         let config = self.configs.get(provider).ok_or_else(|| {
-            let known: Vec<&str> = self.configs.keys().map(String::as_str).collect();
+            let known: Vec<&str> = self.names().collect();
             misconfigured(format!("model `{name}`: no provider `{provider}`; known are {}", known.join(", ")))
         })?;
         if config.kind == Kind::Scripted {
@@ -228,7 +233,9 @@ fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderC
 fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
     let optional = config.base_url.is_some() || config.kind == Kind::Ollama;
     match &config.api_key {
-        Key::Inline(key) if !key.expose_secret().is_empty() => Ok(Some(key.clone())),
+        Key::Inline(key) if !key.expose_secret().trim().is_empty() => {
+            Ok(Some(key.expose_secret().trim().to_owned().into()))
+        }
         Key::Env { value: Some(key), .. } => Ok(Some(key.clone())),
         Key::File(path) => {
             let text = std::fs::read_to_string(path).map_err(|error| {

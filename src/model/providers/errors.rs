@@ -59,6 +59,9 @@ fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString
         reply.status.map(|status| status.as_u16()).filter(|status| *status >= 300).or_else(|| in_stream(&body, &code));
     let retry_after = reply.headers.as_ref().and_then(from_headers).or_else(|| from_body(&body));
     let lower = format!("{code} {message}").to_lowercase();
+    if reply.refusal {
+        return ModelError::Refused { status: status.unwrap_or(400), message };
+    }
     match status {
         Some(413) => ModelError::TooLong { message },
         Some(400 | 422) if TOO_LONG.iter().any(|mark| lower.contains(mark)) => ModelError::TooLong { message },

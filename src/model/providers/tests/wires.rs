@@ -195,3 +195,21 @@ async fn nobody_listening_is_unavailable() {
     let end = ask(&providers.model("lab:m").unwrap(), hello()).await.1;
     assert!(matches!(end, Err(ModelError::Unavailable { .. })), "{end:?}");
 }
+
+#[tokio::test]
+async fn a_blocked_prompt_is_refused_and_not_tried_again() {
+    let frame = r#"data: {"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":9,"totalTokenCount":9},"modelVersion":"m-1"}"#;
+    let (model, _) = fake(Kind::GoogleGenAi, vec![Reply::stream(&[frame])]).await;
+    let end = ask(&model, hello()).await.1;
+    assert!(matches!(end, Err(ModelError::Refused { .. })), "{end:?}");
+}
+
+#[tokio::test]
+async fn an_answer_cut_by_its_length_keeps_what_came() {
+    let frames: Vec<String> = OPENAI.iter().map(|frame| frame.replace(r#""tool_calls"}"#, r#""length"}"#)).collect();
+    let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+    let (model, _) = fake(Kind::OpenAi, vec![Reply::stream(&frames)]).await;
+    let answer = ask(&model, hello()).await.1.unwrap();
+    assert_eq!(answer.response_metadata["finish_reason"], "length");
+    assert_eq!((answer.tool_calls().len(), answer.invalid_tool_calls().len()), (1, 1));
+}
