@@ -1,4 +1,5 @@
 //! adjutant
+pub mod db;
 pub mod domain;
 pub mod middleware;
 pub mod model;
