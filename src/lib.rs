@@ -1,4 +1,5 @@
 //! adjutant
+pub mod config;
 pub mod domain;
 pub mod middleware;
 pub mod model;
