@@ -1,6 +1,12 @@
 //! adjutant
+pub mod agent;
+pub mod app;
+pub mod config;
 pub mod db;
 pub mod domain;
+pub mod events;
 pub mod middleware;
 pub mod model;
+pub mod runtime;
+pub mod shutdown;
 pub mod tool;
