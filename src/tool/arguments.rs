@@ -56,21 +56,21 @@ impl ArgumentCheck {
 fn complaints(error: &ValidationError<'_>) -> Vec<String> {
     let place = field(error);
     let inside = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
-    #[expect(clippy::wildcard_enum_match_arm, reason = "the other kinds say well enough what they want")]
-    match error.kind() {
-        ValidationErrorKind::Required { property } => {
-            vec![format!("- `{}`: is required, but missing", inside(property.as_str().unwrap_or_default()))]
-        }
-        ValidationErrorKind::AdditionalProperties { unexpected }
-        | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
-            unexpected.iter().map(|name| format!("- `{}`: there is no such field", inside(name))).collect()
-        }
-        ValidationErrorKind::Type { kind } => {
-            vec![format!("- `{place}`: must be {}, but is {}", wanted(kind), kind_of(error.instance()))]
-        }
-        ValidationErrorKind::Enum { options } => vec![format!("- `{place}`: must be one of {options}")],
-        _ => vec![format!("- `{place}`: {}", error.masked_with("the value"))],
+    if let ValidationErrorKind::Required { property } = error.kind() {
+        return vec![format!("- `{}`: is required, but missing", inside(property.as_str().unwrap_or_default()))];
     }
+    if let ValidationErrorKind::AdditionalProperties { unexpected }
+    | ValidationErrorKind::UnevaluatedProperties { unexpected } = error.kind()
+    {
+        return unexpected.iter().map(|name| format!("- `{}`: there is no such field", inside(name))).collect();
+    }
+    if let ValidationErrorKind::Type { kind } = error.kind() {
+        return vec![format!("- `{place}`: must be {}, but is {}", wanted(kind), kind_of(error.instance()))];
+    }
+    if let ValidationErrorKind::Enum { options } = error.kind() {
+        return vec![format!("- `{place}`: must be one of {options}")];
+    }
+    vec![format!("- `{place}`: {}", error.masked_with("the value"))]
 }
 
 /// The place of the error as `recipients[0].name`.

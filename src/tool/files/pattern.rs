@@ -13,7 +13,7 @@ const MOST_ALTERNATIVES: usize = 256;
 const LONGEST: usize = 1_000;
 
 /// A compiled pattern.
-pub struct Pattern(Vec<Vec<Part>>);
+pub(super) struct Pattern(Vec<Vec<Part>>);
 
 /// What one part of a path has to look like.
 enum Part {
@@ -28,7 +28,7 @@ impl Pattern {
     ///
     /// # Errors
     /// The text for the model.
-    pub fn new(pattern: &str, directory: &str) -> Result<Self, String> {
+    pub(super) fn new(pattern: &str, directory: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("Error: the pattern '{pattern}' cannot be used: {why}.");
         if pattern.trim().is_empty() {
             return Err(wrong("it is empty"));
@@ -51,7 +51,7 @@ impl Pattern {
     }
 
     /// Whether it matches `path`, which is relative to the directory.
-    pub fn matches(&self, path: &str) -> bool {
+    pub(super) fn matches(&self, path: &str) -> bool {
         let names: Vec<&str> = path.split('/').collect();
         self.0.iter().any(|parts| fits(parts, &names))
     }
@@ -59,7 +59,7 @@ impl Pattern {
 
 /// Writes out the braces of `pattern`: `{a,b}/c` is `a/c` and `b/c`.
 fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), &'static str> {
-    let Some((open, choices, close)) = first_braces(pattern)? else {
+    let Some(Braces { open, choices, close }) = first_braces(pattern)? else {
         if into.len() == MOST_ALTERNATIVES {
             return Err("its braces yield too many alternatives");
         }
@@ -72,8 +72,14 @@ fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Where the first braces open, what they offer, and where they close.
-fn first_braces(pattern: &str) -> Result<Option<(usize, Vec<&str>, usize)>, &'static str> {
+/// Where braces open, what they offer, and where they close.
+struct Braces<'a> {
+    open: usize,
+    choices: Vec<&'a str>,
+    close: usize,
+}
+
+fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, &'static str> {
     let Some(open) = pattern.find('{') else {
         return Ok(None);
     };
@@ -87,7 +93,7 @@ fn first_braces(pattern: &str) -> Result<Option<(usize, Vec<&str>, usize)>, &'st
             }
             '}' if depth == 1 => {
                 choices.push(&pattern[from..at]);
-                return Ok(Some((open, choices, at)));
+                return Ok(Some(Braces { open, choices, close: at }));
             }
             '}' => depth -= 1,
             _ => {}

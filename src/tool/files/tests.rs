@@ -28,10 +28,8 @@ async fn answer(state: &State, name: &str, args: Value) -> Answer {
 async fn told(state: &State, name: &str, args: Value) -> String {
     let answer = answer(state, name, args).await;
     let message = &answer.writes.messages[0];
-    match message.role {
-        Role::Tool { status: ToolStatus::Error, .. } => format!("!{}", message.content),
-        _ => message.content.text(),
-    }
+    let mark = if matches!(message.role, Role::Tool { status: ToolStatus::Error, .. }) { "!" } else { "" };
+    format!("{mark}{}", message.content)
 }
 
 #[tokio::test]
