@@ -19,6 +19,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 
+use crate::domain::call::EDITED_CALLS;
+use crate::domain::interrupt::Action;
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
@@ -106,6 +108,31 @@ pub type AskModel<'a> = dyn Fn(ModelRequest) -> BoxFuture<'a, Result<ModelAnswer
 
 /// The innermost layer: really makes the call.
 pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Halt>> + Send + Sync + 'a;
+
+/// The calls of the model's last answer that have no result yet, as they are going to run: with the reviewer's edits.
+///
+/// Within one step this is the same for every call of the step, since results are written when all are there; so a rule
+/// about several calls of one message, built on this list, comes out the same whenever and however often it is asked.
+pub fn open_calls(state: &State) -> Vec<ToolCall> {
+    let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
+        return vec![];
+    };
+    let later = &state.messages[at + 1..];
+    let open = |call: &&ToolCall| !later.iter().any(|message| message.answers() == Some(call.id.as_str()));
+    state.messages[at]
+        .tool_calls()
+        .iter()
+        .filter(open)
+        .map(|call| edited(state, call).unwrap_or(call.clone()))
+        .collect()
+}
+
+/// The call that a reviewer put in the place of `call`, if one did.
+fn edited(state: &State, call: &ToolCall) -> Option<ToolCall> {
+    let action = state.fields.get(EDITED_CALLS)?.get(&call.id)?;
+    let action: Action = serde_json::from_value(action.clone()).ok()?;
+    Some(ToolCall::new(call.id.clone(), action.name, action.args))
+}
 
 /// The layers inside a policy, for a question to the model.
 #[derive(Clone, Copy)]
