@@ -18,7 +18,7 @@ use crate::model::{ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// What has been done but is not yet stored.
-pub(super) type Notes = Vec<Note>;
+pub type Notes = Vec<Note>;
 
 impl Loop<'_> {
     /// Goes round until the run ends or waits for somebody. `notes` is what led up to it (the input, that it began).
@@ -73,6 +73,14 @@ impl Loop<'_> {
                 return self.end(machine, notes, Ending::Paused).await;
             }
         }
+    }
+
+    /// Stores `notes` and ends the run without driving it.
+    ///
+    /// # Errors
+    /// As [`Loop::drive`].
+    pub async fn close(&self, machine: &Machine, notes: Notes) -> Result<Ending, Stop> {
+        self.end(machine, notes, Ending::Done).await
     }
 
     /// Stores what has been done so far.
@@ -261,7 +269,7 @@ fn mint_answer_id() -> String {
 }
 
 /// Gives every message of an update an id.
-pub(super) fn with_ids(mut update: Update) -> Update {
+pub fn with_ids(mut update: Update) -> Update {
     for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
         Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());
     }

@@ -38,6 +38,7 @@ mod driver;
 pub mod journal;
 pub mod roster;
 
+pub use driver::with_ids as identified;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 pub use roster::Roster;
 

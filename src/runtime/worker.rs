@@ -47,6 +47,8 @@ pub(super) struct Worker {
     pub(super) slots: Arc<Semaphore>,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
+    /// When this process began.
+    pub(super) since: crate::domain::time::Timestamp,
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
@@ -63,6 +65,7 @@ impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
         Self {
             id: WorkerId::mint(),
+            since: parts.clock.now(),
             db: parts.db,
             events: parts.events,
             agents: parts.agents,
