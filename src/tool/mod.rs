@@ -129,3 +129,13 @@ pub fn unknown<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Stri
     let names: Vec<&str> = names.into_iter().collect();
     format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_called_an_unknown_tool_learns_which_there_are() {
+        assert_eq!(unknown("dig", ["ls", "task"]), "Error: dig is not a valid tool, try one of [ls, task].");
+    }
+}

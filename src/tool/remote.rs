@@ -22,6 +22,8 @@ use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 
+/// The header by which a tool recognises a call that it has seen before.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// The longest answer that is read.
 const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
 /// How much of a refusal is shown to the model.
@@ -99,7 +101,7 @@ impl RemoteTool {
             .client
             .post(self.url.clone())
             .headers(self.headers.clone())
-            .header("idempotency-key", key(&call.id))
+            .header(IDEMPOTENCY_KEY, key(&call.id))
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
             .timeout(self.timeout);
@@ -161,7 +163,8 @@ impl RemoteTool {
 
     fn unreachable(&self, error: &reqwest::Error) -> Failure {
         let name = &self.spec.name;
-        if error.is_timeout() {
+        // A connection that takes too long counts as no connection: the tool has not seen the call.
+        if error.is_timeout() && !error.is_connect() {
             let message = format!("the tool `{name}` did not answer within {} s", self.timeout.as_secs_f64());
             return Failure::new("ToolTimeoutError", message);
         }
@@ -245,6 +248,9 @@ fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
         let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
+        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY {
+            return Err(wrong("is set by the server itself"));
+        }
         let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;
         value.set_sensitive(true);
         headers.insert(key, value);

@@ -166,6 +166,7 @@ async fn a_run_that_was_told_to_stop_does_not_wait() {
 #[test]
 fn a_definition_that_cannot_work_is_refused_by_field() {
     let good = definition("http://example.org/x".to_owned());
+    let header = |name: &str| BTreeMap::from([(name.to_owned(), String::new())]);
     let cases = [
         ("url", ToolDefinition { url: "ftp://example.org".to_owned(), ..good.clone() }),
         ("url", ToolDefinition { url: "here".to_owned(), ..good.clone() }),
@@ -173,7 +174,8 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
         ("parameters", ToolDefinition { parameters: json!({"type": "object", "required": 7}), ..good.clone() }),
         ("timeout_s", ToolDefinition { timeout_s: 0.0, ..good.clone() }),
         ("timeout_s", ToolDefinition { timeout_s: f64::NAN, ..good.clone() }),
-        ("headers.a b", ToolDefinition { headers: BTreeMap::from([("a b".to_owned(), String::new())]), ..good }),
+        ("headers.a b", ToolDefinition { headers: header("a b"), ..good.clone() }),
+        ("headers.Idempotency-Key", ToolDefinition { headers: header("Idempotency-Key"), ..good }),
     ];
     for (field, definition) in cases {
         let refused = RemoteTool::new("t", &definition, Client::builder().build().expect("a client")).err();
