@@ -1,6 +1,5 @@
 //! adjutant
 pub mod agent;
-pub mod app;
 pub mod config;
 pub mod db;
 pub mod domain;

@@ -13,17 +13,16 @@ use crate::domain::definition::{
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::approval::Approval;
-use crate::middleware::delegation::{Delegations, SubagentCard};
+use crate::middleware::delegation::{SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::repair::Repair;
-use crate::middleware::structured::Structured;
+use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
-use crate::tool::arguments::ArgumentCheck;
 use crate::tool::files::StateFiles;
-use crate::tool::{Tool, Toolbox};
+use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
@@ -93,7 +92,7 @@ struct Draft {
 /// How an agent may delegate.
 struct Delegating {
     roster: Arc<Roster>,
-    policy: Arc<Delegations>,
+    policy: Arc<Subagents>,
 }
 
 impl Workshop {
@@ -141,7 +140,7 @@ impl Workshop {
 
     fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
         let card = |s: &SubagentDefinition| SubagentCard { name: s.name.clone(), description: s.description.clone() };
-        let policy = Arc::new(Delegations::new(
+        let policy = Arc::new(Subagents::new(
             subagents.iter().map(card).collect(),
             parent.task_description.as_deref(),
             parent.task_system_prompt.as_deref(),
@@ -184,11 +183,7 @@ impl Workshop {
     /// Puts an agent together. First in the list is outermost.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
         let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
-        let own_specs: Vec<_> = own.iter().map(|tool| Arc::clone(tool.spec())).collect();
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
-        if draft.todos {
-            stack.push(Arc::new(Todos::new()));
-        }
         if draft.files == Workspace::State {
             stack.push(Arc::new(Files::new(Arc::new(StateFiles))));
         }
@@ -196,11 +191,12 @@ impl Workshop {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         stack.push(Arc::new(Repair));
-        if let Some(schema) = &draft.response_format {
-            stack.push(Arc::new(Structured::new(schema.clone())));
+        if draft.todos {
+            stack.push(Arc::new(Todos::new()));
         }
-        if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), &own_specs)));
+        // A schema that is none was refused when the configuration was read.
+        if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
+            stack.push(Arc::new(structured));
         }
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
@@ -210,6 +206,9 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
+        if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
+        }
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         Agent {

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::log::{Glance, ThreadLog};
@@ -137,7 +136,7 @@ impl Tail {
         let (thread, run) = (self.run.thread, self.run.id);
         let page: Vec<LoggedEvent> = self
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+            .read(move |tx| {
                 Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await })
             })
             .await?;
@@ -178,7 +177,7 @@ impl Tail {
         };
         let found = self
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Run>>> {
+            .read(move |tx| {
                 Box::pin(async move { db::runs::get_by_id(tx, child).await })
             })
             .await?;
@@ -193,7 +192,7 @@ impl Tail {
         } else {
             let thread = self.run.thread;
             self.db
-                .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<i64>> {
+                .read(move |tx| {
                     Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })
                 })
                 .await?
@@ -207,7 +206,7 @@ impl Tail {
         let run = self.run.id;
         let found = self
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Run>>> {
+            .read(move |tx| {
                 Box::pin(async move { db::runs::get_by_id(tx, run).await })
             })
             .await?;

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
 use crate::agent::assemble::{Agents, Known};
@@ -237,12 +236,11 @@ impl Runs {
         let (worker, now) = (self.0.id, self.0.clock.now());
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(worker);
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Result<Admitted, StartError>>> {
+        let Admitted { run, claimed, displaced } = self.0.db.write(move |tx| {
             Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await })
-        };
-        let Admitted { run, claimed, displaced } = self.0.db.write(job).await??;
+        }).await??;
         if claimed {
-            self.0.begin(run.clone(), 1, permit);
+            self.0.begin(run.clone(), 0, permit);
         }
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,
@@ -274,7 +272,7 @@ impl Runs {
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
         let now = self.0.clock.now();
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Result<(), CancelError>>> {
+        self.0.db.write(move |tx| {
             Box::pin(async move {
                 let Some(found) = db::runs::find(tx, thread, run).await? else {
                     return Ok(Err(CancelError::NoRun));
@@ -290,8 +288,7 @@ impl Runs {
                     }
                 }
             })
-        };
-        self.0.db.write(job).await??;
+        }).await??;
         self.0.stop(run, action);
         self.0.bell.notify_one();
         Ok(())
@@ -303,7 +300,7 @@ impl Runs {
     /// See [`ResolveError`]; nothing is stored then.
     pub async fn resolve(&self, thread: ThreadId, interrupt: InterruptId, answer: Value) -> Result<RunId, ResolveError> {
         let id = interrupt.clone();
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+        let (asked, run) = self.0.db.read(move |tx| {
             Box::pin(async move {
                 let asked = db::interrupts::find(tx, thread, &id).await?;
                 let run = match &asked {
@@ -312,8 +309,7 @@ impl Runs {
                 };
                 Ok(asked.zip(run))
             })
-        };
-        let (asked, run) = self.0.db.read(job).await?.ok_or(ResolveError::NoInterrupt)?;
+        }).await?.ok_or(ResolveError::NoInterrupt)?;
         match (asked.status, asked.resumed_by) {
             (AskedStatus::Pending, _) => {}
             (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(&answer) => return Ok(by),
@@ -350,10 +346,9 @@ impl Runs {
     /// See [`StateWriteError`]; nothing is stored then.
     pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Result<CheckpointId, StateWriteError>>> {
+        self.0.db.write(move |tx| {
             Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await })
-        };
-        self.0.db.write(job).await?
+        }).await?
     }
 
     /// Stops what works on the thread, then deletes it. False if there is none.
@@ -361,16 +356,14 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Vec<Run>>> {
+        for run in self.0.db.read(move |tx| {
             Box::pin(async move { db::runs::in_flight(tx, thread).await })
-        };
-        for run in self.0.db.read(job).await? {
+        }).await? {
             self.stop_and_wait(&run).await?;
         }
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<bool>> {
+        self.0.db.write(move |tx| {
             Box::pin(async move { db::threads::delete(tx, thread).await })
-        };
-        self.0.db.write(job).await
+        }).await
     }
 
     /// Stops the run if it is at work, then deletes it. False if there is none.
@@ -378,19 +371,17 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Run>>> {
+        let Some(found) = self.0.db.read(move |tx| {
             Box::pin(async move { db::runs::find(tx, thread, run).await })
-        };
-        let Some(found) = self.0.db.read(job).await? else {
+        }).await? else {
             return Ok(false);
         };
         if !found.status.is_final() {
             self.stop_and_wait(&found).await?;
         }
-        let job = move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<bool>> {
+        self.0.db.write(move |tx| {
             Box::pin(async move { db::runs::delete(tx, thread, run).await })
-        };
-        self.0.db.write(job).await
+        }).await
     }
 
     async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {

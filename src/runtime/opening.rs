@@ -1,6 +1,5 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-use futures::future::BoxFuture;
 
 use super::journal::Desk;
 use super::resume;
@@ -93,13 +92,13 @@ async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
         desk.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move { resume::deliver(tx, thread, &answers).await })
             })
             .await?;
     }
     desk.db
-        .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Found>> {
+        .read(move |tx| {
             Box::pin(async move {
                 let max_seq = db::checkpoints::max_seq(tx, thread).await?;
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
@@ -122,9 +121,9 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     }
     let (thread, now) = (run.thread, desk.clock.now());
     desk.db
-        .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+        .write(move |tx| {
             Box::pin(async move {
-                db::interrupts::drop_pending(tx, thread, now).await?;
+                db::interrupts::drop_pending(tx, thread, None, now).await?;
                 db::runs::stop_children(tx, thread, now).await
             })
         })

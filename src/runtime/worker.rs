@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -83,7 +82,7 @@ impl Worker {
     pub(super) async fn sign_on(&self) -> DbResult<()> {
         let (id, until, alone) = (self.id, self.clock.now().plus(self.lease), self.db.engine() == Engine::Sqlite);
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     // An embedded database has one server, so all others are gone for certain.
                     if alone {
@@ -99,7 +98,7 @@ impl Worker {
     pub(super) async fn sign_off(&self) -> DbResult<()> {
         let id = self.id;
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move { db::workers::retire(tx, id).await })
             })
             .await
@@ -131,7 +130,7 @@ impl Worker {
         let id = self.id;
         let cancels = self
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     db::workers::beat(tx, id, until).await?;
                     db::runs::cancels_of(tx, id).await
@@ -157,7 +156,7 @@ impl Worker {
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Vec<Claim>>> {
+            .write(move |tx| {
                 Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await })
             })
             .await?;
@@ -170,7 +169,7 @@ impl Worker {
             let now = self.clock.now();
             let claim = self
                 .db
-                .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Claim>>> {
+                .write(move |tx| {
                     Box::pin(async move {
                         match db::runs::next_due(tx, now).await? {
                             Some(run) => db::runs::claim(tx, run, worker, now).await,
@@ -314,7 +313,7 @@ impl Worker {
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (desk, now) = (Arc::clone(desk), self.clock.now());
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
@@ -333,7 +332,7 @@ impl Worker {
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move { db::runs::release(tx, run, worker, fence).await })
             })
             .await
@@ -354,7 +353,7 @@ impl Worker {
         let thread = desk.run.thread;
         let deleted = self
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<bool>> {
+            .write(move |tx| {
                 Box::pin(async move { db::threads::delete(tx, thread).await })
             })
             .await;

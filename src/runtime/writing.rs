@@ -49,7 +49,7 @@ pub(super) async fn write(
     let placed =
         Placed { thread, lane: Lane::Main, seq, segment, run: None, entry: &entry, position: &machine.position, at: now };
     db::checkpoints::insert(tx, &placed).await?;
-    db::interrupts::drop_pending(tx, thread, now).await?;
+    db::interrupts::drop_pending(tx, thread, None, now).await?;
     let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
         status: Some(if done { ThreadStatus::Idle } else { ThreadStatus::Interrupted }),

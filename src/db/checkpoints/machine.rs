@@ -1,7 +1,5 @@
 //! Checkpoints read back as machines, ready to go on.
 
-use std::sync::Arc;
-
 use sqlx::query_scalar;
 
 use super::super::engine::on_engine;
@@ -33,7 +31,6 @@ pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoin
 
 async fn revive(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
     let state = load_state(tx, thread, head.lane, &head).await?;
-    let state = Arc::try_unwrap(state).unwrap_or_else(|shared| (*shared).clone());
     Ok(Machine { state, head: Some(head.id), step: Some(head.step), position: head.position })
 }
 
