@@ -3,4 +3,5 @@ pub mod config;
 pub mod domain;
 pub mod middleware;
 pub mod model;
+pub mod shutdown;
 pub mod tool;

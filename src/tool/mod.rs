@@ -17,6 +17,7 @@ use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
+pub mod demo;
 pub mod scope;
 
 pub use scope::Scope;
