@@ -1,5 +1,6 @@
 //! adjutant
 pub mod config;
+pub mod db;
 pub mod domain;
 pub mod middleware;
 pub mod model;

@@ -1,1 +1,70 @@
-//! The log and who is listening.
+//! The log of a thread, and who is listening.
+//!
+//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads what is stored,
+//! then what is in memory, then waits. What is in memory is the same log, only newer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::db::{self, Db, DbResult};
+use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::run::Run;
+use crate::domain::state::State;
+
+mod log;
+mod tail;
+
+pub use log::ThreadLog;
+pub use tail::{After, Tail};
+
+/// The logs of all threads.
+#[derive(Clone)]
+pub struct Events {
+    db: Db,
+    // Weak: a log stays in memory only while a run writes it or somebody reads it.
+    logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
+}
+
+impl Events {
+    /// The logs that `db` stores.
+    pub fn new(db: Db) -> Self {
+        Self { db, logs: Arc::default() }
+    }
+
+    /// The newest part of a thread's log.
+    pub fn log(&self, thread: ThreadId) -> Arc<ThreadLog> {
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
+            return log;
+        }
+        // Now and then the dead are swept out; half of the map at worst.
+        if logs.len() >= 64 && logs.len().is_power_of_two() {
+            logs.retain(|_, log| log.strong_count() > 0);
+        }
+        let log = Arc::new(ThreadLog::default());
+        logs.insert(thread, Arc::downgrade(&log));
+        log
+    }
+
+    /// Reads the events of a run of the main agent, those of its children included.
+    pub fn tail(&self, run: &Run, after: After) -> Tail {
+        Tail::new(self.db.clone(), self.log(run.thread), run, after)
+    }
+
+    /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn state_at(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
+        if let Some(state) = self.db.states().get(checkpoint) {
+            return Ok(state);
+        }
+        let job = move |tx: &mut db::Tx<'_>| -> futures::future::BoxFuture<'_, DbResult<Arc<State>>> {
+            Box::pin(async move {
+                let found = db::checkpoints::get(tx, thread, checkpoint).await?;
+                Ok(Arc::new(found.map(|checkpoint| checkpoint.state).unwrap_or_default()))
+            })
+        };
+        self.db.read(job).await
+    }
+}

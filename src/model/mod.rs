@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::domain::message::Message;
 
 pub mod providers;
+pub mod retry;
 pub mod scripted;
 
 /// A language model.

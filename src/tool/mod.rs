@@ -28,6 +28,12 @@ pub trait Tool: Send + Sync {
     /// How the model sees it.
     fn spec(&self) -> &Arc<ToolSpec>;
 
+    /// Whether a call reaches outside the state of the thread. Such a call is made only after everything that led to it
+    /// is durable.
+    fn has_effects(&self) -> bool {
+        false
+    }
+
     /// What is to be done about a call that was begun before a crash. Tools without effects outside the state repeat.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::Repeat
