@@ -60,7 +60,8 @@ impl Loop<'_> {
             if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
                 let child = *child;
                 self.flush(machine, notes).await?;
-                running.push(self.go_on_with_child(machine, at, child).await?);
+                let work = self.go_on_with_child(machine, at, child).await?;
+                running.push(work);
             } else if let Some(job) = self.prepare(machine, notes, at) {
                 jobs.push(job);
             }

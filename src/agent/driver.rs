@@ -18,7 +18,7 @@ use crate::model::{ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// What has been done but is not yet stored.
-pub type Notes = Vec<Note>;
+pub(super) type Notes = Vec<Note>;
 
 impl Loop<'_> {
     /// Goes round until the run ends or waits for somebody. `notes` is what led up to it (the input, that it began).

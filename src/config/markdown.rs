@@ -52,10 +52,15 @@ fn settings(file: &str, yaml: &str) -> Result<Map<String, Value>, Problem> {
                 .at(Some((2, 1))))
         }
         Err(error) => {
-            // The line of the file, after the first `---`.
-            let position = error.location().map(|place| (place.line() as usize + 1, place.column() as usize));
+            let position = error.location().map(|place| {
+                let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+                // The line of the file, which begins with one `---` before the settings.
+                (number(place.line()).saturating_add(1), number(place.column()))
+            });
             let text = error.without_snippet().to_string();
             let message = text.lines().next().unwrap_or_default();
+            // The position there is counted from the first setting and would only confuse.
+            let message = message.split(" at line ").next().unwrap_or(message);
             Err(Problem::in_file(file, format!("the settings at the top are no YAML: {message}")).at(position))
         }
     }

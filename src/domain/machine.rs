@@ -184,19 +184,16 @@ impl Machine {
             Phase::Tools { calls } => Self::next_calls(calls),
             Phase::Ended => Step::End,
         };
-        match step {
-            Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) if self.position.taken >= plan.step_limit => {
-                Step::Fail(Failure::new(
-                    "GraphRecursionError",
-                    format!(
-                        "Recursion limit of {} reached without hitting a stop condition. \
-                         Raise `recursion_limit` in the run's config if the agent needs more steps.",
-                        plan.step_limit
-                    ),
-                ))
-            }
-            step => step,
+        let takes_a_step = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_));
+        if takes_a_step && self.position.taken >= plan.step_limit {
+            let message = format!(
+                "Recursion limit of {} reached without hitting a stop condition. \
+                 Raise `recursion_limit` in the run's config if the agent needs more steps.",
+                plan.step_limit
+            );
+            return Step::Fail(Failure::new("GraphRecursionError", message));
         }
+        step
     }
 
     fn next_calls(calls: &[Call]) -> Step {

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::log::{Glance, ThreadLog};
 use crate::db::events::{Logged, LoggedEvent};
-use crate::db::{self, Db, DbResult, Tx};
+use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::run::Run;

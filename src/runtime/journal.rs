@@ -138,7 +138,7 @@ impl LaneJournal {
         match &fact {
             Fact::Asked { interrupts } => {
                 let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
-                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at)).collect();
+                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
                 batch.asked.extend(asked);
             }
             Fact::Ended { status, error } => {
@@ -151,8 +151,9 @@ impl LaneJournal {
         EventBody::Fact(fact)
     }
 
-    fn asked(&self, interrupt: &Interrupt, at: Timestamp) -> Asked {
+    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
         Asked {
+            seq,
             interrupt: interrupt.clone(),
             thread: self.desk.run.thread,
             run: self.desk.run.id,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::agent::assemble::{Agents, Known};
 use crate::db::interrupts::AskedStatus;
-use crate::db::{self, Db, DbResult, Tx};
+use crate::db::{self, Db, DbResult};
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::input::read_input;
@@ -99,7 +99,7 @@ pub enum StartError {
     ResumeNeedsThread,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// What becomes of the work of a cancelled run.
@@ -122,7 +122,7 @@ pub enum CancelError {
     Over,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// Why a question was not resolved.
@@ -142,7 +142,7 @@ pub enum ResolveError {
     Busy,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// A write into the state of a thread from outside the loop.
@@ -176,7 +176,7 @@ pub enum StateWriteError {
     Invalid(#[from] Invalid),
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// What runs are made with.

@@ -5,7 +5,7 @@ use super::journal::Desk;
 use super::resume;
 use crate::agent::Note;
 use crate::agent::assemble::Known;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::CheckpointId;

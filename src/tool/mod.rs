@@ -21,6 +21,7 @@ pub mod arguments;
 pub mod files;
 pub mod literal;
 pub mod remote;
+pub mod demo;
 pub mod scope;
 
 pub use arguments::ArgumentCheck;
