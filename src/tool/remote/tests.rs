@@ -15,6 +15,7 @@ use crate::domain::time::Timestamp;
 fn definition(url: String) -> ToolDefinition {
     ToolDefinition {
         kind: ToolKind::Http,
+        builtin: None,
         description: "Looks a fact up.".to_owned(),
         url,
         parameters: json!({"type": "object"}),
