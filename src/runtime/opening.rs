@@ -11,7 +11,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::CheckpointId;
 use crate::domain::input::read_input;
 use crate::domain::machine::{Machine, Phase, Plan};
-use crate::domain::run::{Command, Resume, Run};
+use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
 
 /// A machine that is ready to be driven.
@@ -50,7 +50,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
     }
     let Found { mut machine, segment, own, .. } = found;
-    let resumed = own || run.request.input.is_none() || run.request.command.is_some();
+    let resumed = own || goes_on(&run.request);
     let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
     if own {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false });
@@ -70,6 +70,14 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         None => machine.reopen(),
     }
     Ok(Opening { machine, notes, segment, plan, only_notes: false })
+}
+
+/// Whether a request goes on with what is under way, rather than beginning something.
+fn goes_on(request: &RunRequest) -> bool {
+    match &request.command {
+        Some(command) => command.resume.as_ref().is_some_and(|answers| !answers.is_empty()),
+        None => request.input.is_none(),
+    }
 }
 
 /// Does what a command says. True if nothing is to be driven after it.
