@@ -1,4 +1,13 @@
 //! adjutant
+#![cfg_attr(
+    test,
+    allow(
+        clippy::wildcard_enum_match_arm,
+        clippy::disallowed_methods,
+        reason = "a test names the one variant it is about, and ends with its tasks"
+    )
+)]
+
 pub mod config;
 pub mod db;
 pub mod domain;
