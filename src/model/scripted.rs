@@ -17,7 +17,7 @@
 //! 2. **The demonstration**, for the model name `demo`: see [`demo`].
 //! 3. **An echo** for every other name: `echo: <text>`, in words.
 //!
-//! What to say is decided by [`plan`], which only looks at the request; this file turns the decision into a stream.
+//! What to say is decided by [`mod@plan`], which only looks at the request; this file turns the decision into a stream.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
