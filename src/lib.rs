@@ -8,10 +8,13 @@
     )
 )]
 
+pub mod agent;
 pub mod config;
 pub mod db;
 pub mod domain;
+pub mod events;
 pub mod middleware;
 pub mod model;
+pub mod runtime;
 pub mod shutdown;
 pub mod tool;

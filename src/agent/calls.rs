@@ -60,7 +60,8 @@ impl Loop<'_> {
             if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
                 let child = *child;
                 self.flush(machine, notes).await?;
-                running.push(self.go_on_with_child(machine, at, child).await?);
+                let work = self.go_on_with_child(machine, at, child).await?;
+                running.push(work);
             } else if let Some(job) = self.prepare(machine, notes, at) {
                 jobs.push(job);
             }
@@ -265,6 +266,8 @@ fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
     match decisions?.decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
-        Decision::Reject { message } => Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()))),
+        Decision::Reject { message } => {
+            Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned())))
+        }
     }
 }

@@ -75,6 +75,14 @@ impl Loop<'_> {
         }
     }
 
+    /// Stores `notes` and ends the run without driving it.
+    ///
+    /// # Errors
+    /// As [`Loop::drive`].
+    pub async fn close(&self, machine: &Machine, notes: Notes) -> Result<Ending, Stop> {
+        self.end(machine, notes, Ending::Done).await
+    }
+
     /// Stores what has been done so far.
     pub(super) async fn flush(&self, machine: &Machine, notes: &mut Notes) -> Result<(), Stop> {
         if notes.is_empty() {
@@ -102,7 +110,8 @@ impl Loop<'_> {
             Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };
-        let under_way = matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
+        let under_way =
+            matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
         !under_way && Breakpoints::hit(&self.breakpoints.before, node)
     }
 
@@ -113,13 +122,7 @@ impl Loop<'_> {
         }
     }
 
-    async fn run_hook(
-        &self,
-        machine: &mut Machine,
-        notes: &mut Notes,
-        moment: Moment,
-        at: usize,
-    ) -> Result<(), Left> {
+    async fn run_hook(&self, machine: &mut Machine, notes: &mut Notes, moment: Moment, at: usize) -> Result<(), Left> {
         let Some(policy) = self.agent.hook(moment, at) else {
             let failure = Failure::new("RuntimeError", "the agent's definition changed: a hook under way is gone");
             return Err(Halt::Fail(failure).into());
@@ -261,7 +264,8 @@ fn mint_answer_id() -> String {
 }
 
 /// Gives every message of an update an id.
-pub(super) fn with_ids(mut update: Update) -> Update {
+#[expect(clippy::disallowed_methods, reason = "clients compare messages with their own, whose ids have no order")]
+pub fn with_ids(mut update: Update) -> Update {
     for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
         Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());
     }

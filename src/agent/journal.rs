@@ -96,6 +96,8 @@ pub enum ChildVerdict {
 
 /// A child run, ready to be driven.
 pub struct Child {
+    /// Its id.
+    pub id: RunId,
     /// Where it stands: fresh, waiting, under way, or ended.
     pub machine: Machine,
     /// The work: all that it was told.

@@ -28,8 +28,7 @@ use crate::domain::machine::{Failure, Moment, Plan};
 use crate::domain::run::Lineage;
 use crate::middleware::Middleware;
 use crate::model::Model;
-use crate::tool::arguments::ArgumentCheck;
-use crate::tool::{Scope, Toolbox};
+use crate::tool::{ArgumentCheck, Scope, Toolbox};
 
 pub mod assemble;
 mod calls;
@@ -38,6 +37,7 @@ mod driver;
 pub mod journal;
 pub mod roster;
 
+pub use driver::with_ids as identified;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 pub use roster::Roster;
 

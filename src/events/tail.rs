@@ -4,12 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use tokio::time::timeout;
 
 use super::log::{Glance, ThreadLog};
 use crate::db::events::{Logged, LoggedEvent};
-use crate::db::{self, Db, DbResult, Tx};
+use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::run::Run;
@@ -137,9 +136,7 @@ impl Tail {
         let (thread, run) = (self.run.thread, self.run.id);
         let page: Vec<LoggedEvent> = self
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
-                Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await })
-            })
+            .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await }))
             .await?;
         let full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         let mut last = after;
@@ -176,12 +173,7 @@ impl Tail {
         let Lane::Child(child) = lane else {
             return Ok(main());
         };
-        let found = self
-            .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Run>>> {
-                Box::pin(async move { db::runs::get_by_id(tx, child).await })
-            })
-            .await?;
+        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await })).await?;
         let origin = found.map_or_else(main, |run| Arc::new(Origin::of_child(&run)));
         self.origins.insert(lane, Arc::clone(&origin));
         Ok(origin)
@@ -192,11 +184,7 @@ impl Tail {
             self.log.newest()
         } else {
             let thread = self.run.thread;
-            self.db
-                .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<i64>> {
-                    Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })
-                })
-                .await?
+            self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?
         };
         self.after = Some(now);
         Ok(now)
@@ -205,12 +193,7 @@ impl Tail {
     /// Whether the run is over, or gone.
     async fn is_over(&self) -> DbResult<bool> {
         let run = self.run.id;
-        let found = self
-            .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Run>>> {
-                Box::pin(async move { db::runs::get_by_id(tx, run).await })
-            })
-            .await?;
+        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await?;
         Ok(found.is_none_or(|run| run.status.is_final()))
     }
 }

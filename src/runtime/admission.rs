@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{StartError, Target, Wish, resume};
+use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
@@ -29,7 +29,7 @@ pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
     known: &Known,
-    worker: WorkerId,
+    worker: Option<WorkerId>,
     now: Timestamp,
 ) -> DbResult<Result<Admitted, StartError>> {
     let thread = match find_thread(tx, wish, now).await? {
@@ -51,12 +51,12 @@ pub(super) async fn start(
     }
     let displaces = matches!(wish.request.multitask, Multitask::Interrupt | Multitask::Rollback);
     let displaced = if displaces { in_flight.clone() } else { vec![] };
-    let claimed = in_flight.is_empty() && run.due_at <= now;
+    let claimed = worker.is_some() && in_flight.is_empty() && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
         run.attempt = 1;
     }
-    db::runs::insert(tx, &run, claimed.then_some(worker)).await?;
+    db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
     enter_thread(tx, &thread, &run, known, now).await?;
     Ok(Ok(Admitted { run, claimed, displaced }))
 }
@@ -226,4 +226,17 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
         lanes.extend(machine.parked_children().into_iter().rev().map(Lane::Child));
     }
     Ok(open)
+}
+
+/// Cancels a run that has not begun.
+pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+    match action {
+        CancelAction::Interrupt => {
+            db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
+        }
+        CancelAction::Rollback => {
+            db::runs::delete(tx, run.thread, run.id).await?;
+        }
+    }
+    leave_thread(tx, run, ThreadStatus::Idle, None, now).await
 }

@@ -3,19 +3,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use futures::future::BoxFuture;
 
 use super::admission;
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::checkpoints::Placed;
-use crate::db::events::FactRow;
+use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, Db, DbError, DbResult, Tx};
-use crate::domain::checkpoint::Lane;
+use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Position};
+use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::{Clock, Timestamp};
@@ -48,12 +47,20 @@ struct Batch {
     first: i64,
     count: usize,
     at: Timestamp,
-    entries: Vec<Placed>,
-    facts: Vec<FactRow>,
+    entries: Vec<Laid>,
+    facts: Vec<(i64, Fact)>,
     asked: Vec<Asked>,
     head: Option<(CheckpointId, Position)>,
     ended: Option<(RunStatus, Option<Failure>, bool)>,
     events: Vec<Arc<Event>>,
+}
+
+/// A step with its number and segment.
+struct Laid {
+    seq: i64,
+    segment: i64,
+    entry: Arc<Entry>,
+    position: Position,
 }
 
 impl LaneJournal {
@@ -109,7 +116,7 @@ impl LaneJournal {
         &self,
         batch: &mut Batch,
         machine: &Machine,
-        (entry, position): (crate::domain::checkpoint::Entry, Position),
+        (entry, position): (Entry, Position),
         seq: i64,
     ) -> EventBody {
         let entry = Arc::new(entry);
@@ -118,15 +125,11 @@ impl LaneJournal {
         if newest {
             batch.head = None;
         }
-        batch.entries.push(Placed {
-            thread: self.desk.run.thread,
-            lane: self.origin.lane,
+        batch.entries.push(Laid {
             seq,
-            segment: Some(*segment.get_or_insert(seq)),
-            run: Some(self.desk.run.id),
+            segment: *segment.get_or_insert(seq),
             entry: Arc::clone(&entry),
             position: if newest { machine.position.clone() } else { position },
-            at: batch.at,
         });
         EventBody::Entry(entry)
     }
@@ -135,28 +138,22 @@ impl LaneJournal {
         match &fact {
             Fact::Asked { interrupts } => {
                 let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
-                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at)).collect();
+                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
                 batch.asked.extend(asked);
             }
             Fact::Ended { status, error } => {
-                let waits = machine.position.phase != crate::domain::machine::Phase::Ended;
+                let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
             }
             Fact::Started { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. } => {}
         }
-        batch.facts.push(FactRow {
-            thread: self.desk.run.thread,
-            seq,
-            run: self.desk.run.id,
-            lane: self.origin.lane,
-            fact: fact.clone(),
-            at: batch.at,
-        });
+        batch.facts.push((seq, fact.clone()));
         EventBody::Fact(fact)
     }
 
-    fn asked(&self, interrupt: &Interrupt, at: Timestamp) -> Asked {
+    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
         Asked {
+            seq,
             interrupt: interrupt.clone(),
             thread: self.desk.run.thread,
             run: self.desk.run.id,
@@ -175,12 +172,7 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
-        self.desk
-            .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<bool>> {
-                Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })
-            })
-            .await
+        self.desk.db.write(move |tx| Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })).await
     }
 }
 
@@ -188,11 +180,23 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     if !desk.holds_lease(tx, batch.at).await? {
         return Ok(false);
     }
-    db::checkpoints::insert_all(tx, &batch.entries).await?;
+    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
+    let placed = batch.entries.iter().map(|laid| Placed {
+        thread,
+        lane,
+        seq: laid.seq,
+        segment: Some(laid.segment),
+        run: Some(root),
+        entry: &laid.entry,
+        position: &laid.position,
+        at,
+    });
+    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, *head, position).await?;
     }
-    db::events::insert(tx, &batch.facts).await?;
+    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
+    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
     for asked in &batch.asked {
         db::interrupts::insert(tx, asked).await?;
     }
@@ -208,7 +212,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
             };
             admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
         }
-    } else if lane != Lane::Main && batch.facts.iter().any(|row| matches!(row.fact, Fact::Started { .. })) {
+    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_status(tx, run, RunStatus::Running, None, batch.at).await?;
     }
     Ok(true)
@@ -264,7 +268,7 @@ impl Journal for LaneJournal {
         let admitted = self
             .desk
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(None);
@@ -302,7 +306,7 @@ impl Journal for LaneJournal {
         let found = self
             .desk
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+            .read(move |tx| {
                 Box::pin(async move {
                     let Some(run) = db::runs::get_by_id(tx, child).await? else {
                         return Ok(None);
@@ -332,9 +336,7 @@ impl Journal for LaneJournal {
         let thread = self.desk.run.thread;
         self.desk
             .db
-            .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
-                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
-            })
+            .read(move |tx| Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await }))
             .await
             .map_err(|error| fault(&error))
     }

@@ -1,12 +1,10 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-use futures::future::BoxFuture;
-
 use super::journal::Desk;
 use super::resume;
 use crate::agent::Note;
 use crate::agent::assemble::Known;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::CheckpointId;
@@ -92,14 +90,10 @@ fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<N
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
-                Box::pin(async move { resume::deliver(tx, thread, &answers).await })
-            })
-            .await?;
+        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, &answers).await })).await?;
     }
     desk.db
-        .read(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Found>> {
+        .read(move |tx| {
             Box::pin(async move {
                 let max_seq = db::checkpoints::max_seq(tx, thread).await?;
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
@@ -122,9 +116,9 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     }
     let (thread, now) = (run.thread, desk.clock.now());
     desk.db
-        .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+        .write(move |tx| {
             Box::pin(async move {
-                db::interrupts::drop_pending(tx, thread, now).await?;
+                db::interrupts::drop_pending(tx, thread, None, now).await?;
                 db::runs::stop_children(tx, thread, now).await
             })
         })

@@ -103,8 +103,8 @@ async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Mac
 }
 
 async fn store(tx: &mut Tx<'_>, machine: &Machine) -> DbResult<()> {
-    match machine.head {
-        Some(head) => db::checkpoints::set_position(tx, head, &machine.position).await,
-        None => Ok(()),
+    if let Some(head) = machine.head {
+        db::checkpoints::set_position(tx, head, &machine.position).await?;
     }
+    Ok(())
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -16,8 +15,7 @@ use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
-use crate::db::runs::Claim;
-use crate::db::{self, Db, DbResult, Engine, Tx};
+use crate::db::{self, Db, DbResult, Engine};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -47,6 +45,8 @@ pub(super) struct Worker {
     pub(super) slots: Arc<Semaphore>,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
+    /// When this process began.
+    pub(super) since: crate::domain::time::Timestamp,
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
@@ -63,6 +63,7 @@ impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
         Self {
             id: WorkerId::mint(),
+            since: parts.clock.now(),
             db: parts.db,
             events: parts.events,
             agents: parts.agents,
@@ -80,7 +81,7 @@ impl Worker {
     pub(super) async fn sign_on(&self) -> DbResult<()> {
         let (id, until, alone) = (self.id, self.clock.now().plus(self.lease), self.db.engine() == Engine::Sqlite);
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     // An embedded database has one server, so all others are gone for certain.
                     if alone {
@@ -95,11 +96,7 @@ impl Worker {
     /// Gives the lease on this process back; what is still running may be taken over at once.
     pub(super) async fn sign_off(&self) -> DbResult<()> {
         let id = self.id;
-        self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
-                Box::pin(async move { db::workers::retire(tx, id).await })
-            })
-            .await
+        self.db.write(move |tx| Box::pin(async move { db::workers::retire(tx, id).await })).await
     }
 
     /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
@@ -128,7 +125,7 @@ impl Worker {
         let id = self.id;
         let cancels = self
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<_>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     db::workers::beat(tx, id, until).await?;
                     db::runs::cancels_of(tx, id).await
@@ -154,9 +151,7 @@ impl Worker {
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
             .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Vec<Claim>>> {
-                Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await })
-            })
+            .write(move |tx| Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await }))
             .await?;
         for claim in orphans {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, "run taken over");
@@ -167,7 +162,7 @@ impl Worker {
             let now = self.clock.now();
             let claim = self
                 .db
-                .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<Option<Claim>>> {
+                .write(move |tx| {
                     Box::pin(async move {
                         match db::runs::next_due(tx, now).await? {
                             Some(run) => db::runs::claim(tx, run, worker, now).await,
@@ -247,11 +242,8 @@ impl Worker {
                 after: run.request.interrupt_after.clone(),
             },
         };
-        let driven = if only_notes {
-            driving.close(&machine, notes).await
-        } else {
-            driving.drive(&mut machine, notes).await
-        };
+        let driven =
+            if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };
         match driven {
             Ok(Ending::Failed(failure)) => tracing::info!(run = %run.id, class = %failure.class, "run failed"),
             Ok(Ending::Done | Ending::Parked(_) | Ending::Paused) => {}
@@ -311,7 +303,7 @@ impl Worker {
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (desk, now) = (Arc::clone(desk), self.clock.now());
         self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
+            .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
@@ -329,11 +321,7 @@ impl Worker {
     /// Gives a run back, for the next process to go on with.
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
-        self.db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<()>> {
-                Box::pin(async move { db::runs::release(tx, run, worker, fence).await })
-            })
-            .await
+        self.db.write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await })).await
     }
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
@@ -349,12 +337,7 @@ impl Worker {
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
         let thread = desk.run.thread;
-        let deleted = self
-            .db
-            .write(move |tx: &mut Tx<'_>| -> BoxFuture<'_, DbResult<bool>> {
-                Box::pin(async move { db::threads::delete(tx, thread).await })
-            })
-            .await;
+        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
         if let Err(error) = deleted {
             tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
         }
