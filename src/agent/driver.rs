@@ -217,7 +217,6 @@ impl Loop<'_> {
         }
         Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
     }
-
 }
 
 /// Why a step was left.
