@@ -280,6 +280,8 @@ fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
     match decisions?.decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
-        Decision::Reject { message } => Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()))),
+        Decision::Reject { message } => {
+            Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned())))
+        }
     }
 }
