@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use adjutant::app::App;
 use adjutant::config::{self, Arguments, Command, Loaded, Log, LogFormat};
 use adjutant::shutdown::Shutdown;
 use anyhow::Context;
@@ -41,10 +42,10 @@ async fn serve(loaded: Loaded) -> anyhow::Result<()> {
     }
     tracing::info!(source = loaded.source, agents = loaded.config.agents.len(), "configuration loaded");
     let listen = &loaded.config.server.listen;
-    let _listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
     shutdown.listen_for_signals();
-    anyhow::bail!("this build has no server")
+    App::start(loaded.config, shutdown).await?.serve(listener).await
 }
 
 fn start_logging(log: &Log) -> anyhow::Result<()> {
