@@ -1,5 +1,6 @@
 //! The program: reads the command line, then serves or checks.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use adjutant::config::{self, Arguments, Command, Loaded, Log, LogFormat};
@@ -23,8 +24,7 @@ fn main() -> ExitCode {
         print!("{text}");
         return if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let ended = loaded.map_err(anyhow::Error::from).and_then(serve);
-    match ended {
+    match loaded.map_err(anyhow::Error::from).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -48,8 +48,10 @@ async fn serve(loaded: Loaded) -> anyhow::Result<()> {
 }
 
 fn start_logging(log: &Log) -> anyhow::Result<()> {
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(EnvFilter::try_new(&log.filter)?).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(&log.filter)?)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match log.format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().init(),
