@@ -7,7 +7,6 @@ use adjutant::config::{self, Arguments, Command, Loaded, Log, LogFormat};
 use adjutant::shutdown::Shutdown;
 use anyhow::Context;
 use clap::Parser;
-use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
@@ -41,7 +40,8 @@ async fn serve(loaded: Loaded) -> anyhow::Result<()> {
     }
     tracing::info!(source = loaded.source, agents = loaded.config.agents.len(), "configuration loaded");
     let listen = &loaded.config.server.listen;
-    let _listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let _listener =
+        tokio::net::TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
     shutdown.listen_for_signals();
     anyhow::bail!("this build has no server")
