@@ -52,6 +52,11 @@ impl States {
         self.shelf().kept.contains_key(&checkpoint)
     }
 
+    /// Forgets all of them.
+    pub fn clear(&self) {
+        *self.shelf() = Shelf::default();
+    }
+
     /// Remembers the state at `checkpoint`.
     pub fn put(&self, checkpoint: CheckpointId, state: Arc<State>) {
         let bytes = weight(&state);
