@@ -94,13 +94,11 @@ impl Db {
             Readers::Writer => self.0.queue.run(job).await,
             Readers::Sqlite(pool) => {
                 let mut transaction = pool.begin().await?;
-                let found = job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await;
-                found
+                job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
             }
             Readers::Postgres(pool) => {
                 let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
-                let found = job(&mut Tx::postgres(&mut transaction, &self.0.states)).await;
-                found
+                job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
             }
         }
     }

