@@ -181,11 +181,11 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
 
 /// What an error of the driver means to us.
 pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
+    if matches!(error, sqlx::Error::PoolClosed) {
+        return DbError::Closed;
+    }
     let Some(told) = error.as_database_error() else {
-        return match error {
-            sqlx::Error::PoolClosed => DbError::Closed,
-            other => DbError::Unavailable(Arc::new(other)),
-        };
+        return DbError::Unavailable(Arc::new(error));
     };
     if told.is_unique_violation() || told.is_foreign_key_violation() {
         return DbError::Conflict(told.message().to_owned());
