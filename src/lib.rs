@@ -1,5 +1,9 @@
 //! adjutant
+pub mod db;
 pub mod domain;
+pub mod events;
+pub mod http;
 pub mod middleware;
 pub mod model;
+pub mod runtime;
 pub mod tool;

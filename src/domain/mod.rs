@@ -20,6 +20,7 @@ pub mod checkpoint;
 pub mod definition;
 pub mod event;
 pub mod id;
+pub mod input;
 pub mod interrupt;
 pub mod machine;
 pub mod message;

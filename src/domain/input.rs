@@ -1,0 +1,311 @@
+//! From what clients send to what is written: the many spellings of a message, of files, of the other fields.
+//!
+//! Clients of the field may write a message as a text, as a pair `["user", "hello"]`, or as a dictionary with `role` or
+//! `type`. Everything behind this module knows one form only, [`Message`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::Invalid;
+use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
+use super::state::{Encoding, File, Update, is_private};
+
+/// How many messages one input may bring.
+pub const MAX_MESSAGES: usize = 10_000;
+/// How deeply an input may nest.
+pub const MAX_DEPTH: usize = 64;
+
+/// Public fields that an agent only gives out: as input they are ignored.
+const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
+
+/// Reads the input of a run. Fields that are not taken as input (private ones, `todos`, …) are ignored; messages without
+/// an id keep none.
+///
+/// # Errors
+/// Names the part of the input that is wrong (`messages[2].role`) and what would be right.
+pub fn read_input(input: &Value) -> Result<Update, Invalid> {
+    let mut update = read_update(input)?;
+    update.fields.retain(|name, _| !OUTPUT_ONLY.contains(&name.as_str()));
+    Ok(update)
+}
+
+/// Reads a write into the state: an object, a list of objects that are written one after the other, or nothing. Unlike
+/// input it may set every public field.
+///
+/// # Errors
+/// As [`read_input`].
+pub fn read_update(values: &Value) -> Result<Update, Invalid> {
+    if depth(values) > MAX_DEPTH {
+        return Err(Invalid::new("input", format!("nests deeper than {MAX_DEPTH} levels")));
+    }
+    match values {
+        Value::Null => Ok(Update::none()),
+        Value::Object(fields) => read_fields(fields),
+        Value::Array(items) => {
+            let mut all = Update::none();
+            for (at, item) in items.iter().enumerate() {
+                let fields = item.as_object().ok_or_else(|| under(&format!("[{at}]"))(not("an object", item)))?;
+                all.merge(read_fields(fields).map_err(under(&format!("[{at}]")))?);
+            }
+            Ok(all)
+        }
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => Err(under("input")(not("an object of state fields", values))),
+    }
+}
+
+fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
+    let mut update = Update::none();
+    for (name, value) in fields {
+        match name.as_str() {
+            "messages" => update.messages = read_messages(value)?.into_iter().map(Arc::new).collect(),
+            "files" => update.files = read_files(value)?,
+            name if is_private(name) => {}
+            name => {
+                update.fields.insert(name.to_owned(), value.clone());
+            }
+        }
+    }
+    Ok(update)
+}
+
+/// How deeply `value` nests: 0 for a text or number.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
+/// Reads one message or a list of them.
+fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
+    match value {
+        Value::Null => Ok(vec![]),
+        Value::Array(items) if items.len() > MAX_MESSAGES => {
+            Err(Invalid::new("messages", format!("has {} messages, but {MAX_MESSAGES} are allowed", items.len())))
+        }
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .map(|(at, item)| read_message(item).map_err(under(&format!("messages[{at}]"))))
+            .collect(),
+        Value::String(_) | Value::Object(_) => {
+            Ok(vec![read_message(value).map_err(under("messages"))?])
+        }
+        Value::Bool(_) | Value::Number(_) => Err(under("messages")(not("a text, a message or a list of messages", value))),
+    }
+}
+
+/// Reads one message in any of its spellings.
+fn read_message(value: &Value) -> Result<Message, Invalid> {
+    match value {
+        Value::String(text) => Ok(Message::human(text.as_str())),
+        Value::Array(pair) => match pair.as_slice() {
+            [Value::String(role), content] => {
+                let fields = Map::from_iter([("content".to_owned(), content.clone())]);
+                message_of(role, "[0]", &fields)
+            }
+            _ => Err(Invalid::new("", "must be a pair [role, content] when it is a list")),
+        },
+        Value::Object(fields) => {
+            let (name, role) = ["role", "type"]
+                .into_iter()
+                .find_map(|name| Some((name, fields.get(name)?)))
+                .ok_or_else(|| Invalid::new("role", "is missing (so is `type`, its other name)"))?;
+            let role = role.as_str().ok_or_else(|| under(name)(not("a text", role)))?;
+            message_of(role, name, fields)
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => Err(not("a text, a pair or an object", value)),
+    }
+}
+
+/// The roles, for error messages.
+const ROLES: &str = "user, human, assistant, ai, system, developer, tool, function, remove";
+
+fn message_of(role: &str, role_part: &str, fields: &Map<String, Value>) -> Result<Message, Invalid> {
+    let mut kwargs = None;
+    let role = match role {
+        "user" | "human" | "HumanMessageChunk" => Role::Human,
+        "system" | "SystemMessageChunk" => Role::System,
+        "developer" => {
+            kwargs = Some(("__openai_role__".to_owned(), Value::from("developer")));
+            Role::System
+        }
+        "assistant" | "ai" | "AIMessageChunk" => ai_role(fields)?,
+        "tool" | "function" | "ToolMessageChunk" => tool_role(role == "function", fields)?,
+        "remove" => Role::Remove,
+        other => return Err(Invalid::new(role_part, format!("is {other:?}, but allowed are: {ROLES}"))),
+    };
+    let id = text(fields, "id")?;
+    if role == Role::Remove && id.is_none() {
+        return Err(Invalid::new("id", "is missing: it says which message to remove"));
+    }
+    let mut message = Message {
+        content: content(fields, &role)?,
+        additional_kwargs: optional(fields, "additional_kwargs", "an object")?.unwrap_or_default(),
+        response_metadata: optional(fields, "response_metadata", "an object")?.unwrap_or_default(),
+        name: text(fields, "name")?,
+        id,
+        role,
+    };
+    message.additional_kwargs.extend(kwargs);
+    Ok(message)
+}
+
+fn content(fields: &Map<String, Value>, role: &Role) -> Result<Content, Invalid> {
+    let may_lack_content = match role {
+        Role::Ai { .. } | Role::Remove => true,
+        Role::Human | Role::System | Role::Tool { .. } => false,
+    };
+    match fields.get("content") {
+        None | Some(Value::Null) if may_lack_content => Ok(Content::default()),
+        None | Some(Value::Null) => Err(Invalid::new("content", "is missing")),
+        Some(Value::String(text)) => Ok(Content::Text(text.clone())),
+        Some(Value::Array(blocks)) => match blocks.iter().position(|b| !b.is_string() && !b.is_object()) {
+            None => Ok(Content::Blocks(blocks.clone())),
+            Some(at) => Err(under(&format!("content[{at}]"))(not("a text or an object", &blocks[at]))),
+        },
+        Some(other) if matches!(role, Role::Tool { .. }) => Ok(Content::Text(other.to_string())),
+        Some(other) => Err(under("content")(not("a text or a list of content blocks", other))),
+    }
+}
+
+fn ai_role(fields: &Map<String, Value>) -> Result<Role, Invalid> {
+    let mut tool_calls = vec![];
+    let mut invalid_tool_calls: Vec<InvalidToolCall> =
+        optional(fields, "invalid_tool_calls", "a list of unreadable calls")?.unwrap_or_default();
+    let calls: Vec<Value> = optional(fields, "tool_calls", "a list of calls")?.unwrap_or_default();
+    for (at, call) in calls.iter().enumerate() {
+        match read_call(call).map_err(under(&format!("tool_calls[{at}]")))? {
+            Ok(call) => tool_calls.push(call),
+            Err(call) => invalid_tool_calls.push(call),
+        }
+    }
+    let usage_metadata = fields.get("usage_metadata").filter(|usage| !usage.is_null()).cloned();
+    Ok(Role::Ai { tool_calls, invalid_tool_calls, usage_metadata })
+}
+
+/// Reads a call: `{name, args, id}`, or as OpenAI writes it, `{id, function: {name, arguments}}`, whose arguments are a
+/// text and may be unreadable.
+fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCall>, Invalid> {
+    let fields = value.as_object().ok_or_else(|| not("an object", value))?;
+    let id = text(fields, "id")?.ok_or_else(|| Invalid::new("id", "is missing"))?;
+    let Some(function) = fields.get("function") else {
+        let name = text(fields, "name")?.ok_or_else(|| Invalid::new("name", "is missing"))?;
+        return Ok(Ok(ToolCall::new(id, name, optional(fields, "args", "an object")?.unwrap_or_default())));
+    };
+    let function = function.as_object().ok_or_else(|| under("function")(not("an object", function)))?;
+    let name = text(function, "name").map_err(under("function"))?;
+    let name = name.ok_or_else(|| Invalid::new("function.name", "is missing"))?;
+    let arguments = text(function, "arguments").map_err(under("function"))?.unwrap_or_default();
+    Ok(match serde_json::from_str::<Map<String, Value>>(if arguments.is_empty() { "{}" } else { &arguments }) {
+        Ok(args) => Ok(ToolCall::new(id, name, args)),
+        Err(error) => Err(InvalidToolCall {
+            name: Some(name),
+            args: Some(arguments),
+            id: Some(id),
+            error: Some(error.to_string()),
+            kind: "invalid_tool_call".to_owned(),
+        }),
+    })
+}
+
+fn tool_role(is_function: bool, fields: &Map<String, Value>) -> Result<Role, Invalid> {
+    let call = text(fields, "tool_call_id")?;
+    // The older `function` role names the function it answers, nothing else.
+    let call = if is_function { call.or(text(fields, "name")?) } else { call };
+    let tool_call_id = call.ok_or_else(|| Invalid::new("tool_call_id", "is missing: it says which call is answered"))?;
+    let status = optional(fields, "status", "\"success\" or \"error\"")?.unwrap_or(ToolStatus::Success);
+    let artifact = fields.get("artifact").filter(|artifact| !artifact.is_null()).cloned();
+    Ok(Role::Tool { tool_call_id, artifact, status })
+}
+
+/// Reads files by path; `null` deletes.
+fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Invalid> {
+    let files = match value {
+        Value::Null => return Ok(BTreeMap::new()),
+        Value::Object(files) => files,
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            return Err(under("files")(not("an object of files by path", value)));
+        }
+    };
+    files
+        .iter()
+        .map(|(path, file)| {
+            let file = read_file(file).map_err(under(&format!("files[{path:?}]")))?;
+            Ok((path.clone(), file.map(Arc::new)))
+        })
+        .collect()
+}
+
+fn read_file(value: &Value) -> Result<Option<File>, Invalid> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(file_of(text.clone()))),
+        Value::Object(fields) => {
+            let content = match fields.get("content") {
+                Some(Value::String(text)) => text.clone(),
+                // Older clients keep a file as its lines.
+                Some(Value::Array(lines)) if lines.iter().all(Value::is_string) => {
+                    lines.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n")
+                }
+                Some(other) => return Err(under("content")(not("a text", other))),
+                None => return Err(Invalid::new("content", "is missing")),
+            };
+            Ok(Some(File {
+                encoding: optional(fields, "encoding", "\"utf-8\" or \"base64\"")?.unwrap_or(Encoding::Utf8),
+                created_at: text(fields, "created_at")?,
+                modified_at: text(fields, "modified_at")?,
+                ..file_of(content)
+            }))
+        }
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+            Err(not("null, a text or an object with `content`", value))
+        }
+    }
+}
+
+fn file_of(content: String) -> File {
+    File { content, encoding: Encoding::Utf8, created_at: None, modified_at: None }
+}
+
+/// The text under `name`; absent and null are the same.
+fn text(fields: &Map<String, Value>, name: &str) -> Result<Option<String>, Invalid> {
+    optional(fields, name, "a text")
+}
+
+/// What is under `name`, which must be `wanted`; absent and null are the same.
+fn optional<T: DeserializeOwned>(fields: &Map<String, Value>, name: &str, wanted: &str) -> Result<Option<T>, Invalid> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => T::deserialize(value).map(Some).map_err(|_| under(name)(not(wanted, value))),
+    }
+}
+
+/// Says that `value` is not what is `wanted`; where it stands is added by [`under`].
+fn not(wanted: &str, value: &Value) -> Invalid {
+    let kind = match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "true or false".to_owned(),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) if text.len() <= 40 => format!("the text {text:?}"),
+        Value::String(_) => "a text".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+    };
+    Invalid::new("", format!("must be {wanted}, not {kind}"))
+}
+
+/// Puts `place` in front of the path of an error.
+fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
+    move |error| {
+        let joint = if error.field.is_empty() || error.field.starts_with('[') { "" } else { "." };
+        Invalid { field: format!("{place}{joint}{}", error.field), reason: error.reason }
+    }
+}
+
+#[cfg(test)]
+mod tests;
