@@ -1,0 +1,312 @@
+//! Checkpoints: the steps that agents took, each with what it wrote. What was summed up from them comes from [`load`].
+//!
+//! A history is a tree, since a client may begin anew from any of its checkpoints. The rows of a lane that follow one
+//! another without a fork are one *segment*, named by the seq of its first row. A checkpoint whose parent is the last of
+//! its segment continues it, any other begins a new one. So the ancestors of a checkpoint are the rows of its segment
+//! before it, then those of the segment of the first row's parent, and so on: mostly a single range of an index, and no
+//! state is ever stored.
+
+mod load;
+
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use uuid::Uuid;
+
+pub use load::{HistoryQuery, get, history, load_state};
+
+use super::engine::on_engine;
+use super::error::corrupt;
+use super::json::{Cell, encode};
+use super::{DbError, DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::machine::Position;
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "checkpoints";
+/// Rows of one statement; databases limit how many values it may have.
+const BATCH: usize = 200;
+
+/// How a lane is stored: the main agent's as zeros.
+pub(super) fn lane_id(lane: Lane) -> Uuid {
+    match lane {
+        Lane::Main => Uuid::nil(),
+        Lane::Child(run) => run.0,
+    }
+}
+
+/// The lane that is stored so.
+pub(super) fn lane_of(id: Uuid) -> Lane {
+    if id.is_nil() { Lane::Main } else { Lane::Child(RunId(id)) }
+}
+
+pub(super) fn source_of(word: &str) -> Option<Source> {
+    [Source::Input, Source::Loop, Source::Update, Source::Fork].into_iter().find(|source| source.word() == word)
+}
+
+/// The columns of an [`Entry`].
+pub(super) struct EntryColumns {
+    pub(super) checkpoint_id: Uuid,
+    pub(super) parent_id: Option<Uuid>,
+    pub(super) step: i64,
+    pub(super) source: String,
+    pub(super) node: String,
+    pub(super) writes: String,
+    pub(super) shown: Option<String>,
+}
+
+impl TryFrom<EntryColumns> for Entry {
+    type Error = DbError;
+
+    fn try_from(row: EntryColumns) -> DbResult<Self> {
+        let at = |column| Cell { table: TABLE, column, id: &row.checkpoint_id };
+        Ok(Self {
+            id: CheckpointId(row.checkpoint_id),
+            parent: row.parent_id.map(CheckpointId),
+            step: row.step,
+            source: source_of(&row.source).ok_or_else(|| at("source").corrupt())?,
+            node: row.node,
+            writes: at("writes").decode(&row.writes)?,
+            shown: row.shown.as_deref().map(|shown| at("shown").decode(shown)).transpose()?.unwrap_or_default(),
+        })
+    }
+}
+
+/// A checkpoint to be stored: a step, and its place.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed<'a> {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The history it belongs to.
+    pub lane: Lane,
+    /// Its number in the log of the thread; nothing else there has it, and none in the lane has a higher one.
+    pub seq: i64,
+    /// The segment it continues, when that is known: that of the lane's newest checkpoint ([`Head::segment`]), if that is
+    /// its parent. Otherwise the database is asked.
+    pub segment: Option<i64>,
+    /// The run of the main agent in whose course it was made; none for a client's update.
+    pub run: Option<RunId>,
+    /// The step.
+    pub entry: &'a Entry,
+    /// What is under way after it.
+    pub position: &'a Position,
+    /// When it was made.
+    pub at: Timestamp,
+}
+
+/// Stores a checkpoint. Returns its segment.
+///
+/// # Errors
+/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent is gone.
+pub async fn insert(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
+    insert_all(tx, std::slice::from_ref(placed)).await
+}
+
+/// Stores checkpoints in the order given. An entry may be the child of the one before it. Returns the segment of the
+/// last one; zero when there is none.
+///
+/// # Errors
+/// As [`insert`].
+pub async fn insert_all(tx: &mut Tx<'_>, placed: &[Placed<'_>]) -> DbResult<i64> {
+    let mut last = 0;
+    for batch in placed.chunks(BATCH) {
+        let mut rows = Vec::with_capacity(batch.len());
+        let mut before: Option<(&Placed<'_>, i64)> = None;
+        for placed in batch {
+            let segment = match before {
+                Some((parent, segment))
+                    if placed.entry.parent == Some(parent.entry.id) && placed.lane == parent.lane =>
+                {
+                    segment
+                }
+                Some(_) | None => segment_of(tx, placed).await?,
+            };
+            before = Some((placed, segment));
+            last = segment;
+            rows.push(NewRow::new(placed, segment)?);
+        }
+        insert_rows(tx, rows).await?;
+    }
+    Ok(last)
+}
+
+/// The segment of a new checkpoint whose parent is stored already.
+async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
+    const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
+        and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
+        from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
+    let Some(parent) = placed.entry.parent else {
+        return Ok(placed.seq);
+    };
+    if let Some(segment) = placed.segment {
+        return Ok(segment);
+    }
+    let found: Option<(i64, bool)> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(parent.0)
+        .bind(placed.thread.0)
+        .bind(lane_id(placed.lane))
+        .fetch_optional(conn)
+        .await)?;
+    match found {
+        Some((segment, false)) => Ok(segment),
+        Some((_, true)) => Ok(placed.seq),
+        None => Err(DbError::Conflict(format!("the parent {parent} of checkpoint {} is gone", placed.entry.id))),
+    }
+}
+
+struct NewRow<'a> {
+    placed: &'a Placed<'a>,
+    segment: i64,
+    writes: String,
+    shown: Option<String>,
+    position: String,
+}
+
+impl<'a> NewRow<'a> {
+    fn new(placed: &'a Placed<'a>, segment: i64) -> DbResult<Self> {
+        let entry = placed.entry;
+        let shown = if entry.shown.is_empty() { None } else { Some(encode(&entry.shown)?) };
+        Ok(Self { placed, segment, writes: encode(&entry.writes)?, shown, position: encode(placed.position)? })
+    }
+}
+
+async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
+    const SQL: &str = "insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, \
+        node, run_id, writes, shown, position, created_at) ";
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_values(rows, |mut values, row| {
+            let NewRow { placed, segment, writes, shown, position } = row;
+            let entry = placed.entry;
+            values
+                .push_bind(entry.id.0)
+                .push_bind(placed.thread.0)
+                .push_bind(lane_id(placed.lane))
+                .push_bind(placed.seq)
+                .push_bind(segment)
+                .push_bind(entry.parent.map(|parent| parent.0))
+                .push_bind(entry.step)
+                .push_bind(entry.source.word())
+                .push_bind(entry.node.as_str())
+                .push_bind(placed.run.map(|run| run.0))
+                .push_bind(writes)
+                .push_bind(shown)
+                .push_bind(position)
+                .push_bind(placed.at.0);
+        });
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
+/// Changes what is under way after a checkpoint. Returns whether there is such a checkpoint.
+pub async fn set_position(tx: &mut Tx<'_>, checkpoint: CheckpointId, position: &Position) -> DbResult<bool> {
+    const SQL: &str = "update checkpoints set position = $2 where checkpoint_id = $1";
+    let position = encode(position)?;
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(checkpoint.0)
+        .bind(position)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// A checkpoint to go on from, without its state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Head {
+    /// Identifies it.
+    pub id: CheckpointId,
+    /// The history it belongs to.
+    pub lane: Lane,
+    /// Its number in the log of the thread.
+    pub seq: i64,
+    /// The unforked part of the history to which it belongs.
+    pub segment: i64,
+    /// Its number in the lane; the first one is -1.
+    pub step: i64,
+    /// What is under way after it.
+    pub position: Position,
+    /// The checkpoint before it.
+    pub parent: Option<CheckpointId>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// The run of the main agent in whose course it was made.
+    pub run: Option<RunId>,
+}
+
+#[derive(sqlx::FromRow)]
+struct HeadRow {
+    checkpoint_id: Uuid,
+    lane: Uuid,
+    seq: i64,
+    segment: i64,
+    step: i64,
+    position: String,
+    parent_id: Option<Uuid>,
+    created_at: i64,
+    run_id: Option<Uuid>,
+}
+
+impl TryFrom<HeadRow> for Head {
+    type Error = DbError;
+
+    fn try_from(row: HeadRow) -> DbResult<Self> {
+        Ok(Self {
+            id: CheckpointId(row.checkpoint_id),
+            lane: lane_of(row.lane),
+            seq: row.seq,
+            segment: row.segment,
+            step: row.step,
+            position: Cell { table: TABLE, column: "position", id: &row.checkpoint_id }.decode(&row.position)?,
+            parent: row.parent_id.map(CheckpointId),
+            created_at: Timestamp(row.created_at),
+            run: row.run_id.map(RunId),
+        })
+    }
+}
+
+macro_rules! select_head {
+    () => {
+        "select checkpoint_id, lane, seq, segment, step, position, parent_id, created_at, run_id from checkpoints"
+    };
+}
+
+/// The newest checkpoint of a lane.
+pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
+    const SQL: &str = concat!(select_head!(), " where thread_id = $1 and lane = $2 order by seq desc limit 1");
+    let row: Option<HeadRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    row.map(Head::try_from).transpose()
+}
+
+/// A checkpoint of a thread, in whichever lane.
+pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
+    const SQL: &str = concat!(select_head!(), " where checkpoint_id = $1 and thread_id = $2");
+    let row: Option<HeadRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?;
+    row.map(Head::try_from).transpose()
+}
+
+/// The highest number in the log of a thread; zero when the log is empty.
+pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
+    const SQL: &str = "select coalesce(max(seq), 0) from (\
+        select max(seq) as seq from checkpoints where thread_id = $1 \
+        union all select max(seq) as seq from events where thread_id = $1) newest";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_one(conn).await)?)
+}
+
+/// Takes back what was logged in the course of a run of the main agent: checkpoints and events, in all lanes. Nothing
+/// may have been built upon them since.
+pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<()> {
+    const STEPS: &str = "delete from checkpoints where thread_id = $1 and run_id = $2";
+    const FACTS: &str = "delete from events where thread_id = $1 and run_id = $2";
+    for sql in [STEPS, FACTS] {
+        on_engine!(tx, |conn| query(sql).bind(thread.0).bind(run.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
+/// Says that the history of a checkpoint has a hole.
+fn torn(checkpoint: CheckpointId) -> DbError {
+    corrupt(TABLE, "parent_id", checkpoint)
+}

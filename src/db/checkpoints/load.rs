@@ -1,0 +1,189 @@
+//! Sums up the writes of checkpoints to states.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sqlx::query_as;
+use uuid::Uuid;
+
+use super::{EntryColumns, Head, TABLE, lane_id, lane_of, torn};
+use crate::db::engine::on_engine;
+use crate::db::fold::Fold;
+use crate::db::json::Cell;
+use crate::db::{DbResult, Tx};
+use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::machine::Position;
+use crate::domain::state::State;
+use crate::domain::time::Timestamp;
+
+/// The state at `head`: what it and its ancestors wrote.
+///
+/// # Errors
+/// [`crate::db::DbError::Corrupt`] when an ancestor is missing.
+pub async fn load_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &Head) -> DbResult<State> {
+    Ok(State::clone(&*state_at(tx, thread, lane, head.id).await?))
+}
+
+/// A step of a segment that is being summed up.
+#[derive(sqlx::FromRow)]
+struct StepRow {
+    checkpoint_id: Uuid,
+    parent_id: Option<Uuid>,
+    writes: String,
+}
+
+/// The state at a checkpoint, remembered or folded; afterwards it is remembered.
+async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
+    // The rows of the segment of a checkpoint, up to it.
+    const SQL: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
+        join checkpoints step on step.thread_id = upto.thread_id and step.lane = upto.lane \
+        and step.seq >= upto.segment and step.seq <= upto.seq and step.segment = upto.segment \
+        where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq";
+    if let Some(state) = tx.states.get(checkpoint) {
+        return Ok(state);
+    }
+    let mut base = None;
+    let mut segments: Vec<Vec<StepRow>> = vec![];
+    let mut upto = Some(checkpoint);
+    while let Some(id) = upto {
+        base = tx.states.get(id);
+        if base.is_some() {
+            break;
+        }
+        let rows: Vec<StepRow> =
+            on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_all(conn).await)?;
+        let Some(first) = rows.first() else {
+            return Err(torn(id));
+        };
+        upto = first.parent_id.map(CheckpointId);
+        let known = rows.iter().rposition(|row| tx.states.knows(CheckpointId(row.checkpoint_id)));
+        base = known.and_then(|at| tx.states.get(CheckpointId(rows[at].checkpoint_id)));
+        match (known, base.is_some()) {
+            (Some(at), true) => {
+                segments.push(rows.into_iter().skip(at + 1).collect());
+                break;
+            }
+            (Some(_) | None, _) => segments.push(rows),
+        }
+    }
+    let steps = segments.iter().map(Vec::len).sum();
+    let mut fold = base.map_or_else(|| Fold::with_capacity(steps), |state| Fold::from(State::clone(&state)));
+    for row in segments.into_iter().rev().flatten() {
+        fold.add(Cell { table: TABLE, column: "writes", id: &row.checkpoint_id }.decode(&row.writes)?);
+    }
+    let state = Arc::new(fold.finish());
+    tx.states.put(checkpoint, Arc::clone(&state));
+    Ok(state)
+}
+
+#[derive(sqlx::FromRow)]
+struct CheckpointRow {
+    checkpoint_id: Uuid,
+    lane: Uuid,
+    seq: i64,
+    parent_id: Option<Uuid>,
+    step: i64,
+    source: String,
+    node: String,
+    run_id: Option<Uuid>,
+    writes: String,
+    shown: Option<String>,
+    position: String,
+    created_at: i64,
+}
+
+impl CheckpointRow {
+    /// The checkpoint without its state.
+    fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
+        let cell = Cell { table: TABLE, column: "position", id: &self.checkpoint_id };
+        let position: Position = cell.decode(&self.position)?;
+        let entry = Entry::try_from(EntryColumns {
+            checkpoint_id: self.checkpoint_id,
+            parent_id: self.parent_id,
+            step: self.step,
+            source: self.source,
+            node: self.node,
+            writes: self.writes,
+            shown: self.shown,
+        })?;
+        Ok(Checkpoint {
+            entry,
+            thread,
+            lane: lane_of(self.lane),
+            run: self.run_id.map(RunId),
+            seq: self.seq,
+            position,
+            state: State::default(),
+            created_at: Timestamp(self.created_at),
+        })
+    }
+}
+
+macro_rules! select {
+    () => {
+        "select checkpoint_id, lane, seq, parent_id, step, source, node, run_id, writes, shown, position, created_at \
+         from checkpoints"
+    };
+}
+
+/// A checkpoint of a thread with its state, in whichever lane.
+pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
+    const SQL: &str = concat!(select!(), " where checkpoint_id = $1 and thread_id = $2");
+    let row: Option<CheckpointRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?;
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    let mut found = row.read(thread)?;
+    found.state = State::clone(&*state_at(tx, thread, found.lane, checkpoint).await?);
+    Ok(Some(found))
+}
+
+/// Which part of a history is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HistoryQuery {
+    /// How many checkpoints at most.
+    pub limit: i64,
+    /// Only those older than this one. None are older than one that is not there.
+    pub before: Option<CheckpointId>,
+}
+
+/// The checkpoints of a lane with their states, the newest first, whichever branch they are on.
+///
+/// Only the state before the oldest of them is folded from the beginning of the lane; the others follow from it.
+pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: HistoryQuery) -> DbResult<Vec<Checkpoint>> {
+    const ALL: &str = concat!(select!(), " where thread_id = $1 and lane = $2 order by seq desc limit $3");
+    const BEFORE: &str = concat!(
+        select!(),
+        " where thread_id = $1 and lane = $2 \
+         and seq < (select seq from checkpoints edge where edge.checkpoint_id = $4 and edge.thread_id = $1) \
+         order by seq desc limit $3"
+    );
+    let rows: Vec<CheckpointRow> = on_engine!(tx, |conn| {
+        let sql = if wanted.before.is_some() { BEFORE } else { ALL };
+        let query = query_as(sql).bind(thread.0).bind(lane_id(lane)).bind(wanted.limit);
+        match wanted.before {
+            Some(before) => query.bind(before.0).fetch_all(conn).await,
+            None => query.fetch_all(conn).await,
+        }
+    })?;
+    let mut found = rows.into_iter().rev().map(|row| row.read(thread)).collect::<DbResult<Vec<_>>>()?;
+    let mut places: HashMap<CheckpointId, usize> = HashMap::with_capacity(found.len());
+    for at in 0..found.len() {
+        let mut state = match found[at].entry.parent {
+            None => State::default(),
+            Some(parent) => match places.get(&parent) {
+                Some(&place) => State::clone(&found[place].state),
+                None => State::clone(&*state_at(tx, thread, lane, parent).await?),
+            },
+        };
+        for update in &found[at].entry.writes {
+            state.apply(update);
+        }
+        found[at].state = state;
+        places.insert(found[at].entry.id, at);
+    }
+    found.reverse();
+    Ok(found)
+}

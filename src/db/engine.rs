@@ -1,0 +1,273 @@
+//! The few places where the two engines differ.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use sqlx::migrate::Migrator;
+use sqlx::pool::PoolOptions;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::types::Json;
+use sqlx::{
+    ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqliteConnection, SqlitePool,
+};
+
+use super::Spawn;
+use super::error::{DbError, DbResult};
+use super::states::States;
+use super::writer::{self, Outfit};
+
+static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
+static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
+
+/// A database system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Embedded; one file, one process.
+    Sqlite,
+    /// A server; any number of processes.
+    Postgres,
+}
+
+/// A transaction under way. Only [`super::Db::read`] and [`super::Db::write`] begin and end one.
+pub struct Tx<'c> {
+    pub(super) conn: Conn<'c>,
+    pub(super) states: &'c States,
+}
+
+/// The connection of a transaction.
+pub(super) enum Conn<'c> {
+    Sqlite(&'c mut SqliteConnection),
+    Postgres(&'c mut PgConnection),
+}
+
+impl<'c> Tx<'c> {
+    pub(super) fn sqlite(conn: &'c mut SqliteConnection, states: &'c States) -> Self {
+        Self { conn: Conn::Sqlite(conn), states }
+    }
+
+    pub(super) fn postgres(conn: &'c mut PgConnection, states: &'c States) -> Self {
+        Self { conn: Conn::Postgres(conn), states }
+    }
+
+    /// Which engine this is.
+    pub fn engine(&self) -> Engine {
+        match self.conn {
+            Conn::Sqlite(_) => Engine::Sqlite,
+            Conn::Postgres(_) => Engine::Postgres,
+        }
+    }
+
+    /// The text of a statement that locks rows. SQLite has one writer at a time and knows no locks of rows.
+    pub(super) fn locking(&self, sqlite: &'static str, postgres: &'static str) -> &'static str {
+        match self.conn {
+            Conn::Sqlite(_) => sqlite,
+            Conn::Postgres(_) => postgres,
+        }
+    }
+}
+
+/// Runs the same body on the connection of either engine. It is written once and type-checked twice.
+macro_rules! on_engine {
+    ($tx:expr, |$conn:ident| $body:expr) => {
+        match &mut $tx.conn {
+            $crate::db::engine::Conn::Sqlite(conn) => {
+                let $conn = &mut **conn;
+                $body
+            }
+            $crate::db::engine::Conn::Postgres(conn) => {
+                let $conn = &mut **conn;
+                $body
+            }
+        }
+    };
+}
+pub(super) use on_engine;
+
+/// Where reads go.
+pub(super) enum Readers {
+    /// To the writer: a database in memory has a single connection.
+    Writer,
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+}
+
+/// Begins a read that sees one moment of the database in all its statements.
+pub(super) const BEGIN_READ: &str = "begin isolation level repeatable read read only";
+
+const SQLITE_READERS: u32 = 4;
+const POSTGRES_CONNECTIONS: u32 = 16;
+/// Fewer than the connections, so that reads find one.
+const POSTGRES_WRITERS: usize = 8;
+const STATEMENTS: usize = 256;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A connection that was idle for longer than this is tried before it is used.
+const TRUSTED_IDLE: Duration = Duration::from_secs(30);
+
+/// Opens the database, brings its tables up to date, and starts the tasks that write.
+pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
+    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+        let pool = open_postgres(url).await?;
+        for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
+            spawn("database writer", writer);
+        }
+        return Ok((Engine::Postgres, Readers::Postgres(pool)));
+    }
+    let options = sqlite_options(url)?;
+    let in_memory = url.contains(":memory:") || url.contains("mode=memory");
+    let mut conn = if in_memory {
+        options.connect().await?
+    } else {
+        make_directory(options.get_filename())?;
+        options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?
+    };
+    SQLITE_TABLES.run(&mut conn).await?;
+    let readers = if in_memory {
+        Readers::Writer
+    } else {
+        let options = options.create_if_missing(false).pragma("query_only", "on");
+        Readers::Sqlite(pool::<Sqlite>(SQLITE_READERS).connect_with(options).await?)
+    };
+    spawn("database writer", writer::on_sqlite(outfit, conn));
+    Ok((Engine::Sqlite, readers))
+}
+
+fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
+    Ok(SqliteConnectOptions::from_str(url)?
+        .create_if_missing(true)
+        .foreign_keys(true)
+        // A commit that was reported must survive a loss of power.
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(PATIENCE)
+        .statement_cache_capacity(STATEMENTS)
+        .pragma("mmap_size", "268435456")
+        .pragma("cache_size", "-32768")
+        .pragma("temp_store", "memory")
+        .pragma("journal_size_limit", "67108864"))
+}
+
+fn make_directory(file: &Path) -> DbResult<()> {
+    match file.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => {
+            std::fs::create_dir_all(directory).map_err(|error| DbError::from(sqlx::Error::Io(error)))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+async fn open_postgres(url: &str) -> DbResult<PgPool> {
+    let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
+    let pool: PgPool = pool::<Postgres>(POSTGRES_CONNECTIONS).connect_with(options).await?;
+    POSTGRES_TABLES.run(&pool).await?;
+    Ok(pool)
+}
+
+fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
+    PoolOptions::new()
+        .max_connections(size)
+        .acquire_timeout(PATIENCE)
+        // Trying a connection each time would cost every transaction a trip to the server.
+        .test_before_acquire(false)
+        .before_acquire(|conn: &mut DB::Connection, meta| {
+            Box::pin(async move { Ok(meta.idle_for < TRUSTED_IDLE || conn.ping().await.is_ok()) })
+        })
+}
+
+/// What an error of the driver means to us.
+pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
+    let Some(told) = error.as_database_error() else {
+        return match error {
+            sqlx::Error::PoolClosed => DbError::Closed,
+            other => DbError::Unavailable(Arc::new(other)),
+        };
+    };
+    if told.is_unique_violation() || told.is_foreign_key_violation() {
+        return DbError::Conflict(told.message().to_owned());
+    }
+    match told.code().as_deref() {
+        // SQLite: busy and locked, with their extended codes. Postgres: serialization failure, deadlock, lock timeout.
+        Some("5" | "6" | "261" | "517" | "773" | "262" | "40001" | "40P01" | "55P03") => DbError::Busy,
+        // Postgres: the character U+0000, in text and in JSON.
+        Some("22021" | "22P05") => DbError::Unfit(told.message().to_owned()),
+        Some(_) | None => DbError::Unavailable(Arc::new(error)),
+    }
+}
+
+/// Metadata filters that are nested deeper than this are refused.
+const DEEPEST_FILTER: usize = 16;
+
+/// A query under construction, on either engine.
+pub(super) trait Contains {
+    /// Adds the condition that the JSON object in `column` contains `filter`: every key of the filter is there, with an
+    /// equal scalar, an object that contains the filter's, or an array in which every item of the filter's has a match.
+    fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()>;
+}
+
+impl Contains for QueryBuilder<Postgres> {
+    fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
+        self.push(column).push(" @> ").push_bind(Json(filter.clone()));
+        Ok(())
+    }
+}
+
+impl Contains for QueryBuilder<Sqlite> {
+    /// The operator `@>` spelled out: an `exists` over `json_each` for each key and item of the filter. Like there, an
+    /// empty filter matches everything and numbers are compared by value.
+    fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
+        push_keys(self, column, filter, 1)
+    }
+}
+
+fn push_keys(query: &mut QueryBuilder<Sqlite>, json: &str, filter: &Map<String, Value>, depth: usize) -> DbResult<()> {
+    if depth > DEEPEST_FILTER {
+        return Err(DbError::Unfit(format!("a metadata filter nested deeper than {DEEPEST_FILTER}")));
+    }
+    query.push("true");
+    for (key, value) in filter {
+        query.push(format!(" and exists (select 1 from json_each({json}) j{depth} where j{depth}.key = "));
+        query.push_bind(key.clone());
+        push_match(query, value, depth)?;
+        query.push(")");
+    }
+    Ok(())
+}
+
+/// Adds the condition that row `j{depth}` of a `json_each` matches `value`.
+fn push_match(query: &mut QueryBuilder<Sqlite>, value: &Value, depth: usize) -> DbResult<()> {
+    let row = format!("j{depth}");
+    match value {
+        Value::Null => query.push(format!(" and {row}.type = 'null'")),
+        Value::Bool(truth) => query.push(format!(" and {row}.type = '{truth}'")),
+        Value::String(text) => {
+            query.push(format!(" and {row}.type = 'text' and {row}.value = ")).push_bind(text.clone())
+        }
+        Value::Number(number) => {
+            query.push(format!(" and {row}.type in ('integer', 'real') and {row}.value = "));
+            match number.as_i64() {
+                Some(whole) => query.push_bind(whole),
+                None => query.push_bind(number.as_f64()),
+            }
+        }
+        Value::Object(inner) => {
+            query.push(format!(" and {row}.type = 'object' and "));
+            return push_keys(query, &format!("{row}.value"), inner, depth + 1);
+        }
+        Value::Array(items) => {
+            query.push(format!(" and {row}.type = 'array'"));
+            let inner = depth + 1;
+            for item in items {
+                if inner > DEEPEST_FILTER {
+                    return Err(DbError::Unfit(format!("a metadata filter nested deeper than {DEEPEST_FILTER}")));
+                }
+                query.push(format!(" and exists (select 1 from json_each({row}.value) j{inner} where true"));
+                push_match(query, item, inner)?;
+                query.push(")");
+            }
+            return Ok(());
+        }
+    };
+    Ok(())
+}

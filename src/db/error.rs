@@ -1,0 +1,56 @@
+//! What can go wrong with the database. Absence is no error; see [`Option`].
+
+use std::sync::Arc;
+
+/// What a function of this module returns.
+pub type DbResult<T> = Result<T, DbError>;
+
+/// What can go wrong with the database. It can be told to several, hence cloned.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DbError {
+    /// Something like it exists already, or what it refers to is gone.
+    #[error("in conflict with what is stored: {0}")]
+    Conflict(String),
+    /// Somebody else was faster; trying again may help.
+    #[error("the database is busy")]
+    Busy,
+    /// A row that was read makes no sense.
+    #[error("{table}.{column} of {id} cannot be read")]
+    Corrupt {
+        /// The table.
+        table: &'static str,
+        /// The column.
+        column: &'static str,
+        /// The row.
+        id: String,
+    },
+    /// A value that no database of ours can hold, such as a text with the character U+0000.
+    #[error("cannot be stored: {0}")]
+    Unfit(String),
+    /// The job panicked. It left no trace.
+    #[error("a database job panicked: {0}")]
+    Panicked(String),
+    /// The database was closed by us.
+    #[error("the database is closed")]
+    Closed,
+    /// The database does not answer, or not as it should.
+    #[error("the database is unavailable: {0}")]
+    Unavailable(Arc<sqlx::Error>),
+}
+
+impl From<sqlx::Error> for DbError {
+    fn from(error: sqlx::Error) -> Self {
+        super::engine::tell_apart(error)
+    }
+}
+
+impl From<sqlx::migrate::MigrateError> for DbError {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        Self::Unavailable(Arc::new(error.into()))
+    }
+}
+
+/// Says that a row makes no sense.
+pub(super) fn corrupt(table: &'static str, column: &'static str, id: impl ToString) -> DbError {
+    DbError::Corrupt { table, column, id: id.to_string() }
+}

@@ -1,0 +1,152 @@
+//! The log of a thread: steps, which are rows of `checkpoints`, and facts, which are rows of `events`, on one number line.
+
+use sqlx::{QueryBuilder, query_as};
+use uuid::Uuid;
+
+use super::checkpoints::{EntryColumns, lane_id, lane_of};
+use super::engine::on_engine;
+use super::json::{Cell, encode};
+use super::{DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "events";
+/// Rows of one statement; databases limit how many values it may have.
+const BATCH: usize = 500;
+
+/// A fact to be stored, and its place.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacedFact<'a> {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Its number in the log of the thread; nothing else there has it.
+    pub seq: i64,
+    /// The run of the main agent in whose course it happened.
+    pub run: RunId,
+    /// Whose history it belongs to.
+    pub lane: Lane,
+    /// What happened.
+    pub fact: &'a Fact,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// Stores facts.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when a number is taken or the thread is gone.
+pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
+    for batch in facts.chunks(BATCH) {
+        let rows = batch.iter().map(|placed| Ok((placed, encode(placed.fact)?))).collect::<DbResult<Vec<_>>>()?;
+        on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new("insert into events (thread_id, seq, run_id, lane, body, created_at) ");
+            sql.push_values(rows, |mut values, (placed, body)| {
+                values
+                    .push_bind(placed.thread.0)
+                    .push_bind(placed.seq)
+                    .push_bind(placed.run.0)
+                    .push_bind(lane_id(placed.lane))
+                    .push_bind(body)
+                    .push_bind(placed.at.0);
+            });
+            sql.build().execute(conn).await.map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Something in the log, as it is read back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoggedEvent {
+    /// Its number.
+    pub seq: i64,
+    /// The run of the main agent in whose course it happened; none for a client's update.
+    pub run: Option<RunId>,
+    /// Whose history it belongs to.
+    pub lane: Lane,
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub what: Logged,
+}
+
+/// What is in the log.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Logged {
+    /// A step.
+    Entry(Entry),
+    /// Anything else.
+    Fact(Fact),
+}
+
+#[derive(sqlx::FromRow)]
+struct EventRow {
+    seq: i64,
+    run_id: Option<Uuid>,
+    lane: Uuid,
+    created_at: i64,
+    body: String,
+    /// This and the following are null for facts.
+    checkpoint_id: Option<Uuid>,
+    parent_id: Option<Uuid>,
+    step: Option<i64>,
+    source: Option<String>,
+    node: Option<String>,
+    shown: Option<String>,
+}
+
+impl EventRow {
+    fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
+        let what = match (self.checkpoint_id, self.step, self.source, self.node) {
+            (Some(checkpoint_id), Some(step), Some(source), Some(node)) => {
+                let (parent_id, writes, shown) = (self.parent_id, self.body, self.shown);
+                let row = EntryColumns { checkpoint_id, parent_id, step, source, node, writes, shown };
+                Logged::Entry(row.try_into()?)
+            }
+            (_, _, _, _) => {
+                let id = format!("{thread}:{}", self.seq);
+                Logged::Fact(Cell { table: TABLE, column: "body", id: &id }.decode(&self.body)?)
+            }
+        };
+        let (run, lane, at) = (self.run_id.map(RunId), lane_of(self.lane), Timestamp(self.created_at));
+        Ok(LoggedEvent { seq: self.seq, run, lane, at, what })
+    }
+}
+
+macro_rules! page {
+    ($of_run:literal) => {
+        concat!(
+            "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, node, shown \
+             from checkpoints where thread_id = $1 and seq > $2",
+            $of_run,
+            " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
+             from events where thread_id = $1 and seq > $2",
+            $of_run,
+            " order by seq limit $3"
+        )
+    };
+}
+
+/// The log of a thread after number `after`, in order, at most `limit` events of it; of one run of the main agent, when
+/// one is given.
+pub async fn read(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    after: i64,
+    run: Option<RunId>,
+    limit: i64,
+) -> DbResult<Vec<LoggedEvent>> {
+    const ALL: &str = page!("");
+    const OF_RUN: &str = page!(" and run_id = $4");
+    let rows: Vec<EventRow> = on_engine!(tx, |conn| {
+        let sql = if run.is_some() { OF_RUN } else { ALL };
+        let query = query_as(sql).bind(thread.0).bind(after).bind(limit);
+        match run {
+            Some(run) => query.bind(run.0).fetch_all(conn).await,
+            None => query.fetch_all(conn).await,
+        }
+    })?;
+    rows.into_iter().map(|row| row.read(thread)).collect()
+}

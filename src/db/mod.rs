@@ -1,0 +1,135 @@
+//! What is remembered: threads, runs, checkpoints, events, questions to humans. One file per table.
+//!
+//! This is not where anything is decided: the functions say what is in the tables and change it. They take a [`Tx`], so
+//! any number of them make one transaction; only [`Db::read`] and [`Db::write`] open one. Rows never leave this module;
+//! what comes out are values of [`crate::domain`].
+//!
+//! Every step is stored as what it *wrote*, never as the state that results; the state at a checkpoint is the sum of the
+//! writes of its ancestors, see [`checkpoints`].
+
+pub mod checkpoints;
+mod engine;
+mod error;
+pub mod events;
+mod fold;
+pub mod interrupts;
+mod json;
+pub mod runs;
+mod states;
+#[cfg(test)]
+mod tests;
+pub mod threads;
+pub mod workers;
+mod writer;
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use engine::{Engine, Tx};
+pub use error::{DbError, DbResult};
+pub use states::States;
+
+use engine::Readers;
+use writer::Queue;
+
+/// The database. Cloning it copies a pointer.
+#[derive(Clone)]
+pub struct Db(Arc<Inner>);
+
+struct Inner {
+    engine: Engine,
+    readers: Readers,
+    queue: Queue,
+    states: Arc<States>,
+    closing: CancellationToken,
+    writers: TaskTracker,
+}
+
+/// How the database starts the tasks that write: the name of the task, and the task.
+pub type Spawn<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
+
+impl Db {
+    /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when it
+    /// is missing, and brings the tables up to date.
+    ///
+    /// # Errors
+    /// [`DbError::Unavailable`] when it cannot be reached or its tables are not ours.
+    pub async fn open(url: &str, spawn: Spawn<'_>) -> DbResult<Self> {
+        let states = Arc::new(States::default());
+        let closing = CancellationToken::new();
+        let writers = TaskTracker::new();
+        let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
+        let (queue, inbox) = writer::queue();
+        let outfit = writer::Outfit { inbox, states: Arc::clone(&states), closing: closing.clone() };
+        let (engine, readers) = engine::open(url, outfit, &tracked).await?;
+        writers.close();
+        Ok(Self(Arc::new(Inner { engine, readers, queue, states, closing, writers })))
+    }
+
+    /// Which engine this is.
+    pub fn engine(&self) -> Engine {
+        self.0.engine
+    }
+
+    /// The states that were lately folded or written.
+    pub fn states(&self) -> &States {
+        &self.0.states
+    }
+
+    /// Runs `job` on one consistent view of the database. The job must not write.
+    ///
+    /// # Errors
+    /// Those of the job, and [`DbError::Unavailable`].
+    pub async fn read<T, J>(&self, job: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        match &self.0.readers {
+            Readers::Writer => self.0.queue.run(job).await,
+            Readers::Sqlite(pool) => {
+                let mut transaction = pool.begin().await?;
+                let found = job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await;
+                // Rolling back instead would cost as much, and a dropped transaction more.
+                transaction.commit().await?;
+                found
+            }
+            Readers::Postgres(pool) => {
+                let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
+                let found = job(&mut Tx::postgres(&mut transaction, &self.0.states)).await;
+                transaction.rollback().await?;
+                found
+            }
+        }
+    }
+
+    /// Runs `job` as one transaction, and returns what it returns once that is durable.
+    ///
+    /// A job that errs leaves no trace. One that met an error of the database must err: only one of the two engines
+    /// would let it go on. A job waits for nothing but the database, for others wait behind it, and it never calls
+    /// [`Db::write`] itself. Once taken up it runs to its end, even when nobody waits for it any more.
+    ///
+    /// # Errors
+    /// Those of the job; [`DbError::Busy`] when it lost a race and may be tried again; [`DbError::Unavailable`].
+    pub async fn write<T, J>(&self, job: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        self.0.queue.run(job).await
+    }
+
+    /// Takes no more writes, finishes those that were accepted, and closes all connections.
+    pub async fn close(&self) {
+        self.0.closing.cancel();
+        self.0.writers.wait().await;
+        match &self.0.readers {
+            Readers::Writer => {}
+            Readers::Sqlite(pool) => pool.close().await,
+            Readers::Postgres(pool) => pool.close().await,
+        }
+    }
+}

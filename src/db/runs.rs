@@ -1,0 +1,241 @@
+//! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in [`claims`].
+
+mod claims;
+
+use serde_json::{Map, Value};
+use sqlx::types::Json;
+use sqlx::{query, query_as};
+use uuid::Uuid;
+
+pub use claims::{Claim, adopt_orphans, cancels_of, check_fence, claim, next_due, next_due_at, request_cancel};
+
+use super::engine::on_engine;
+use super::json::{Cell, encode};
+use super::{DbResult, Tx};
+use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::machine::Failure;
+use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "runs";
+
+macro_rules! columns {
+    () => {
+        "run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
+         status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at"
+    };
+}
+use columns;
+
+macro_rules! select {
+    () => {
+        concat!("select ", columns!(), " from runs")
+    };
+}
+
+#[derive(sqlx::FromRow)]
+struct RunRow {
+    run_id: Uuid,
+    thread_id: Uuid,
+    assistant_id: Uuid,
+    root_id: Uuid,
+    parent_id: Option<Uuid>,
+    depth: i32,
+    cause: Option<String>,
+    namespace: String,
+    path: String,
+    status: String,
+    request: String,
+    metadata: String,
+    error: Option<String>,
+    attempt: i32,
+    fence: i64,
+    created_at: i64,
+    updated_at: i64,
+    due_at: i64,
+}
+
+impl TryFrom<RunRow> for Run {
+    type Error = super::DbError;
+
+    fn try_from(row: RunRow) -> DbResult<Self> {
+        let at = |column| Cell { table: TABLE, column, id: &row.run_id };
+        let lineage = Lineage {
+            root: RunId(row.root_id),
+            parent: row.parent_id.map(RunId),
+            depth: u32::try_from(row.depth).map_err(|_| at("depth").corrupt())?,
+            cause: row.cause,
+            namespace: read_namespace(&row.namespace).ok_or_else(|| at("namespace").corrupt())?,
+            path: at("path").decode(&row.path)?,
+        };
+        Ok(Self {
+            id: RunId(row.run_id),
+            thread: ThreadId(row.thread_id),
+            assistant: AssistantId(row.assistant_id),
+            lineage,
+            status: RunStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
+            request: at("request").decode(&row.request)?,
+            metadata: at("metadata").decode::<Map<String, Value>>(&row.metadata)?,
+            error: row.error.as_deref().map(|error| at("error").decode(error)).transpose()?,
+            attempt: u32::try_from(row.attempt).map_err(|_| at("attempt").corrupt())?,
+            created_at: Timestamp(row.created_at),
+            updated_at: Timestamp(row.updated_at),
+            due_at: Timestamp(row.due_at),
+        })
+    }
+}
+
+/// The tasks of a namespace as clients write it; none when it is not one.
+fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
+    if text.is_empty() {
+        return Some(vec![]);
+    }
+    text.split('|').map(|part| part.strip_prefix("tools:")?.parse().ok().map(TaskId)).collect()
+}
+
+/// Stores a new run; one that begins at once belongs to `worker`.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when its thread is gone, or when it would be the second run of the main agent at work on it.
+pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
+    const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
+        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18)";
+    let request = encode(&run.request)?;
+    let error = run.error.as_ref().map(encode).transpose()?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(run.id.0)
+        .bind(run.thread.0)
+        .bind(run.assistant.0)
+        .bind(run.lineage.root.0)
+        .bind(run.lineage.parent.map(|parent| parent.0))
+        .bind(i32::try_from(run.lineage.depth).unwrap_or(i32::MAX))
+        .bind(run.lineage.cause.as_deref())
+        .bind(run.lineage.checkpoint_ns())
+        .bind(Json(&run.lineage.path))
+        .bind(run.status.word())
+        .bind(request)
+        .bind(Json(&run.metadata))
+        .bind(error)
+        .bind(i32::try_from(run.attempt).unwrap_or(i32::MAX))
+        .bind(worker.map(|worker| worker.0))
+        .bind(run.created_at.0)
+        .bind(run.updated_at.0)
+        .bind(run.due_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// The run of this id on this thread.
+pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<Run>> {
+    Ok(get_by_id(tx, run).await?.filter(|found| found.thread == thread))
+}
+
+/// The run of this id, on whichever thread.
+pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
+    const SQL: &str = concat!(select!(), " where run_id = $1");
+    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
+    row.map(Run::try_from).transpose()
+}
+
+/// The runs of the main agent on a thread, the newest first.
+pub async fn list(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    status: Option<RunStatus>,
+    limit: i64,
+    offset: i64,
+) -> DbResult<Vec<Run>> {
+    const ALL: &str = concat!(
+        select!(),
+        " where thread_id = $1 and depth = 0 order by created_at desc, run_id desc limit $2 offset $3"
+    );
+    const SOME: &str = concat!(
+        select!(),
+        " where thread_id = $1 and depth = 0 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
+    );
+    let rows: Vec<RunRow> = on_engine!(tx, |conn| {
+        let query = query_as(if status.is_some() { SOME } else { ALL }).bind(thread.0).bind(limit).bind(offset);
+        match status {
+            Some(status) => query.bind(status.word()).fetch_all(conn).await,
+            None => query.fetch_all(conn).await,
+        }
+    })?;
+    rows.into_iter().map(Run::try_from).collect()
+}
+
+/// The runs that a run delegated to, the oldest first.
+pub async fn children(tx: &mut Tx<'_>, parent: RunId) -> DbResult<Vec<Run>> {
+    const SQL: &str = concat!(select!(), " where parent_id = $1 order by created_at, run_id");
+    many(tx, SQL, parent.0).await
+}
+
+/// The runs below a run of the main agent, at any depth, the oldest first.
+pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
+    const SQL: &str = concat!(select!(), " where root_id = $1 and depth > 0 order by created_at, run_id");
+    many(tx, SQL, root.0).await
+}
+
+/// The runs of the main agent on a thread that are at work or wait for their turn, the oldest first.
+pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> {
+    const SQL: &str = concat!(
+        select!(),
+        " where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id"
+    );
+    many(tx, SQL, thread.0).await
+}
+
+async fn many(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
+    let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_all(conn).await)?;
+    rows.into_iter().map(Run::try_from).collect()
+}
+
+/// Sets what a run is doing, and why it failed, when it did. Returns whether there is such a run.
+pub async fn set_status(
+    tx: &mut Tx<'_>,
+    run: RunId,
+    status: RunStatus,
+    error: Option<&Failure>,
+    now: Timestamp,
+) -> DbResult<bool> {
+    const SQL: &str = "update runs set status = $2, error = $3, updated_at = $4 where run_id = $1";
+    let error = error.map(encode).transpose()?;
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(status.word())
+        .bind(error)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Changes what a run was asked to do. Returns whether there is such a run.
+pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "update runs set request = $2, updated_at = $3 where run_id = $1";
+    let request = encode(request)?;
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(request)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Deletes a run of the main agent and those below it. What they did to the thread stays; see
+/// [`super::checkpoints::delete_of_run`]. Returns whether there was one.
+pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<bool> {
+    const SQL: &str = "delete from runs where root_id = $2 and thread_id = $1";
+    let deleted = on_engine!(tx, |conn| query(SQL)
+        .bind(thread.0)
+        .bind(run.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(deleted > 0)
+}

@@ -1,0 +1,138 @@
+//! Which worker may write for which run. A claim carries a fence: when a run changes hands its fence grows, and who
+//! still holds the old one can no longer write.
+
+use sqlx::{query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::{RunRow, columns};
+use crate::db::engine::{Engine, on_engine};
+use crate::db::{DbResult, Tx};
+use crate::domain::id::{RunId, WorkerId};
+use crate::domain::run::Run;
+use crate::domain::time::Timestamp;
+
+/// A run that was given to a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    /// The run, at work now.
+    pub run: Run,
+    /// What the worker has to show when it writes.
+    pub fence: i64,
+}
+
+impl TryFrom<RunRow> for Claim {
+    type Error = crate::db::DbError;
+
+    fn try_from(row: RunRow) -> DbResult<Self> {
+        let fence = row.fence;
+        Ok(Self { run: row.try_into()?, fence })
+    }
+}
+
+/// Gives a waiting run of the main agent to `worker`, unless another one is at work on its thread.
+pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp) -> DbResult<Option<Claim>> {
+    const LOCK: &str = "select thread_id from threads \
+        where thread_id = (select thread_id from runs where run_id = $1) for update";
+    const SQL: &str = concat!(
+        "update runs set status = 'running', worker = $2, fence = fence + 1, updated_at = $3 \
+         where run_id = $1 and depth = 0 and status = 'pending' and not exists (select 1 from runs other \
+         where other.thread_id = runs.thread_id and other.depth = 0 and other.status = 'running') returning ",
+        columns!()
+    );
+    if tx.engine() == Engine::Postgres {
+        // Two runs of one thread that are claimed at the same time do not see each other without this.
+        on_engine!(tx, |conn| query(LOCK).bind(run.0).execute(conn).await.map(drop))?;
+    }
+    let row: Option<RunRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(worker.0).bind(now.0).fetch_optional(conn).await)?;
+    row.map(Claim::try_from).transpose()
+}
+
+/// The oldest waiting run of the main agent that is due and whose thread is free. On Postgres one that somebody else
+/// is about to claim is passed over.
+pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>> {
+    macro_rules! next_due {
+        ($lock:literal) => {
+            concat!(
+                "select run_id from runs where depth = 0 and status = 'pending' and due_at <= $1 \
+                 and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
+                 and other.depth = 0 and other.status = 'running') order by created_at, run_id limit 1",
+                $lock
+            )
+        };
+    }
+    let sql = tx.locking(next_due!(""), next_due!(" for update skip locked"));
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(now.0).fetch_optional(conn).await)?;
+    Ok(id.map(RunId))
+}
+
+/// When the next waiting run whose thread is free becomes due, or became so.
+pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
+    const SQL: &str = "select min(due_at) from runs where depth = 0 and status = 'pending' \
+        and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
+        and other.depth = 0 and other.status = 'running')";
+    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?;
+    Ok(at.map(Timestamp))
+}
+
+/// Gives runs of the main agent that were left behind to `worker`: those at work whose worker is none, is unknown, or
+/// broke its promise to be alive. Each is begun anew, so its `attempt` grows.
+///
+/// `worker` needs a promise of its own ([`crate::db::workers::beat`]), or it takes its own runs.
+pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
+    macro_rules! adopt {
+        ($lock:literal) => {
+            concat!(
+                "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2 \
+                 where run_id in (select run_id from runs orphan where depth = 0 and status = 'running' \
+                 and not exists (select 1 from workers \
+                 where workers.worker_id = orphan.worker and workers.alive_until >= $2) \
+                 order by created_at, run_id limit $3",
+                $lock,
+                ") returning ",
+                columns!()
+            )
+        };
+    }
+    let sql = tx.locking(adopt!(""), adopt!(" for update skip locked"));
+    let rows: Vec<RunRow> =
+        on_engine!(tx, |conn| query_as(sql).bind(worker.0).bind(now.0).bind(limit).fetch_all(conn).await)?;
+    let mut claims = rows.into_iter().map(Claim::try_from).collect::<DbResult<Vec<_>>>()?;
+    claims.sort_by_key(|claim| (claim.run.created_at, claim.run.id));
+    Ok(claims)
+}
+
+/// Whether `worker` may still write for `run`. When it may, nobody takes the run from it before the end of the transaction.
+pub async fn check_fence(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "update runs set updated_at = $4 where run_id = $1 and worker = $2 and fence = $3";
+    let held = on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(worker.0)
+        .bind(fence)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(held == 1)
+}
+
+/// Asks the worker of a run that is not over yet to stop it: `interrupt` keeps what it did, `rollback` undoes it.
+/// Returns whether there is such a run.
+pub async fn request_cancel(tx: &mut Tx<'_>, run: RunId, action: &str) -> DbResult<bool> {
+    const SQL: &str = "update runs set cancel = $2 where run_id = $1 and status in ('pending', 'running')";
+    let asked = on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(action)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(asked == 1)
+}
+
+/// The runs of `worker` at work that shall be stopped, and how.
+pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunId, String)>> {
+    const SQL: &str = "select run_id, cancel from runs \
+        where depth = 0 and status = 'running' and worker = $1 and cancel is not null order by created_at, run_id";
+    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
+}

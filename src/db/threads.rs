@@ -1,0 +1,286 @@
+//! Threads: conversations, without what was said in them.
+
+use serde_json::{Map, Value};
+use sqlx::types::Json;
+use sqlx::{QueryBuilder, query, query_as};
+use uuid::Uuid;
+
+use super::engine::{Contains, on_engine};
+use super::json::{Cell, encode};
+use super::{DbResult, Tx};
+use crate::domain::id::ThreadId;
+use crate::domain::machine::Failure;
+use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "threads";
+
+macro_rules! select {
+    () => {
+        "select thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
+         created_at, updated_at, state_updated_at from threads"
+    };
+}
+
+#[derive(sqlx::FromRow)]
+struct ThreadRow {
+    thread_id: Uuid,
+    status: String,
+    metadata: String,
+    config: String,
+    error: Option<String>,
+    created_at: i64,
+    updated_at: i64,
+    state_updated_at: i64,
+}
+
+impl TryFrom<ThreadRow> for Thread {
+    type Error = super::DbError;
+
+    fn try_from(row: ThreadRow) -> DbResult<Self> {
+        let at = |column| Cell { table: TABLE, column, id: &row.thread_id };
+        Ok(Self {
+            id: ThreadId(row.thread_id),
+            status: ThreadStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
+            metadata: at("metadata").decode(&row.metadata)?,
+            config: at("config").decode(&row.config)?,
+            error: row.error.as_deref().map(|error| at("error").decode(error)).transpose()?,
+            created_at: Timestamp(row.created_at),
+            updated_at: Timestamp(row.updated_at),
+            state_updated_at: Timestamp(row.state_updated_at),
+        })
+    }
+}
+
+/// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
+pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
+    const SQL: &str = "insert into threads \
+        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict (thread_id) do nothing";
+    let error = thread.error.as_ref().map(encode).transpose()?;
+    let inserted = on_engine!(tx, |conn| query(SQL)
+        .bind(thread.id.0)
+        .bind(thread.status.word())
+        .bind(Json(&thread.metadata))
+        .bind(Json(&thread.config))
+        .bind(error)
+        .bind(thread.created_at.0)
+        .bind(thread.updated_at.0)
+        .bind(thread.state_updated_at.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(inserted == 1)
+}
+
+/// The thread of this id.
+pub async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
+    const SQL: &str = concat!(select!(), " where thread_id = $1");
+    one(tx, SQL, id).await
+}
+
+/// The thread of this id, kept from changing under us until the end of the transaction.
+pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
+    const SQLITE: &str = concat!(select!(), " where thread_id = $1");
+    const POSTGRES: &str = concat!(select!(), " where thread_id = $1 for update");
+    let sql = tx.locking(SQLITE, POSTGRES);
+    one(tx, sql, id).await
+}
+
+async fn one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
+    let row: Option<ThreadRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    row.map(Thread::try_from).transpose()
+}
+
+/// Sets the given keys of the metadata and leaves the others. Returns the thread as it is then.
+pub async fn patch_metadata(
+    tx: &mut Tx<'_>,
+    id: ThreadId,
+    patch: &Map<String, Value>,
+    now: Timestamp,
+) -> DbResult<Option<Thread>> {
+    const SQL: &str = "update threads set metadata = $2, updated_at = $3 where thread_id = $1";
+    let Some(mut thread) = lock(tx, id).await? else {
+        return Ok(None);
+    };
+    thread.metadata.extend(patch.clone());
+    thread.updated_at = now;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .bind(Json(&thread.metadata))
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(Some(thread))
+}
+
+/// What shall change about a thread. The default changes nothing.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadChange {
+    /// The new status.
+    pub status: Option<ThreadStatus>,
+    /// The settings of the run that begins.
+    pub config: Option<Map<String, Value>>,
+    /// Why the last run failed; `Some(None)` forgets an older failure.
+    pub error: Option<Option<Failure>>,
+    /// Keys of the metadata to set; the others stay.
+    pub metadata: Option<Map<String, Value>>,
+    /// Whether its state changed, too.
+    pub state_changed: bool,
+}
+
+/// Changes a thread. Returns whether there is one of this id.
+pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
+        error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
+        state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
+    let metadata = match change.metadata {
+        Some(patch) if !patch.is_empty() => {
+            let Some(mut thread) = lock(tx, id).await? else {
+                return Ok(false);
+            };
+            thread.metadata.extend(patch);
+            Some(thread.metadata)
+        }
+        Some(_) | None => None,
+    };
+    let error = change.error.iter().flatten().next().map(encode).transpose()?;
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .bind(change.status.map(ThreadStatus::word))
+        .bind(change.config.map(Json))
+        .bind(change.error.is_some())
+        .bind(error)
+        .bind(metadata.map(Json))
+        .bind(now.0)
+        .bind(change.state_changed)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Deletes a thread and everything on it. Returns whether there was one.
+pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
+    const SQL: &str = "delete from threads where thread_id = $1";
+    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    Ok(deleted == 1)
+}
+
+/// By what threads are sorted; those that tie, by their id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ThreadSort {
+    /// By id.
+    Id,
+    /// By status, as a word.
+    Status,
+    /// By when they were made.
+    #[default]
+    CreatedAt,
+    /// By when anything about them last changed.
+    UpdatedAt,
+    /// By when their state last changed.
+    StateUpdatedAt,
+}
+
+/// Which threads are wanted, and in which order. The default wants the ten newest.
+#[derive(Debug, Clone)]
+pub struct ThreadSearch {
+    /// Only these.
+    pub ids: Option<Vec<ThreadId>>,
+    /// Only those whose metadata contains this: equal scalars, objects and arrays that contain the given ones.
+    pub metadata: Map<String, Value>,
+    /// Only those of this status.
+    pub status: Option<ThreadStatus>,
+    /// In which order.
+    pub sort: ThreadSort,
+    /// Whether the smallest come first.
+    pub ascending: bool,
+    /// How many at most.
+    pub limit: i64,
+    /// How many to pass over before.
+    pub offset: i64,
+}
+
+impl Default for ThreadSearch {
+    fn default() -> Self {
+        Self {
+            ids: None,
+            metadata: Map::new(),
+            status: None,
+            sort: ThreadSort::default(),
+            ascending: false,
+            limit: 10,
+            offset: 0,
+        }
+    }
+}
+
+impl ThreadSearch {
+    fn order(&self) -> &'static str {
+        match (self.sort, self.ascending) {
+            (ThreadSort::Id, true) => " order by thread_id",
+            (ThreadSort::Id, false) => " order by thread_id desc",
+            (ThreadSort::Status, true) => " order by status, updated_at, thread_id",
+            (ThreadSort::Status, false) => " order by status desc, updated_at desc, thread_id desc",
+            (ThreadSort::CreatedAt, true) => " order by created_at, thread_id",
+            (ThreadSort::CreatedAt, false) => " order by created_at desc, thread_id desc",
+            (ThreadSort::UpdatedAt, true) => " order by updated_at, thread_id",
+            (ThreadSort::UpdatedAt, false) => " order by updated_at desc, thread_id desc",
+            (ThreadSort::StateUpdatedAt, true) => " order by state_updated_at, thread_id",
+            (ThreadSort::StateUpdatedAt, false) => " order by state_updated_at desc, thread_id desc",
+        }
+    }
+
+    /// Adds the conditions. An empty list of ids is a condition that nothing meets.
+    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>) -> DbResult<()>
+    where
+        DB: sqlx::Database,
+        QueryBuilder<DB>: Contains,
+        for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+        for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    {
+        sql.push(" where true");
+        if let Some(ids) = &self.ids {
+            if ids.is_empty() {
+                sql.push(" and false");
+            } else {
+                sql.push(" and thread_id in (");
+                let mut list = sql.separated(", ");
+                for id in ids {
+                    list.push_bind(id.0);
+                }
+                sql.push(")");
+            }
+        }
+        if let Some(status) = self.status {
+            sql.push(" and status = ").push_bind(status.word());
+        }
+        if !self.metadata.is_empty() {
+            sql.push(" and ").push_contains("metadata", &self.metadata)?;
+        }
+        Ok(())
+    }
+}
+
+/// The threads that are wanted.
+pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<Vec<Thread>> {
+    let rows: Vec<ThreadRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(select!());
+        wanted.push_conditions(&mut sql)?;
+        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    rows.into_iter().map(Thread::try_from).collect()
+}
+
+/// How many threads meet the conditions; order, limit and offset are none.
+pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
+    let count = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select count(*) from threads");
+        wanted.push_conditions(&mut sql)?;
+        sql.build_query_scalar().fetch_one(conn).await
+    })?;
+    Ok(count)
+}

@@ -1,0 +1,212 @@
+//! The tasks that write. Jobs wait in one queue.
+//!
+//! SQLite has one writer, so all jobs that wait are made one transaction: making that durable costs the same for one
+//! job as for sixty. On Postgres several tasks take one job each.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sqlx::{Connection, PgPool, SqliteConnection, raw_sql};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::engine::Tx;
+use super::error::{DbError, DbResult};
+use super::states::States;
+
+/// How many jobs may wait before those who bring more have to wait as well.
+const WAITING: usize = 1024;
+/// How many jobs share a transaction at most.
+const GROUP: usize = 64;
+
+/// Where jobs are handed in.
+pub(super) struct Queue(mpsc::Sender<Box<dyn Job>>);
+
+/// Where jobs come out.
+pub(super) type Inbox = mpsc::Receiver<Box<dyn Job>>;
+
+/// What a writer needs beside its connection.
+pub(super) struct Outfit {
+    pub(super) inbox: Inbox,
+    pub(super) states: Arc<States>,
+    pub(super) closing: CancellationToken,
+}
+
+/// A queue and its other end.
+pub(super) fn queue() -> (Queue, Inbox) {
+    let (sender, inbox) = mpsc::channel(WAITING);
+    (Queue(sender), inbox)
+}
+
+/// Something to be done in a transaction.
+pub(super) trait Job: Send {
+    /// Does it, without ending the transaction.
+    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, Done>;
+
+    /// Does not do it, and says why.
+    fn refuse(self: Box<Self>, error: DbError);
+}
+
+/// A job that ran and now waits for the end of its transaction.
+pub(super) struct Done {
+    /// Whether what it did shall be kept.
+    keep: bool,
+    /// Tells the one who brought it, given how the transaction ended.
+    tell: Box<dyn FnOnce(DbResult<()>) + Send>,
+}
+
+struct Ordered<T, J> {
+    job: J,
+    answer: oneshot::Sender<DbResult<T>>,
+}
+
+impl<T, J> Job for Ordered<T, J>
+where
+    T: Send + 'static,
+    J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+{
+    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, Done> {
+        let Self { job, answer } = *self;
+        Box::pin(async move {
+            // Whatever a panic left half done in the database is rolled back, and nothing else is shared.
+            let outcome = match AssertUnwindSafe(async { job(tx).await }).catch_unwind().await {
+                Ok(outcome) => outcome,
+                Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+            };
+            let keep = outcome.is_ok();
+            let tell = Box::new(move |ended: DbResult<()>| {
+                // Nobody may be waiting any more; the job was done all the same.
+                let _ = answer.send(outcome.and_then(|value| ended.map(|()| value)));
+            });
+            Done { keep, tell }
+        })
+    }
+
+    fn refuse(self: Box<Self>, error: DbError) {
+        let _ = self.answer.send(Err(error));
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+impl Queue {
+    /// Hands in a job and waits until it is durable, or undone.
+    pub(super) async fn run<T, J>(&self, job: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        let (answer, outcome) = oneshot::channel();
+        self.0.send(Box::new(Ordered { job, answer })).await.map_err(|_| DbError::Closed)?;
+        outcome.await.map_err(|_| DbError::Closed)?
+    }
+}
+
+/// The writer of SQLite.
+pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection) -> BoxFuture<'static, ()> {
+    let Outfit { mut inbox, states, closing } = outfit;
+    Box::pin(async move {
+        let mut group = Vec::with_capacity(GROUP);
+        loop {
+            tokio::select! {
+                taken = inbox.recv_many(&mut group, GROUP) => if taken == 0 { break },
+                () = closing.cancelled(), if !inbox.is_closed() => inbox.close(),
+            }
+            if !group.is_empty() {
+                write_group(&mut conn, &states, &mut group).await;
+            }
+        }
+        if let Err(error) = conn.close().await {
+            tracing::warn!(%error, "database not closed cleanly");
+        }
+    })
+}
+
+/// Runs the jobs in one transaction and empties `group`.
+async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut Vec<Box<dyn Job>>) {
+    let mut done = Vec::with_capacity(group.len());
+    let ended = run_group(conn, states, group, &mut done).await;
+    if ended.is_err() {
+        // The transaction may or may not still be open; afterwards it is not.
+        let _ = raw_sql("rollback").execute(&mut *conn).await;
+    }
+    for job in done {
+        (job.tell)(ended.clone());
+    }
+    // Only when the transaction broke: these were not begun.
+    if let Err(error) = ended {
+        group.drain(..).for_each(|job| job.refuse(error.clone()));
+    }
+}
+
+/// A savepoint around each job lets one fail alone. It is put up together with the statement before it, since each trip
+/// to the connection costs more than most statements; a job that has the transaction for itself needs none.
+async fn run_group(
+    conn: &mut SqliteConnection,
+    states: &States,
+    group: &mut Vec<Box<dyn Job>>,
+    done: &mut Vec<Done>,
+) -> DbResult<()> {
+    let alone = group.len() == 1;
+    let begin = if alone { "begin immediate" } else { "begin immediate; savepoint job" };
+    raw_sql(begin).execute(&mut *conn).await?;
+    // Taken from the end, so that those which were not begun stay behind when the transaction breaks.
+    group.reverse();
+    while let Some(job) = group.pop() {
+        let job = job.run(&mut Tx::sqlite(&mut *conn, states)).await;
+        let keep = job.keep;
+        done.push(job);
+        match keep {
+            true if group.is_empty() => {}
+            true => _ = raw_sql("release job; savepoint job").execute(&mut *conn).await?,
+            false if alone => {
+                raw_sql("rollback").execute(&mut *conn).await?;
+                return Ok(());
+            }
+            false => _ = raw_sql("rollback to job").execute(&mut *conn).await?,
+        }
+    }
+    raw_sql("commit").execute(&mut *conn).await?;
+    Ok(())
+}
+
+/// The writers of Postgres.
+pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
+    let Outfit { inbox, states, closing } = outfit;
+    let inbox = Arc::new(Mutex::new(inbox));
+    let writer = || {
+        let (inbox, pool, states, closing) = (Arc::clone(&inbox), pool.clone(), Arc::clone(&states), closing.clone());
+        let writer: BoxFuture<'static, ()> = Box::pin(async move {
+            while let Some(job) = next(&inbox, &closing).await {
+                write_one(&pool, &states, job).await;
+            }
+        });
+        writer
+    };
+    (0..count).map(|_| writer()).collect()
+}
+
+async fn next(inbox: &Mutex<Inbox>, closing: &CancellationToken) -> Option<Box<dyn Job>> {
+    let mut inbox = inbox.lock().await;
+    tokio::select! {
+        job = inbox.recv() => return job,
+        () = closing.cancelled() => inbox.close(),
+    }
+    inbox.recv().await
+}
+
+async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>) {
+    let mut transaction = match pool.begin().await {
+        Ok(transaction) => transaction,
+        Err(error) => return job.refuse(error.into()),
+    };
+    let done = job.run(&mut Tx::postgres(&mut transaction, states)).await;
+    let ended = if done.keep { transaction.commit().await } else { transaction.rollback().await };
+    (done.tell)(ended.map_err(DbError::from));
+}
