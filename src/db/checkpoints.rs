@@ -11,7 +11,7 @@ mod load;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, get, history, load_state};
+pub use load::{HistoryQuery, get, history, load_state, next_after};
 
 use super::engine::on_engine;
 use super::error::corrupt;

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use crate::db::threads::{Filter, Order, SortBy};
+use crate::db::threads as rows;
 use crate::domain::Invalid;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
@@ -202,10 +202,8 @@ pub enum SortOrder {
 /// A search that was checked.
 #[derive(Debug)]
 pub struct CheckedSearch {
-    /// Which threads.
-    pub filter: Filter,
-    /// In which order.
-    pub order: Order,
+    /// Which threads, in which order.
+    pub wanted: rows::ThreadSearch,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -231,18 +229,26 @@ impl ThreadSearch {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
         }
         let ids = self.ids.map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>()).transpose()?;
-        let by = match self.sort_by.unwrap_or_default() {
-            ThreadSort::ThreadId => SortBy::ThreadId,
-            ThreadSort::Status => SortBy::Status,
-            ThreadSort::CreatedAt => SortBy::CreatedAt,
-            ThreadSort::UpdatedAt => SortBy::UpdatedAt,
-            ThreadSort::StateUpdatedAt => SortBy::StateUpdatedAt,
+        let sort = match self.sort_by.unwrap_or_default() {
+            ThreadSort::ThreadId => rows::ThreadSort::Id,
+            ThreadSort::Status => rows::ThreadSort::Status,
+            ThreadSort::CreatedAt => rows::ThreadSort::CreatedAt,
+            ThreadSort::UpdatedAt => rows::ThreadSort::UpdatedAt,
+            ThreadSort::StateUpdatedAt => rows::ThreadSort::StateUpdatedAt,
         };
-        let ascending = matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc);
+        let page = Page::checked(self.limit, self.offset, 10)?;
+        let wanted = rows::ThreadSearch {
+            ids,
+            metadata: self.metadata.unwrap_or_default(),
+            status: self.status.map(Into::into),
+            sort,
+            ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
+            limit: page.limit.into(),
+            offset: page.offset.into(),
+        };
         Ok(CheckedSearch {
-            filter: Filter { ids, metadata: self.metadata.unwrap_or_default(), status: self.status.map(Into::into) },
-            order: Order { by, ascending },
-            page: Page::checked(self.limit, self.offset, 10)?,
+            wanted,
+            page,
             select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
             extract,
         })
