@@ -1,4 +1,6 @@
 //! adjutant
+pub mod agent;
+pub mod config;
 pub mod db;
 pub mod domain;
 pub mod events;
@@ -6,4 +8,5 @@ pub mod http;
 pub mod middleware;
 pub mod model;
 pub mod runtime;
+pub mod shutdown;
 pub mod tool;

@@ -4,11 +4,11 @@ use async_trait::async_trait;
 
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{Delta, Fact};
-use crate::domain::id::RunId;
-use crate::domain::machine::{Failure, Machine};
+use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::{Failure, Machine, Plan, Position};
 use crate::domain::run::Lineage;
 use crate::domain::state::Update;
-use crate::tool::Delegation;
 
 /// What the loop writes through. One journal serves one lane of a thread.
 #[async_trait]
@@ -23,33 +23,67 @@ pub trait Journal: Send + Sync {
     /// Passes on a piece of an answer that is still being given. Followers see it at once; it is not stored.
     fn say(&self, delta: Delta);
 
-    /// Finds the child run of this call, or creates it if limits allow. Creating is durable before this returns.
+    /// Finds the child run of a call, or creates it if limits allow; `parent` already says that the call is the child's.
+    /// Both are durable before this returns.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child(&self, wish: ChildWish) -> Result<ChildVerdict, Stop>;
+    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop>;
+
+    /// The run that this journal belongs to.
+    fn run(&self) -> RunId;
+
+    /// Finds a child run again.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop>;
+
+    /// The open questions of a child that waits, and of the children below it.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop>;
 }
 
 /// Something to be stored.
 #[derive(Debug, Clone)]
 pub enum Note {
-    /// A step was taken.
-    Entry(Entry),
+    /// A step was taken, after which the machine stood at `position`.
+    Entry {
+        /// The step.
+        entry: Entry,
+        /// What came next, at that time.
+        position: Position,
+    },
     /// Something else happened.
     Fact(Fact),
+}
+
+impl Note {
+    /// That `machine` has just taken the step `entry`.
+    pub fn entry(entry: Entry, machine: &Machine) -> Self {
+        Self::Entry { entry, position: machine.position.clone() }
+    }
+
+    /// Gives `machine` new input, and notes both checkpoints of it.
+    pub fn input(machine: &mut Machine, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Self; 2] {
+        let [before, after] = machine.begin(plan, input, ids);
+        [Self::Entry { entry: before, position: Position::default() }, Self::entry(after, machine)]
+    }
 }
 
 /// What a child run is to be.
 #[derive(Debug, Clone)]
 pub struct ChildWish {
-    /// The delegation.
-    pub delegation: Delegation,
+    /// Its id, which follows from the task of the call: asking again finds the same child.
+    pub id: RunId,
     /// The child's place in the tree.
     pub lineage: Lineage,
-    /// What the child begins with: its one human message, and the fields handed down.
-    pub input: Update,
-    /// The child, when the call already has one.
-    pub known: Option<RunId>,
+    /// The work: all that the child is told.
+    pub description: String,
+    /// How deep delegations may nest under the main agent.
+    pub max_depth: u32,
 }
 
 /// Whether there is a child to drive.
@@ -66,10 +100,10 @@ pub struct Child {
     pub id: RunId,
     /// Where it stands: fresh, waiting, under way, or ended.
     pub machine: Machine,
-    /// What it began with; the difference to its state is what it wrote.
-    pub input: Update,
-    /// Whether it has begun before.
-    pub resumed: bool,
+    /// The work: all that it was told.
+    pub description: String,
+    /// What it began with, once it has; the difference to its state is what it wrote.
+    pub input: Option<Update>,
     /// Where it writes.
     pub journal: Box<dyn Journal>,
 }

@@ -7,7 +7,9 @@ use sqlx::types::Json;
 use sqlx::{query, query_as};
 use uuid::Uuid;
 
-pub use claims::{Claim, adopt_orphans, cancels_of, check_fence, claim, next_due, next_due_at, request_cancel};
+pub use claims::{
+    Claim, adopt_orphans, cancels_of, check_fence, claim, next_due, next_due_at, release, request_cancel, stop_children,
+};
 
 use super::engine::on_engine;
 use super::json::{Cell, encode};

@@ -12,7 +12,7 @@ use super::checkpoint::{Entry, Lane};
 use super::id::{CheckpointId, RunId, TaskId};
 use super::interrupt::Interrupt;
 use super::machine::Failure;
-use super::run::RunStatus;
+use super::run::{Run, RunStatus};
 use super::state::Update;
 use super::time::Timestamp;
 
@@ -44,6 +44,19 @@ pub struct Origin {
     pub path: Vec<String>,
     /// The tool call that caused it; none for the main agent.
     pub cause: Option<String>,
+}
+
+impl Origin {
+    /// The agent of a child run.
+    pub fn of_child(run: &Run) -> Self {
+        Self {
+            lane: Lane::Child(run.id),
+            namespace: run.lineage.namespace.clone(),
+            agent: run.lineage.agent().to_owned(),
+            path: run.lineage.path.clone(),
+            cause: run.lineage.cause.clone(),
+        }
+    }
 }
 
 /// What happened.

@@ -66,6 +66,13 @@ id!(
     WorkerId
 );
 
+impl RunId {
+    /// The child run that a delegated call makes: derived from the call's task, so that a crash cannot make two.
+    pub fn of_child(task: TaskId) -> Self {
+        Self(Uuid::new_v5(&task.0, b"child"))
+    }
+}
+
 impl AssistantId {
     /// The assistant that every agent definition has by itself: a UUID of version 5 of the `graph_id`, as clients
     /// of the field's platform API compute it.

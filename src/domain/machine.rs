@@ -184,19 +184,16 @@ impl Machine {
             Phase::Tools { calls } => Self::next_calls(calls),
             Phase::Ended => Step::End,
         };
-        match step {
-            Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) if self.position.taken >= plan.step_limit => {
-                Step::Fail(Failure::new(
-                    "GraphRecursionError",
-                    format!(
-                        "Recursion limit of {} reached without hitting a stop condition. \
-                         Raise `recursion_limit` in the run's config if the agent needs more steps.",
-                        plan.step_limit
-                    ),
-                ))
-            }
-            step => step,
+        let takes_a_step = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_));
+        if takes_a_step && self.position.taken >= plan.step_limit {
+            let message = format!(
+                "Recursion limit of {} reached without hitting a stop condition. \
+                 Raise `recursion_limit` in the run's config if the agent needs more steps.",
+                plan.step_limit
+            );
+            return Step::Fail(Failure::new("GraphRecursionError", message));
         }
+        step
     }
 
     fn next_calls(calls: &[Call]) -> Step {
@@ -350,6 +347,12 @@ impl Machine {
         entry
     }
 
+    /// Writes `update` from outside the loop and stays where the run stands.
+    pub fn noted(&mut self, update: Update, id: CheckpointId) -> Entry {
+        self.state.apply(&update);
+        self.enter(id, Source::Update, START, vec![update])
+    }
+
     /// Goes to where the loop goes after `node`.
     fn arrive_after(&mut self, plan: &Plan, node: &str) {
         let after_hook = |moment| plan.hooks(moment).iter().position(|name| name == node).map(|at| (moment, at + 1));
@@ -446,6 +449,26 @@ impl Machine {
     /// The task of the call at `at`.
     pub fn call_task(&self, at: usize) -> TaskId {
         TaskId::of_step(self.head, TOOLS, at)
+    }
+
+    /// Whether every call of the step is answered.
+    pub fn all_answered(&self) -> bool {
+        match &self.position.phase {
+            Phase::Tools { calls } => calls.iter().all(|call| call.answer().is_some()),
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => false,
+        }
+    }
+
+    /// The children that wait, in the order of their calls.
+    pub fn parked_children(&self) -> Vec<RunId> {
+        let Phase::Tools { calls } = &self.position.phase else {
+            return vec![];
+        };
+        let parked = |call: &Call| match call.fate {
+            Fate::Delegated { child, parked: true } => Some(child),
+            Fate::Ready | Fate::Started | Fate::Asking | Fate::Delegated { .. } | Fate::Answered(_) => None,
+        };
+        calls.iter().filter_map(parked).collect()
     }
 
     /// The questions that wait for an answer.

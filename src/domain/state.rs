@@ -56,7 +56,12 @@ impl File {
     /// A text file written at `now`.
     pub fn text(content: impl Into<String>, now: Timestamp) -> Self {
         let now = now.to_string();
-        Self { content: content.into(), encoding: Encoding::Utf8, created_at: Some(now.clone()), modified_at: Some(now) }
+        Self {
+            content: content.into(),
+            encoding: Encoding::Utf8,
+            created_at: Some(now.clone()),
+            modified_at: Some(now),
+        }
     }
 }
 

@@ -27,6 +27,15 @@ pub struct Thread {
     pub state_updated_at: Timestamp,
 }
 
+impl Thread {
+    /// A thread that nothing has happened on.
+    pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
+        let (created_at, updated_at, state_updated_at) = (now, now, now);
+        let (status, config, error) = (ThreadStatus::Idle, Map::new(), None);
+        Self { id, status, metadata, config, error, created_at, updated_at, state_updated_at }
+    }
+}
+
 /// What a thread is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ThreadStatus {

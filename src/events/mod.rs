@@ -1,48 +1,69 @@
 //! The log of a thread, and who is listening.
 //!
-//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position.
+//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads what is stored,
+//! then what is in memory, then waits. What is in memory is the same log, only newer.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::db::{Db, DbResult};
-use crate::domain::event::Event;
-use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::db::{self, Db, DbResult};
+use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::run::Run;
 use crate::domain::state::State;
 
-/// From where a reader reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
-    /// From the run's first event.
-    Start,
-    /// From the event after this number.
-    Seq(i64),
-    /// Only what comes from now on.
-    Now,
-}
+mod log;
+mod tail;
+
+pub use log::ThreadLog;
+pub use tail::{After, Tail};
 
 /// The logs of all threads.
 #[derive(Clone)]
-pub struct Events {}
-
-#[allow(unused_variables)]
-impl Events {
-    /// Reads the events of a run of the main agent, those of its children included.
-    pub fn tail(&self, thread: ThreadId, run: RunId, after: After) -> Tail {
-        todo!()
-    }
-    /// The state at a checkpoint, from memory if possible.
-    pub async fn state_at(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
-        todo!()
-    }
+pub struct Events {
+    db: Db,
+    // Weak: a log stays in memory only while a run writes it or somebody reads it.
+    logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
 }
 
-/// A reader of the log.
-pub struct Tail {}
+impl Events {
+    /// The logs that `db` stores.
+    pub fn new(db: Db) -> Self {
+        Self { db, logs: Arc::default() }
+    }
 
-impl Tail {
-    /// Waits for the next event. `None` after the event that ends the run ([`crate::domain::event::Fact::Ended`] in the
-    /// main lane); at once if the run is over and everything was read.
-    pub async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
-        todo!()
+    /// The newest part of a thread's log.
+    pub fn log(&self, thread: ThreadId) -> Arc<ThreadLog> {
+        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
+            return log;
+        }
+        // Now and then the dead are swept out; half of the map at worst.
+        if logs.len() >= 64 && logs.len().is_power_of_two() {
+            logs.retain(|_, log| log.strong_count() > 0);
+        }
+        let log = Arc::new(ThreadLog::default());
+        logs.insert(thread, Arc::downgrade(&log));
+        log
+    }
+
+    /// Reads the events of a run of the main agent, those of its children included.
+    pub fn tail(&self, run: &Run, after: After) -> Tail {
+        Tail::new(self.db.clone(), self.log(run.thread), run, after)
+    }
+
+    /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn state_at(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
+        if let Some(state) = self.db.states().get(checkpoint) {
+            return Ok(state);
+        }
+        self.db.read(move |tx| {
+            Box::pin(async move {
+                let found = db::checkpoints::get(tx, thread, checkpoint).await?;
+                Ok(Arc::new(found.map(|checkpoint| checkpoint.state).unwrap_or_default()))
+            })
+        }).await
     }
 }

@@ -1,1 +1,262 @@
-//! Policy.
+//! Policy: a human decides about some calls before they run.
+//!
+//! After each answer of the model one question is asked about all of its calls that need approval; the free calls of
+//! the same answer wait as well. The question is built from the state alone, so asked again it is the same question.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use super::{Middleware, NextCall, Reaction, edited, open_calls};
+use crate::domain::call::{Answer, EDITED_CALLS};
+use crate::domain::definition::ApprovalRule;
+use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
+use crate::domain::machine::Moment;
+use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update};
+use crate::model::ToolSpec;
+use crate::tool::literal::{python, spaced_json};
+use crate::tool::{CallOutcome, Halt, Scope};
+
+/// The policy.
+pub struct Approval {
+    rules: BTreeMap<String, ApprovalRule>,
+    action: Value,
+}
+
+impl Approval {
+    /// Asks about calls as `rules` say, by tool. An edit may name any of `tools`: all that the agent can call.
+    pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: &[Arc<ToolSpec>]) -> Self {
+        Self { rules, action: action_schema(tools) }
+    }
+
+    fn allowed(&self, tool: &str) -> &[DecisionKind] {
+        self.rules.get(tool).map_or(&[], ApprovalRule::allowed)
+    }
+
+    /// The question about `calls`.
+    fn question(&self, calls: &[ToolCall]) -> Question {
+        let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
+        let configs: Vec<Value> = calls
+            .iter()
+            .map(|call| json!({"action_name": call.name, "allowed_decisions": self.allowed(&call.name)}))
+            .collect();
+        Question {
+            kind: QuestionKind::ToolApproval,
+            value: json!({"action_requests": requests, "review_configs": configs}),
+            schema: self.answer_schema(calls),
+            calls: calls.iter().map(|call| call.id.clone()).collect(),
+        }
+    }
+
+    fn request(&self, call: &ToolCall) -> Value {
+        let own = match self.rules.get(&call.name) {
+            Some(ApprovalRule::Choices(choices)) => choices.description.clone(),
+            Some(ApprovalRule::Switch(_)) | None => None,
+        };
+        let args = Value::Object(call.args.clone());
+        let description = own.unwrap_or_else(|| {
+            format!("Tool execution requires approval\n\nTool: {}\nArgs: {}", call.name, python(&args))
+        });
+        json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
+    }
+
+    /// What a valid answer looks like: for each call, in order, one of the decisions allowed for it.
+    fn answer_schema(&self, calls: &[ToolCall]) -> Value {
+        let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(&call.name))).collect();
+        let may_edit = calls.iter().any(|call| self.allowed(&call.name).contains(&DecisionKind::Edit));
+        let mut schema = json!({
+            "type": "object",
+            "properties": {"decisions": {
+                "type": "array", "minItems": calls.len(), "maxItems": calls.len(), "prefixItems": positions,
+            }},
+            "required": ["decisions"],
+        });
+        if may_edit {
+            schema["$defs"] = json!({"action": self.action});
+        }
+        schema
+    }
+}
+
+#[async_trait]
+impl Middleware for Approval {
+    fn name(&self) -> &str {
+        "HumanInTheLoopMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::AfterModel]
+    }
+
+    async fn hook(&self, _: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let open = proposed(state);
+        let calls: Vec<ToolCall> = open.iter().filter(|call| !self.allowed(&call.name).is_empty()).cloned().collect();
+        if calls.is_empty() {
+            return Ok(without_stale_edits(state, &open).into());
+        }
+        let decisions = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len()));
+        match decisions {
+            Some(decisions) => Ok(decided(state, &calls, decisions).into()),
+            None => Err(Halt::Ask(Box::new(self.question(&calls)))),
+        }
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        let state = next.state;
+        match next.call(call.clone()).await? {
+            CallOutcome::Answer(answer) => Ok(CallOutcome::Answer(noticed(state, &call, answer))),
+            delegated @ CallOutcome::Delegate(_) => Ok(delegated),
+        }
+    }
+}
+
+/// The open calls of the last answer as the model made them: edits that lie in the state are those of an earlier answer
+/// whose calls had the same ids.
+fn proposed(state: &State) -> Vec<ToolCall> {
+    let open = open_calls(state);
+    let made = state.last_ai().map(|answer| answer.tool_calls()).unwrap_or_default();
+    made.iter().filter(|call| open.iter().any(|other| other.id == call.id)).cloned().collect()
+}
+
+/// The answer as decisions, when it has one for each of `count` calls. It was checked when it was given; should it
+/// not fit nevertheless, asking once more is better than failing.
+fn decisions(answer: &Value, count: usize) -> Option<Vec<Decision>> {
+    let given: Decisions = serde_json::from_value(answer.clone()).ok()?;
+    (given.decisions.len() == count).then_some(given.decisions)
+}
+
+/// What the decisions write: the answer once more, results of calls that do not run, and edits.
+fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Update {
+    let mut update = Update::none();
+    update.messages.extend(state.last_ai().cloned());
+    let mut edits = Map::new();
+    for (call, decision) in calls.iter().zip(decisions) {
+        let result = match decision {
+            Decision::Approve => None,
+            Decision::Edit { edited_action: Action { name, args } } => {
+                edits.insert(call.id.clone(), json!({"name": name, "args": args}));
+                None
+            }
+            Decision::Reject { message } => Some(Message::tool(call, ToolStatus::Error, rejection(call, message))),
+            Decision::Respond { message } => Some(Message::tool(call, ToolStatus::Success, message)),
+        };
+        update.messages.extend(result.map(Arc::new));
+    }
+    if edits.is_empty() {
+        update.merge(without_stale_edits(state, &proposed(state)));
+    } else {
+        update.merge(Update::field(EDITED_CALLS, Value::Object(edits)));
+    }
+    update
+}
+
+fn rejection(call: &ToolCall, reason: Option<String>) -> String {
+    match reason.filter(|reason| !reason.is_empty()) {
+        Some(reason) => format!("User rejected the tool call for `{}` with reason: {reason}", call.name),
+        None => format!(
+            "User rejected the tool call for `{}` with id {}. The tool was not executed. Do not retry this tool call \
+             unless the user explicitly requests it.",
+            call.name, call.id
+        ),
+    }
+}
+
+/// Takes old edits away if they would hit one of `calls`: providers may use an id again in a later answer.
+fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
+    let hits = calls.iter().any(|call| edited(state, call).is_some());
+    if hits { Update::field(EDITED_CALLS, json!({})) } else { Update::none() }
+}
+
+/// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
+///
+/// The results of subagents do not pass through the policies around their call; the loop brings them here.
+pub fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+    let Some(ran) = edited(state, call) else {
+        return answer;
+    };
+    let notice = format!(
+        "Note: a human reviewer replaced this tool call before it ran. The call recorded in your message is the one you \
+         produced, not the one that executed. This was intentional and authorized. Do not re-issue your original call. \
+         Executed instead: {} with arguments {}.\n\nTool response:\n",
+        ran.name,
+        spaced_json(&Value::Object(ran.args))
+    );
+    for message in answer.writes.messages.iter_mut().filter(|message| message.answers() == Some(&call.id)) {
+        let content = match &message.content {
+            Content::Text(text) => Content::Text(format!("{notice}{text}")),
+            Content::Blocks(blocks) => {
+                let first = json!({"type": "text", "text": notice});
+                Content::Blocks(std::iter::once(first).chain(blocks.iter().cloned()).collect())
+            }
+        };
+        *message = Arc::new(Message { content, ..(**message).clone() });
+    }
+    answer
+}
+
+/// One decision out of `allowed`. Conditions instead of alternatives, since their errors name what is wrong.
+fn decision_schema(allowed: &[DecisionKind]) -> Value {
+    let rules: Vec<Value> = allowed
+        .iter()
+        .filter_map(|kind| {
+            let (properties, required) = match kind {
+                DecisionKind::Approve => return None,
+                DecisionKind::Edit => (json!({"edited_action": {"$ref": "#/$defs/action"}}), json!(["edited_action"])),
+                DecisionKind::Reject => (json!({"message": {"type": ["string", "null"]}}), json!([])),
+                DecisionKind::Respond => (json!({"message": {"type": "string"}}), json!(["message"])),
+            };
+            Some(json!({
+                "if": {"properties": {"type": {"const": kind}}},
+                "then": {"properties": properties, "required": required},
+            }))
+        })
+        .collect();
+    let mut schema = json!({"type": "object", "properties": {"type": {"enum": allowed}}, "required": ["type"]});
+    if !rules.is_empty() {
+        schema["allOf"] = Value::Array(rules);
+    }
+    schema
+}
+
+/// A call of one of `tools`, with arguments that fit it as far as its schema stands for itself.
+fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
+    let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+    let rules: Vec<Value> = tools
+        .iter()
+        .filter(|tool| stands_alone(&tool.parameters))
+        .map(|tool| {
+            json!({
+                "if": {"properties": {"name": {"const": tool.name}}},
+                "then": {"properties": {"args": tool.parameters}},
+            })
+        })
+        .collect();
+    let mut schema = json!({
+        "type": "object",
+        "properties": {"name": {"enum": names}, "args": {"type": "object"}},
+        "required": ["name", "args"],
+    });
+    if !rules.is_empty() {
+        schema["allOf"] = Value::Array(rules);
+    }
+    schema
+}
+
+/// Whether the schema means the same inside another one: references and identities would point elsewhere. One that is
+/// no schema at all would spoil the whole.
+fn stands_alone(schema: &Value) -> bool {
+    fn has_references(schema: &Value) -> bool {
+        match schema {
+            Value::Object(fields) => fields.iter().any(|(name, field)| name.starts_with('$') || has_references(field)),
+            Value::Array(items) => items.iter().any(has_references),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        }
+    }
+    !has_references(schema) && jsonschema::validator_for(schema).is_ok()
+}
+
+#[cfg(test)]
+mod tests;

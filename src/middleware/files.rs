@@ -1,1 +1,144 @@
-//! Policy.
+//! Policy: the agent has file tools, and results too long for a conversation become files.
+//!
+//! Also keeps two calls of one answer from changing the same file: both would start from the same content, and one
+//! change would be lost without a word.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::json;
+
+use super::{Contribution, Middleware, NextCall, open_calls};
+use crate::domain::call::Answer;
+use crate::domain::message::{Content, Message, ToolCall};
+use crate::domain::state::{File, State};
+use crate::domain::time::Timestamp;
+use crate::tool::files::{NAMES, Workspace, changed_path, tools};
+use crate::tool::{CallOutcome, Halt};
+
+/// The longest result, in characters, that stays in the conversation.
+const LONGEST_RESULT: usize = 80_000;
+/// How many lines a preview shows of the beginning and of the end.
+const PREVIEW_LINES: usize = 5;
+/// How many characters of a line a preview shows.
+const PREVIEW_CHARS: usize = 1_000;
+/// Where long results are kept.
+const FOLDER: &str = "/large_tool_results";
+
+/// The policy.
+pub struct Files {
+    workspace: Arc<dyn Workspace>,
+}
+
+impl Files {
+    /// File tools over `workspace`.
+    pub fn new(workspace: Arc<dyn Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
+#[async_trait]
+impl Middleware for Files {
+    fn name(&self) -> &str {
+        "FilesystemMiddleware"
+    }
+
+    fn contribution(&self) -> Contribution {
+        Contribution { tools: tools(&self.workspace), prompt: None }
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        if let Some(refusal) = collision(&call, next.state) {
+            return Ok(CallOutcome::Answer(Answer::error(&call, refusal)));
+        }
+        let now = next.scope.now();
+        match next.call(call).await? {
+            CallOutcome::Answer(answer) => Ok(CallOutcome::Answer(shorten(answer, now))),
+            delegated @ CallOutcome::Delegate(_) => Ok(delegated),
+        }
+    }
+}
+
+/// Why `call` must not run beside the other calls of its message: an earlier one changes the same file.
+fn collision(call: &ToolCall, state: &State) -> Option<String> {
+    let path = changed_path(call)?;
+    let first = open_calls(state).into_iter().find(|other| changed_path(other).as_ref() == Some(&path))?;
+    (first.id != call.id).then(|| {
+        format!(
+            "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
+             and then make this call again if it is still needed.",
+            first.name
+        )
+    })
+}
+
+/// Moves the texts of an answer that are too long for a conversation into files, and leaves notices in their places.
+///
+/// The results of subagents do not pass through the policies around their call; the loop brings them here.
+pub fn shorten(mut answer: Answer, now: Timestamp) -> Answer {
+    let mut files = vec![];
+    for message in &mut answer.writes.messages {
+        if let Some((path, text)) = too_long(message) {
+            *message = Arc::new(noticed(message, &path, &text));
+            files.push((path, Some(Arc::new(File::text(text, now)))));
+        }
+    }
+    answer.writes.files.extend(files);
+    answer
+}
+
+/// Where the text of `message` goes, if it is too long.
+fn too_long(message: &Message) -> Option<(String, String)> {
+    let call = message.answers()?;
+    if message.name.as_deref().is_some_and(|name| NAMES.contains(&name)) {
+        return None;
+    }
+    let text = message.content.text();
+    // Bytes first: most results are short, and counting bytes costs nothing.
+    if text.len() <= LONGEST_RESULT || text.chars().count() <= LONGEST_RESULT {
+        return None;
+    }
+    let safe = |letter: char| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' };
+    let name: String = call.chars().map(safe).collect();
+    let name = if name.is_empty() { "result".to_owned() } else { name };
+    Some((format!("{FOLDER}/{name}"), text))
+}
+
+/// `message` with a notice in place of its `text`; blocks that are not text stay.
+fn noticed(message: &Message, path: &str, text: &str) -> Message {
+    let notice = format!(
+        "The result of this call is too long to be shown: {} characters. All of it is in the file {path}. Read it in \
+         parts with read_file (offset and limit), or find what you need in it with grep.\n\nIts beginning and end:\n{}",
+        text.chars().count(),
+        preview(text)
+    );
+    let content = match &message.content {
+        Content::Text(_) => Content::Text(notice),
+        Content::Blocks(blocks) => {
+            let others = blocks.iter().filter(|block| Content::Blocks(vec![(*block).clone()]).text().is_empty());
+            let notice = json!({"type": "text", "text": notice});
+            Content::Blocks(std::iter::once(notice).chain(others.cloned()).collect())
+        }
+    };
+    Message { content, ..message.clone() }
+}
+
+/// The first and the last lines with their numbers.
+fn preview(text: &str) -> String {
+    let total = text.lines().count();
+    let head = PREVIEW_LINES.min(total);
+    let tail = total.saturating_sub(PREVIEW_LINES).max(head);
+    let mut lines: Vec<String> = vec![];
+    for (at, line) in text.lines().enumerate().filter(|(at, _)| *at < head || *at >= tail) {
+        if at == tail && tail > head {
+            lines.push(format!("[{} lines left out]", tail - head));
+        }
+        let cut = line.char_indices().nth(PREVIEW_CHARS).map(|(end, _)| end);
+        let shown = cut.map_or(line.to_owned(), |end| format!("{} [cut]", &line[..end]));
+        lines.push(format!("{}: {shown}", at + 1));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 
+use crate::domain::call::EDITED_CALLS;
+use crate::domain::interrupt::Action;
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
@@ -107,6 +109,31 @@ pub type AskModel<'a> = dyn Fn(ModelRequest) -> BoxFuture<'a, Result<ModelAnswer
 /// The innermost layer: really makes the call.
 pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Halt>> + Send + Sync + 'a;
 
+/// The calls of the model's last answer that have no result yet, as they are going to run: with the reviewer's edits.
+///
+/// Within one step this is the same for every call of the step, since results are written when all are there; so a rule
+/// about several calls of one message, built on this list, comes out the same whenever and however often it is asked.
+pub fn open_calls(state: &State) -> Vec<ToolCall> {
+    let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
+        return vec![];
+    };
+    let later = &state.messages[at + 1..];
+    let open = |call: &&ToolCall| !later.iter().any(|message| message.answers() == Some(call.id.as_str()));
+    state.messages[at]
+        .tool_calls()
+        .iter()
+        .filter(open)
+        .map(|call| edited(state, call).unwrap_or(call.clone()))
+        .collect()
+}
+
+/// The call that a reviewer put in the place of `call`, if one did.
+fn edited(state: &State, call: &ToolCall) -> Option<ToolCall> {
+    let action = state.fields.get(EDITED_CALLS)?.get(&call.id)?;
+    let action: Action = serde_json::from_value(action.clone()).ok()?;
+    Some(ToolCall::new(call.id.clone(), action.name, action.args))
+}
+
 /// The layers inside a policy, for a question to the model.
 #[derive(Clone, Copy)]
 pub struct NextModel<'a> {
@@ -156,5 +183,26 @@ impl NextCall<'_> {
             Some((policy, rest)) => policy.wrap_tool_call(call, NextCall { rest, ..self }).await,
             None => (self.make)(call).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::domain::message::{Role, ToolStatus};
+
+    #[test]
+    fn open_calls_are_those_without_a_result_as_they_will_run() {
+        let calls = ["a", "b", "c"].map(|id| ToolCall::new(id, "send", Map::new()));
+        let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata: None };
+        let rejected = Message::tool(&calls[1], ToolStatus::Error, "no");
+        let mut state =
+            State { messages: vec![Arc::new(Message::new(role, "")), Arc::new(rejected)], ..State::default() };
+        state.fields.insert(EDITED_CALLS.to_owned(), json!({"c": {"name": "other", "args": {"x": 1}}}));
+        let edited = ToolCall::new("c", "other", Map::from_iter([("x".to_owned(), json!(1))]));
+        assert_eq!(open_calls(&state), [calls[0].clone(), edited]);
+        assert_eq!(open_calls(&State::default()), []);
     }
 }

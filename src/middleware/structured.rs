@@ -1,1 +1,203 @@
-//! Policy.
+//! Policy: the agent's final answer has a form.
+//!
+//! The form is offered as a tool that the model has to call in the end; its arguments are the answer. Works with every
+//! provider that can call tools. A model that answers in plain text nevertheless is reminded, but not for ever.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
+use crate::domain::Invalid;
+use crate::domain::call::Answer;
+use crate::domain::machine::{Failure, Jump, Moment};
+use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update};
+use crate::model::{ModelRequest, ToolChoice, ToolSpec};
+use crate::tool::literal::python;
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
+
+/// The field that holds the answer.
+pub const FIELD: &str = "structured_response";
+/// How often a model that answers in plain text is reminded in one run.
+const MOST_REMINDERS: usize = 2;
+/// What marks a reminder as ours.
+const SOURCE: &str = "lc_source";
+const OURS: &str = "structured_output";
+/// The longest name of a tool that providers accept.
+const LONGEST_NAME: usize = 64;
+
+/// The policy.
+#[derive(Clone)]
+pub struct StructuredOutput {
+    forms: Vec<Arc<Form>>,
+}
+
+impl StructuredOutput {
+    /// The answer has to fit `schema`; with alternatives at its top (`oneOf`, `anyOf`) one of them.
+    ///
+    /// # Errors
+    /// When it is no JSON Schema of an object, or two alternatives have one name.
+    pub fn new(schema: &Value) -> Result<Self, Invalid> {
+        let refuse = |reason: String| Err(Invalid::new("response_format", reason));
+        if let Err(error) = jsonschema::validator_for(schema) {
+            return refuse(format!("is not a JSON Schema: {error}"));
+        }
+        let alternatives = ["oneOf", "anyOf"].iter().find_map(|keyword| schema.get(keyword)?.as_array());
+        let schemas = match alternatives {
+            Some(alternatives) => alternatives.iter().map(|one| with_definitions(one, schema)).collect(),
+            None => vec![schema.clone()],
+        };
+        let mut names: Vec<String> = vec![];
+        for schema in &schemas {
+            if schema.get("type").and_then(Value::as_str) != Some("object") {
+                return refuse("must be a JSON Schema with \"type\": \"object\"".to_owned());
+            }
+            let name = form_name(schema);
+            if names.contains(&name) {
+                return refuse(format!("has two alternatives named `{name}`; give each a `title` of its own"));
+            }
+            names.push(name);
+        }
+        let all: Arc<[String]> = names.into();
+        let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
+        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect() })
+    }
+
+    /// What is to be done about the model's last answer, when it is plain text.
+    fn remind(&self, state: &State) -> Result<Reaction, Halt> {
+        let Some(last) = state.last_ai() else {
+            return Ok(Reaction::default());
+        };
+        let answered = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
+        if answered || !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
+            return Ok(Reaction::default());
+        }
+        let turn = state.messages.iter().rev().take_while(|message| !message.is_human() || is_reminder(message));
+        if turn.filter(|message| is_reminder(message)).count() >= MOST_REMINDERS {
+            let text = "the model gave its answer as plain text, although it was reminded of the required form";
+            return Err(Halt::Fail(Failure::new("StructuredOutputError", text)));
+        }
+        let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
+        let text = format!(
+            "Your answer was plain text and nobody will read it. Give your final answer by calling {}.",
+            names.join(" or ")
+        );
+        let mut reminder = Message::human(text);
+        reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(OURS));
+        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model) })
+    }
+}
+
+fn is_reminder(message: &Message) -> bool {
+    message.is_human() && message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(OURS)
+}
+
+#[async_trait]
+impl Middleware for StructuredOutput {
+    fn name(&self) -> &str {
+        "StructuredOutputMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeAgent, Moment::AfterModel]
+    }
+
+    fn contribution(&self) -> Contribution {
+        let tools = self.forms.iter().map(|form| Arc::clone(form) as Arc<dyn Tool>).collect();
+        Contribution { tools, prompt: None }
+    }
+
+    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+        match moment {
+            // The answer of an earlier turn must not be taken for one of this turn.
+            Moment::BeforeAgent if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) => {
+                Ok(Update::field(FIELD, Value::Null).into())
+            }
+            Moment::AfterModel => self.remind(state),
+            Moment::BeforeAgent | Moment::BeforeModel | Moment::AfterAgent => Ok(Reaction::default()),
+        }
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        next.ask(ModelRequest { tool_choice: ToolChoice::Any, ..request }).await
+    }
+}
+
+/// One form of the answer, as a tool.
+struct Form {
+    spec: Arc<ToolSpec>,
+    all: Arc<[String]>,
+}
+
+impl Form {
+    /// The form at `at` among `all` the names.
+    fn new(all: &Arc<[String]>, at: usize, schema: Value) -> Self {
+        let about = schema.get("description").and_then(Value::as_str).unwrap_or("The form of your final answer.");
+        let description =
+            format!("{about}\n\nCall this once, alone, when you have your final answer: it ends your work.");
+        let spec = ToolSpec { name: all[at].clone(), description, parameters: schema };
+        Self { spec: Arc::new(spec), all: Arc::clone(all) }
+    }
+
+    /// The arguments in the order of the schema, which is the one the reader expects.
+    fn in_order(&self, mut args: Map<String, Value>) -> Map<String, Value> {
+        let Some(properties) = self.spec.parameters.get("properties").and_then(Value::as_object) else {
+            return args;
+        };
+        let mut ordered: Map<String, Value> =
+            properties.keys().filter_map(|name| args.remove(name).map(|value| (name.clone(), value))).collect();
+        ordered.extend(args);
+        ordered
+    }
+}
+
+#[async_trait]
+impl Tool for Form {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    async fn call(&self, _: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        if open_calls(state).iter().filter(|other| self.all.contains(&other.name)).count() > 1 {
+            let text = "Error: there are several final answers in one message, but there can be only one. None was \
+                taken. Call once, with the whole answer.";
+            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+        }
+        let response = self.in_order(call.args.clone());
+        let shown: Vec<String> = response.iter().map(|(name, value)| format!("{name}={}", python(value))).collect();
+        let text = format!("Returning structured response: {}", shown.join(" "));
+        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+        answer.writes.merge(Update::field(FIELD, Value::Object(response)));
+        answer.ends = true;
+        Ok(CallOutcome::Answer(answer))
+    }
+}
+
+/// An alternative of `whole` that can stand alone: with the definitions it may refer to.
+fn with_definitions(alternative: &Value, whole: &Value) -> Value {
+    let mut alone = alternative.clone();
+    for keyword in ["$defs", "definitions"] {
+        if let (Some(fields), Some(definitions)) = (alone.as_object_mut(), whole.get(keyword)) {
+            fields.entry(keyword).or_insert_with(|| definitions.clone());
+        }
+    }
+    alone
+}
+
+/// The schema's title as the name of a tool; without one, a name that the same schema always gets.
+fn form_name(schema: &Value) -> String {
+    let title = schema.get("title").and_then(Value::as_str).unwrap_or_default();
+    let safe = |letter: char| if letter.is_ascii_alphanumeric() || "_-".contains(letter) { letter } else { '_' };
+    let name: String = title.chars().take(LONGEST_NAME).map(safe).collect();
+    if name.chars().any(|letter| letter.is_ascii_alphanumeric()) {
+        return name;
+    }
+    let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes()).simple().to_string();
+    format!("response_format_{}", &hash[..8])
+}
+
+#[cfg(test)]
+mod tests;

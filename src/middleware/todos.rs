@@ -1,1 +1,130 @@
-//! Policy.
+//! Policy: the agent keeps a list of what it has to do.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{Contribution, Middleware, open_calls};
+use crate::domain::call::Answer;
+use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update};
+use crate::model::ToolSpec;
+use crate::tool::literal::python;
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
+
+/// The tool, and the field it writes.
+const TOOL: &str = "write_todos";
+const FIELD: &str = "todos";
+
+const DESCRIPTION: &str = "Writes the list of what is to be done for the present request, replacing the list before. \
+    Use it for work of several steps: write the steps down first, mark one `in_progress` when you begin it and \
+    `completed` as soon as it is done, and add or drop steps as you learn more. Leave it alone for simple requests. \
+    Call it at most once in a message.";
+
+const PROMPT: &str = "Plan work of several steps with `write_todos`, and keep the list true while you work.";
+
+/// The policy.
+#[derive(Clone)]
+pub struct Todos {
+    tool: Arc<WriteTodos>,
+}
+
+impl Todos {
+    /// The policy.
+    pub fn new() -> Self {
+        Self { tool: Arc::new(WriteTodos { spec: Arc::new(spec()) }) }
+    }
+}
+
+impl Default for Todos {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Middleware for Todos {
+    fn name(&self) -> &str {
+        "TodoListMiddleware"
+    }
+
+    fn contribution(&self) -> Contribution {
+        Contribution { tools: vec![self.tool.clone()], prompt: Some(PROMPT.to_owned()) }
+    }
+}
+
+struct WriteTodos {
+    spec: Arc<ToolSpec>,
+}
+
+fn spec() -> ToolSpec {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"todos": {"type": "array", "items": {
+            "type": "object",
+            "properties": {
+                "content": {"type": "string", "description": "What is to be done."},
+                "status": {"enum": ["pending", "in_progress", "completed"]},
+            },
+            "required": ["content", "status"],
+        }}},
+        "required": ["todos"],
+    });
+    ToolSpec { name: TOOL.to_owned(), description: DESCRIPTION.to_owned(), parameters }
+}
+
+#[async_trait]
+impl Tool for WriteTodos {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    async fn call(&self, _: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        if open_calls(state).iter().filter(|other| other.name == TOOL).count() > 1 {
+            let text = "Error: `write_todos` was called more than once in one message, and each call replaces the whole \
+                list. None of them was carried out. Call it once, with the whole list.";
+            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+        }
+        let todos = call.args.get(FIELD).cloned().unwrap_or_else(|| Value::Array(vec![]));
+        let text = format!("The todo list is now {}", python(&todos));
+        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+        answer.writes.merge(Update::field(FIELD, todos));
+        Ok(CallOutcome::Answer(answer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::domain::message::Role;
+    use crate::domain::time::Timestamp;
+
+    fn call(id: &str) -> ToolCall {
+        let todos = json!([{"content": "plan", "status": "pending"}]);
+        ToolCall::new(id, TOOL, Map::from_iter([(FIELD.to_owned(), todos)]))
+    }
+
+    async fn outcome(calls: Vec<ToolCall>) -> CallOutcome {
+        let first = calls[0].clone();
+        let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+        let state = State { messages: vec![Arc::new(Message::new(role, ""))], ..State::default() };
+        Todos::new().tool.call(&Scope::sample(Timestamp(0)), &state, &first).await.expect("an outcome")
+    }
+
+    #[tokio::test]
+    async fn the_list_is_written_and_repeated() {
+        let text = "The todo list is now [{'content': 'plan', 'status': 'pending'}]";
+        let mut expected = Answer::message(Message::tool(&call("a"), ToolStatus::Success, text));
+        expected.writes.merge(Update::field("todos", json!([{"content": "plan", "status": "pending"}])));
+        assert_eq!(outcome(vec![call("a")]).await, CallOutcome::Answer(expected));
+    }
+
+    #[tokio::test]
+    async fn two_lists_in_one_message_are_both_refused() {
+        let CallOutcome::Answer(answer) = outcome(vec![call("a"), call("b")]).await else { panic!("no answer") };
+        assert!(matches!(answer.writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
+        assert!(answer.writes.fields.is_empty());
+    }
+}

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::domain::message::Message;
 
 pub mod providers;
+pub mod retry;
 pub mod scripted;
 
 /// A language model.
@@ -24,7 +25,10 @@ pub trait Model: Send + Sync {
     /// Asks the model. The stream yields any number of deltas and ends with exactly one [`ModelEvent::Done`];
     /// an error is the last item. A stream that ends without either was cut, and the caller treats it as
     /// [`ModelError::Interrupted`].
-    async fn ask(&self, request: ModelRequest) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError>;
+    async fn ask(
+        &self,
+        request: ModelRequest,
+    ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError>;
 }
 
 /// One question to a model. Cheap to clone: the messages are shared.

@@ -1,1 +1,270 @@
-//! "provider:name" -> Model
+//! The providers an operator configured, and the models they serve.
+//!
+//! `"openai:gpt-5"` names a provider and one of its models; [`Providers::model`] turns that into a [`Model`]. What
+//! a provider needs (a key, an address) is checked when a model of it is first asked for, so a server starts
+//! without keys it never uses. Everything that knows the wire formats is below this file; no type of the library
+//! behind it leaves this room.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rig_core::http_client::DynHttpClient;
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+
+use super::retry::{RetryPolicy, Retrying};
+use super::scripted::Scripted;
+use super::{Model, ModelError};
+
+mod adapter;
+mod build;
+mod content;
+mod errors;
+mod native;
+mod reply;
+mod request;
+mod transport;
+
+/// Time to establish a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Models kept at once. Clients may name any model, so their number must have an end.
+const MOST_MODELS: usize = 256;
+
+/// The protocol a provider speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// OpenAI chat completions, also spoken by many gateways and local servers.
+    #[serde(rename = "openai")]
+    OpenAi,
+    /// Anthropic messages.
+    Anthropic,
+    /// Google generateContent.
+    #[serde(rename = "google_genai")]
+    GoogleGenAi,
+    /// A local Ollama daemon.
+    Ollama,
+    /// No network: plays scripts, see [`super::scripted`].
+    Scripted,
+}
+
+impl Kind {
+    /// Every kind, in the order in which they are listed to people.
+    pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
+
+    /// The word for it in configurations and model names.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::OpenAi => "openai",
+            Self::Anthropic => "anthropic",
+            Self::GoogleGenAi => "google_genai",
+            Self::Ollama => "ollama",
+            Self::Scripted => "scripted",
+        }
+    }
+
+    /// Environment variables that may hold its key, the usual one first.
+    fn key_variables(self) -> &'static [&'static str] {
+        match self {
+            Self::OpenAi => &["OPENAI_API_KEY"],
+            Self::Anthropic => &["ANTHROPIC_API_KEY"],
+            Self::GoogleGenAi => &["GOOGLE_API_KEY", "GEMINI_API_KEY"],
+            Self::Ollama => &["OLLAMA_API_KEY"],
+            Self::Scripted => &[],
+        }
+    }
+
+    /// Environment variables that may hold its address.
+    fn address_variables(self) -> &'static [&'static str] {
+        match self {
+            Self::OpenAi => &["OPENAI_BASE_URL", "OPENAI_API_BASE"],
+            Self::Anthropic => &["ANTHROPIC_BASE_URL"],
+            Self::GoogleGenAi => &["GOOGLE_GEMINI_BASE_URL"],
+            Self::Ollama => &["OLLAMA_API_BASE_URL"],
+            Self::Scripted => &[],
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How to reach one provider.
+#[derive(Debug, Clone)]
+pub struct ProviderConfig {
+    /// The protocol it speaks.
+    pub kind: Kind,
+    /// Its address, when not the public one. For `openai` it ends where `/chat/completions` begins, usually in `/v1`.
+    pub base_url: Option<String>,
+    /// The key it asks for.
+    pub api_key: Key,
+}
+
+/// Where a provider's key comes from.
+#[derive(Debug, Clone)]
+pub enum Key {
+    /// The key itself.
+    Inline(SecretString),
+    /// An environment variable, read by the configuration.
+    Env {
+        /// The variable's name, for messages.
+        name: String,
+        /// What it held, if it was set.
+        value: Option<SecretString>,
+    },
+    /// A file that holds nothing but the key, read when a model of the provider is first used.
+    File(PathBuf),
+    /// None: the provider wants none, or the variable usual for its kind is meant.
+    None,
+}
+
+/// All providers, by name, and the models in use.
+pub struct Providers {
+    configs: BTreeMap<String, ProviderConfig>,
+    policy: RetryPolicy,
+    http: DynHttpClient,
+    models: Mutex<HashMap<String, Arc<dyn Model>>>,
+}
+
+impl Providers {
+    /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
+    /// `google_genai`, `ollama` and `scripted`. `variable` looks up an environment variable; it is asked only here.
+    pub fn new(configs: BTreeMap<String, ProviderConfig>, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let mut all: BTreeMap<String, ProviderConfig> =
+            Kind::ALL.into_iter().map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable))).collect();
+        for (name, mut config) in configs {
+            if let Some(usual) = all.get(&name).filter(|usual| usual.kind == config.kind)
+                && matches!(config.api_key, Key::None)
+            {
+                config.api_key = usual.api_key.clone();
+            }
+            all.insert(name, config);
+        }
+        Self { configs: all, policy: RetryPolicy::default(), http: client(), models: Mutex::default() }
+    }
+
+    /// The same providers with another patience.
+    pub fn with_retries(self, policy: RetryPolicy) -> Self {
+        Self { policy, ..self }
+    }
+
+    /// The names that may stand before the colon, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.configs.keys().map(String::as_str)
+    }
+
+    /// The model of a name like `openai:gpt-5`; the same one each time. Its first use fails with
+    /// [`ModelError::Misconfigured`] when the provider is unknown or its key is missing. Early failures of a
+    /// provider are retried, see [`super::retry`].
+    pub fn model(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(name) {
+            return Ok(Arc::clone(model));
+        }
+        let model: Arc<dyn Model> = Arc::new(Retrying::new(self.build(name)?, self.policy));
+        if models.len() >= MOST_MODELS {
+            models.clear();
+        }
+        models.insert(name.to_owned(), Arc::clone(&model));
+        Ok(model)
+    }
+
+    fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        let (provider, model) =
+            split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
+        let config = self.configs.get(provider).ok_or_else(|| {
+            let known: Vec<&str> = self.names().collect();
+            misconfigured(format!("model `{name}`: no provider `{provider}`; known are {}", known.join(", ")))
+        })?;
+        if config.kind == Kind::Scripted {
+            return Ok(Arc::new(Scripted::new(model)));
+        }
+        let key = key(provider, config)?;
+        Ok(build::model(config, model, key, self.http.clone()))
+    }
+}
+
+impl fmt::Debug for Providers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Providers")
+            .field("configs", &self.configs)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Provider and model. Well-known model families are recognised without their provider.
+fn split(name: &str) -> Option<(&str, &str)> {
+    if let Some((provider, model)) = name.split_once(':') {
+        return (!provider.is_empty() && !model.is_empty()).then_some((provider, model));
+    }
+    let families = [
+        ("gpt-", Kind::OpenAi),
+        ("chatgpt-", Kind::OpenAi),
+        ("o1", Kind::OpenAi),
+        ("o3", Kind::OpenAi),
+        ("o4", Kind::OpenAi),
+        ("claude", Kind::Anthropic),
+        ("gemini", Kind::GoogleGenAi),
+    ];
+    families.into_iter().find(|(start, _)| name.starts_with(start)).map(|(_, kind)| (kind.as_str(), name))
+}
+
+fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderConfig {
+    let first = |names: &[&'static str]| {
+        names.iter().find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
+    };
+    let api_key = match (first(kind.key_variables()), kind.key_variables().first()) {
+        (Some((name, value)), _) => Key::Env { name: name.to_owned(), value: Some(value.trim().to_owned().into()) },
+        (None, Some(name)) => Key::Env { name: (*name).to_owned(), value: None },
+        (None, None) => Key::None,
+    };
+    ProviderConfig { kind, base_url: first(kind.address_variables()).map(|(_, value)| value), api_key }
+}
+
+/// The provider's key. Only public addresses insist on one: a gateway or a local server may do without.
+fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
+    let optional = config.base_url.is_some() || config.kind == Kind::Ollama;
+    match &config.api_key {
+        Key::Inline(key) if !key.expose_secret().trim().is_empty() => {
+            Ok(Some(key.expose_secret().trim().to_owned().into()))
+        }
+        Key::Env { value: Some(key), .. } => Ok(Some(key.clone())),
+        Key::File(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                misconfigured(format!("the key of provider `{provider}` cannot be read from its key file: {error}"))
+            })?;
+            match text.trim() {
+                "" => Err(misconfigured(format!("the key file of provider `{provider}` is empty"))),
+                key => Ok(Some(key.to_owned().into())),
+            }
+        }
+        Key::Env { value: None, .. } | Key::Inline(_) | Key::None if optional => Ok(None),
+        Key::Env { name, value: None } => {
+            Err(misconfigured(format!("provider `{provider}` needs a key: set {name} or its `api_key`")))
+        }
+        Key::Inline(_) | Key::None => {
+            Err(misconfigured(format!("provider `{provider}` needs a key: set its `api_key`")))
+        }
+    }
+}
+
+fn misconfigured(message: String) -> ModelError {
+    ModelError::Misconfigured { message }
+}
+
+/// One connection pool for all providers. A client that cannot be built reports why on every request.
+fn client() -> DynHttpClient {
+    let built = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).build();
+    DynHttpClient::new(built.map(rig_reqwest::ReqwestClient::from).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,13 +3,32 @@
 //! Whoever wants to change a run or a thread asks [`Runs`]; nobody else may. Neighbours: [`crate::http`] above asks,
 //! [`crate::agent`] below runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::agent::assemble::{Agents, Known};
+use crate::db::interrupts::AskedStatus;
+use crate::db::{self, Db, DbResult};
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::run::{Run, RunRequest};
+use crate::domain::input::read_input;
+use crate::domain::machine::Plan;
+use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::time::{Clock, Timestamp};
+use crate::events::Events;
+use crate::shutdown::Shutdown;
+
+mod admission;
+mod journal;
+mod opening;
+mod resume;
+mod worker;
+mod writing;
+
+use admission::Admitted;
+use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
 #[derive(Debug, Clone)]
@@ -80,7 +99,7 @@ pub enum StartError {
     ResumeNeedsThread,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// What becomes of the work of a cancelled run.
@@ -103,7 +122,7 @@ pub enum CancelError {
     Over,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// Why a question was not resolved.
@@ -123,7 +142,7 @@ pub enum ResolveError {
     Busy,
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
 /// A write into the state of a thread from outside the loop.
@@ -157,43 +176,253 @@ pub enum StateWriteError {
     Invalid(#[from] Invalid),
     /// The server failed.
     #[error(transparent)]
-    Fault(#[from] crate::db::DbError),
+    Fault(#[from] db::DbError),
 }
 
-/// Starts, resumes and cancels runs.
-#[derive(Clone)]
-pub struct Runs {}
+/// What runs are made with.
+pub struct Parts {
+    /// Where everything is stored.
+    pub db: Db,
+    /// The logs of all threads.
+    pub events: Events,
+    /// The agents.
+    pub agents: Arc<Agents>,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Owns the tasks.
+    pub shutdown: Shutdown,
+    /// For how long a claim holds without a heartbeat.
+    pub lease: Duration,
+    /// How many runs may be at work at once in this process.
+    pub max_concurrent_runs: usize,
+}
 
-#[allow(unused_variables)]
+/// Starts, resumes and cancels runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Runs(Arc<Worker>);
+
 impl Runs {
+    /// Takes the lease on this process and begins to look for runs that are due, those that a crash left first.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn open(parts: Parts) -> DbResult<Self> {
+        let worker = Arc::new(Worker::new(parts));
+        worker.sign_on().await?;
+        worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
+        worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        Ok(Self(worker))
+    }
+
+    /// Gives the lease back, so that another process may go on at once with what is unfinished.
+    pub async fn close(&self) {
+        if let Err(error) = self.0.sign_off().await {
+            tracing::warn!(%error, "could not give the lease back");
+        }
+    }
+
+    /// Starts a run, or lets it wait for its turn.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        todo!()
+        let known = self.known(&wish.assistant)?;
+        if let Some(input) = &wish.request.input {
+            read_input(input)?;
+        }
+        if let Some(update) = wish.request.command.as_ref().and_then(|command| command.update.as_ref()) {
+            read_input(update)?;
+        }
+        let (worker, now) = (self.0.id, self.0.clock.now());
+        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
+        let may_claim = permit.is_some().then_some(worker);
+        let Admitted { run, claimed, displaced } = self.0.db.write(move |tx| {
+            Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await })
+        }).await??;
+        if claimed {
+            self.0.begin(run.clone(), 0, permit);
+        }
+        let action = match run.request.multitask {
+            Multitask::Rollback => CancelAction::Rollback,
+            Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
+        };
+        for old in displaced {
+            match self.cancel(old.thread, old.id, action).await {
+                Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
+                Err(CancelError::Fault(error)) => return Err(error.into()),
+            }
+        }
+        Ok(run)
     }
+
+    fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {
+        let found = match assistant {
+            AssistantRef::Id(id) => self.0.agents.of_assistant(*id),
+            AssistantRef::Graph(graph_id) => self.0.agents.of_graph(graph_id).cloned(),
+        };
+        found.ok_or_else(|| match assistant {
+            AssistantRef::Id(id) => StartError::NoAssistant(id.to_string()),
+            AssistantRef::Graph(graph_id) => StartError::NoAssistant(graph_id.clone()),
+        })
+    }
+
+    /// Stops a run. Returns when it has been told, not when it has stopped: follow its events for that.
+    ///
+    /// # Errors
+    /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
-        todo!()
+        let now = self.0.clock.now();
+        self.0.db.write(move |tx| {
+            Box::pin(async move {
+                let Some(found) = db::runs::find(tx, thread, run).await? else {
+                    return Ok(Err(CancelError::NoRun));
+                };
+                match found.status {
+                    RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
+                    RunStatus::Running => {
+                        db::runs::request_cancel(tx, run, action.word()).await?;
+                        Ok(Ok(()))
+                    }
+                    RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
+                        Ok(Err(CancelError::Over))
+                    }
+                }
+            })
+        }).await??;
+        self.0.stop(run, action);
+        self.0.bell.notify_one();
+        Ok(())
     }
+
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
+    ///
+    /// # Errors
+    /// See [`ResolveError`]; nothing is stored then.
     pub async fn resolve(&self, thread: ThreadId, interrupt: InterruptId, answer: Value) -> Result<RunId, ResolveError> {
-        todo!()
+        let id = interrupt.clone();
+        let (asked, run) = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                let asked = db::interrupts::find(tx, thread, &id).await?;
+                let run = match &asked {
+                    Some(asked) => db::runs::get_by_id(tx, asked.run).await?,
+                    None => None,
+                };
+                Ok(asked.zip(run))
+            })
+        }).await?.ok_or(ResolveError::NoInterrupt)?;
+        match (asked.status, asked.resumed_by) {
+            (AskedStatus::Pending, _) => {}
+            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(&answer) => return Ok(by),
+            (status, _) => return Err(ResolveError::Stale(status.word())),
+        }
+        let request = RunRequest { stream_mode: vec!["values".to_owned()], ..RunRequest::default() };
+        let wish = Wish {
+            target: Target::Thread(thread),
+            assistant: AssistantRef::Id(run.assistant),
+            request,
+            resume: Some(Value::Object([(interrupt.0, answer)].into_iter().collect())),
+            metadata: Map::new(),
+            after: Duration::ZERO,
+        };
+        match self.start(wish).await {
+            Ok(run) => Ok(run.id),
+            Err(StartError::Invalid(invalid)) => Err(ResolveError::Invalid(invalid)),
+            Err(StartError::Fault(error)) => Err(error.into()),
+            Err(StartError::Busy) => Err(ResolveError::Busy),
+            Err(
+                StartError::NoThread(_)
+                | StartError::NoAssistant(_)
+                | StartError::NoCheckpoint(_)
+                | StartError::QuestionPending(_)
+                | StartError::AmbiguousAnswer(_)
+                | StartError::ResumeNeedsThread,
+            ) => Err(ResolveError::NoInterrupt),
+        }
     }
+
+    /// Writes into the state of a thread that no run works on.
+    ///
+    /// # Errors
+    /// See [`StateWriteError`]; nothing is stored then.
     pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
-        todo!()
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        self.0.db.write(move |tx| {
+            Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await })
+        }).await?
     }
+
     /// Stops what works on the thread, then deletes it. False if there is none.
-    pub async fn delete_thread(&self, thread: ThreadId) -> Result<bool, crate::db::DbError> {
-        todo!()
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
+        for run in self.0.db.read(move |tx| {
+            Box::pin(async move { db::runs::in_flight(tx, thread).await })
+        }).await? {
+            self.stop_and_wait(&run).await?;
+        }
+        self.0.db.write(move |tx| {
+            Box::pin(async move { db::threads::delete(tx, thread).await })
+        }).await
     }
+
     /// Stops the run if it is at work, then deletes it. False if there is none.
-    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> Result<bool, crate::db::DbError> {
-        todo!()
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
+        let Some(found) = self.0.db.read(move |tx| {
+            Box::pin(async move { db::runs::find(tx, thread, run).await })
+        }).await? else {
+            return Ok(false);
+        };
+        if !found.status.is_final() {
+            self.stop_and_wait(&found).await?;
+        }
+        self.0.db.write(move |tx| {
+            Box::pin(async move { db::runs::delete(tx, thread, run).await })
+        }).await
     }
-    /// What is known of the agents: see [`crate::agent::roster`]; assistants are answered from here.
-    pub fn assistants(&self) -> &[AssistantCard] {
-        todo!()
+
+    async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
+        match self.cancel(run.thread, run.id, CancelAction::Interrupt).await {
+            Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
+            Err(CancelError::Fault(error)) => return Err(error),
+        }
+        self.0.quiet(run.thread).await;
+        Ok(())
     }
-    /// The hooks and the step limit of the agent that `thread` last worked with.
-    pub fn plan_of(&self, graph_id: &str) -> Option<&crate::domain::machine::Plan> {
-        todo!()
+
+    /// The assistants that the definitions have by themselves.
+    pub fn assistants(&self) -> Vec<AssistantCard> {
+        let card = |known: &Arc<Known>| AssistantCard {
+            id: known.assistant,
+            graph_id: known.graph_id.clone(),
+            name: known.agent.name.clone(),
+            description: known.description.clone(),
+            created_at: self.0.since,
+        };
+        self.0.agents.all().map(card).collect()
+    }
+
+    /// The hooks of the agent with this `graph_id`.
+    pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
+        self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
+    }
+}
+
+impl CancelAction {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Interrupt => "interrupt",
+            Self::Rollback => "rollback",
+        }
+    }
+
+    /// The action of this word; anything unknown keeps the work.
+    pub fn from_word(word: &str) -> Self {
+        if word == Self::Rollback.word() { Self::Rollback } else { Self::Interrupt }
     }
 }
 
@@ -208,6 +437,6 @@ pub struct AssistantCard {
     pub name: String,
     /// What the agent is for.
     pub description: Option<String>,
-    /// When the server first saw it.
-    pub created_at: crate::domain::time::Timestamp,
+    /// When this server was started.
+    pub created_at: Timestamp,
 }

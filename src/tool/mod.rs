@@ -17,8 +17,14 @@ use crate::domain::message::ToolCall;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
+pub mod arguments;
+pub mod files;
+pub mod literal;
+pub mod remote;
+pub mod demo;
 pub mod scope;
 
+pub use arguments::ArgumentCheck;
 pub use scope::Scope;
 
 /// A tool.
@@ -26,6 +32,12 @@ pub use scope::Scope;
 pub trait Tool: Send + Sync {
     /// How the model sees it.
     fn spec(&self) -> &Arc<ToolSpec>;
+
+    /// Whether a call reaches outside the state of the thread. Such a call is made only after everything that led to it
+    /// is durable.
+    fn has_effects(&self) -> bool {
+        false
+    }
 
     /// What is to be done about a call that was begun before a crash. Tools without effects outside the state repeat.
     fn after_crash(&self) -> AfterCrash {
@@ -110,5 +122,21 @@ impl Toolbox {
     /// Their names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.1.iter().map(|spec| spec.name.as_str())
+    }
+}
+
+/// The text for a model that called a tool it does not have; `names` are those it may call.
+pub fn unknown<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_called_an_unknown_tool_learns_which_there_are() {
+        assert_eq!(unknown("dig", ["ls", "task"]), "Error: dig is not a valid tool, try one of [ls, task].");
     }
 }

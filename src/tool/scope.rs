@@ -44,3 +44,22 @@ impl Scope {
         Self { answer, ..self.clone() }
     }
 }
+
+#[cfg(test)]
+impl Scope {
+    /// A scope for tests, in which the clock stands still at `now`.
+    pub(crate) fn sample(now: Timestamp) -> Self {
+        Self {
+            agent: "researcher".to_owned(),
+            path: Arc::from(["main".to_owned(), "researcher".to_owned()]),
+            thread: ThreadId(uuid::Uuid::from_u128(1)),
+            run: RunId(uuid::Uuid::from_u128(2)),
+            assistant: AssistantId(uuid::Uuid::from_u128(3)),
+            depth: 1,
+            context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
+            clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
+            stop: CancellationToken::new(),
+            answer: None,
+        }
+    }
+}

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::{DbResult, Tx};
-use crate::domain::id::{RunId, WorkerId};
+use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 
@@ -135,4 +135,19 @@ pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunI
         where depth = 0 and status = 'running' and worker = $1 and cancel is not null order by created_at, run_id";
     let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
+}
+
+/// Gives a run back that is not over: whoever looks next goes on with it.
+pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) -> DbResult<()> {
+    const SQL: &str = "update runs set worker = null where run_id = $1 and worker = $2 and fence = $3";
+    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(worker.0).bind(fence).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Notes that nobody waits any more for the subagents of a thread that are not done.
+pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "update runs set status = 'interrupted', updated_at = $2 \
+        where thread_id = $1 and depth > 0 and status = 'running'";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(())
 }

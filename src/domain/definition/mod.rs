@@ -1,11 +1,24 @@
-//! What a file or a request may say about an agent.
+//! What a file or a request may say about an agent, and about a tool.
+//!
+//! Every field has a default, so that a definition with mistakes can be read as far as it goes and all of them be
+//! told at once: [`read()`] tells what has the wrong shape, [`check`] what makes no sense.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::interrupt::DecisionKind;
+
+pub mod check;
+mod finding;
+mod read;
+
+pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
+pub use read::{Gaps, Reading, read};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -87,7 +100,7 @@ pub struct SubagentDefinition {
 }
 
 /// Whether calls of a tool have to be approved, and how.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ApprovalRule {
     /// `true`: every decision is allowed; `false`: no approval.
@@ -98,13 +111,38 @@ pub enum ApprovalRule {
 
 /// How calls of a tool may be decided.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct ApprovalChoices {
     /// The allowed decisions; at least one.
     pub allowed_decisions: Vec<DecisionKind>,
     /// What the reviewer is told, instead of the standard text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for ApprovalRule {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Rule;
+
+        impl<'de> Visitor<'de> for Rule {
+            type Value = ApprovalRule;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, false or a table with `allowed_decisions`")
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<ApprovalRule, E> {
+                Ok(ApprovalRule::Switch(on))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ApprovalRule, A::Error> {
+                ApprovalChoices::deserialize(MapAccessDeserializer::new(map)).map(ApprovalRule::Choices)
+            }
+        }
+
+        deserializer.deserialize_any(Rule)
+    }
 }
 
 impl ApprovalRule {
@@ -163,42 +201,75 @@ pub enum OnPendingInterrupt {
     Reject,
 }
 
-/// A tool behind HTTP, as its owner describes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A tool, as its owner describes it.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct ToolDefinition {
-    /// Always `http`.
-    pub kind: ToolKind,
-    /// What it is for, for the model.
-    pub description: String,
     /// Where it is.
+    pub kind: ToolKind,
+    /// What it is for, for the model. A built-in tool has a description of its own.
+    pub description: String,
+    /// The address of a tool behind HTTP.
     pub url: String,
-    /// JSON Schema of the arguments, an object schema.
+    /// The name of a built-in tool, one of [`BUILT_IN`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub builtin: Option<String>,
+    /// JSON Schema of the arguments, an object schema. A built-in tool has its own.
     pub parameters: Value,
-    /// Headers sent with every call.
-    #[serde(default)]
+    /// Headers sent with every call. They may hold secrets and are never printed.
     pub headers: BTreeMap<String, String>,
     /// Seconds to wait for an answer.
-    #[serde(default = "thirty")]
     pub timeout_s: f64,
     /// What to do about a call that was begun before a crash.
-    #[serde(default)]
     pub after_crash: AfterCrash,
     /// What an error means for the run.
-    #[serde(default)]
     pub on_error: OnError,
 }
 
-fn thirty() -> f64 {
-    30.0
+impl Default for ToolDefinition {
+    fn default() -> Self {
+        Self {
+            kind: ToolKind::default(),
+            description: String::new(),
+            url: String::new(),
+            builtin: None,
+            parameters: Value::Null,
+            headers: BTreeMap::new(),
+            timeout_s: 30.0,
+            after_crash: AfterCrash::default(),
+            on_error: OnError::default(),
+        }
+    }
 }
 
+impl fmt::Debug for ToolDefinition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolDefinition")
+            .field("kind", &self.kind)
+            .field("description", &self.description)
+            .field("url", &self.url)
+            .field("builtin", &self.builtin)
+            .field("parameters", &self.parameters)
+            .field("headers", &self.headers.keys().collect::<Vec<_>>())
+            .field("timeout_s", &self.timeout_s)
+            .field("after_crash", &self.after_crash)
+            .field("on_error", &self.on_error)
+            .finish()
+    }
+}
+
+/// The tools that come with the server and can be declared with `kind = "builtin"`. They need no network.
+pub const BUILT_IN: [&str; 2] = ["lookup", "publish"];
+
 /// Where a declared tool is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
     /// Behind HTTP.
+    #[default]
     Http,
+    /// In the server itself.
+    Builtin,
 }
 
 /// What to do about a call that was begun before a crash.

@@ -1,0 +1,296 @@
+//! From definitions to agents. *The* list that fixes the order of the policies stands here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::Agent;
+use super::roster::{Build, Roster};
+use crate::domain::definition::{
+    AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, ToolDefinition, Workspace,
+};
+use crate::domain::id::AssistantId;
+use crate::domain::machine::{Moment, Plan};
+use crate::middleware::approval::Approval;
+use crate::middleware::delegation::{SubagentCard, Subagents};
+use crate::middleware::files::Files;
+use crate::middleware::repair::Repair;
+use crate::middleware::structured::StructuredOutput;
+use crate::middleware::todos::Todos;
+use crate::middleware::{Contribution, Middleware};
+use crate::model::providers::Providers;
+use crate::model::{Model, ModelError};
+use crate::tool::files::StateFiles;
+use crate::tool::{ArgumentCheck, Tool, Toolbox};
+
+/// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
+const STEP_LIMIT: u32 = 9_999;
+
+/// How deep delegations nest when nobody says otherwise: subagents do not delegate.
+const SUBAGENT_DEPTH: u32 = 1;
+
+/// All agents of this server.
+#[derive(Default)]
+pub struct Agents(BTreeMap<String, Arc<Known>>);
+
+/// An agent, and what the server knows about it besides.
+pub struct Known {
+    /// The key of its definition.
+    pub graph_id: String,
+    /// The assistant that it has by itself.
+    pub assistant: AssistantId,
+    /// What it is for.
+    pub description: Option<String>,
+    /// What an ordinary message does to a question that waits.
+    pub on_pending_interrupt: OnPendingInterrupt,
+    /// The agent.
+    pub agent: Arc<Agent>,
+}
+
+impl Agents {
+    /// The agent of this definition.
+    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
+        self.0.get(graph_id)
+    }
+
+    /// The agent behind this assistant.
+    pub fn of_assistant(&self, assistant: AssistantId) -> Option<Arc<Known>> {
+        self.0.values().find(|known| known.assistant == assistant).cloned()
+    }
+
+    /// All of them, by `graph_id`.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
+        self.0.values()
+    }
+}
+
+/// What agents are made of. Cheap to clone.
+#[derive(Clone)]
+pub struct Workshop {
+    /// Where models come from.
+    pub providers: Arc<Providers>,
+    /// The declared tools, by name.
+    pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
+}
+
+/// What one agent is to be, whether main agent or subagent.
+struct Draft {
+    name: String,
+    model: String,
+    settings: Map<String, Value>,
+    system_prompt: String,
+    tools: Vec<String>,
+    interrupt_on: BTreeMap<String, ApprovalRule>,
+    response_format: Option<Value>,
+    todos: bool,
+    files: Workspace,
+    step_limit: u32,
+    delegations: Option<Delegating>,
+}
+
+/// How an agent may delegate.
+struct Delegating {
+    roster: Arc<Roster>,
+    policy: Arc<Subagents>,
+}
+
+impl Workshop {
+    /// Assembles all agents.
+    ///
+    /// # Errors
+    /// When a model string names a provider that does not exist.
+    pub fn assemble(&self, definitions: &BTreeMap<String, AgentDefinition>) -> Result<Agents, ModelError> {
+        let known = |(graph_id, definition): (&String, &AgentDefinition)| {
+            let known = Known {
+                graph_id: graph_id.clone(),
+                assistant: AssistantId::of_graph(graph_id),
+                description: definition.description.clone(),
+                on_pending_interrupt: definition.on_pending_interrupt,
+                agent: Arc::new(self.main_agent(graph_id, definition)?),
+            };
+            Ok((graph_id.clone(), Arc::new(known)))
+        };
+        Ok(Agents(definitions.iter().map(known).collect::<Result<_, _>>()?))
+    }
+
+    fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
+        let subagents = subagents(definition);
+        for subagent in &subagents {
+            self.providers.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
+        }
+        let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
+        let delegations = (depth > 0 && !subagents.is_empty()).then(|| self.delegating(definition, subagents, depth));
+        let draft = Draft {
+            name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
+            model: definition.model.clone(),
+            settings: definition.model_settings.clone(),
+            system_prompt: definition.system_prompt.clone(),
+            tools: definition.tools.clone(),
+            interrupt_on: definition.interrupt_on.clone(),
+            response_format: definition.response_format.clone(),
+            todos: definition.todos,
+            files: definition.files,
+            step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
+            delegations,
+        };
+        let model = self.providers.model(&draft.model)?;
+        Ok(self.build(draft, model))
+    }
+
+    fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
+        let card = |s: &SubagentDefinition| SubagentCard { name: s.name.clone(), description: s.description.clone() };
+        let policy = Arc::new(Subagents::new(
+            subagents.iter().map(card).collect(),
+            parent.task_description.as_deref(),
+            parent.task_system_prompt.as_deref(),
+        ));
+        let builders = subagents.into_iter().map(|subagent| {
+            let (workshop, parent, policy) = (self.clone(), parent.clone(), Arc::clone(&policy));
+            let name = subagent.name.clone();
+            let build: Build = Box::new(move |roster| {
+                let delegations = roster.map(|roster| Delegating { roster, policy: Arc::clone(&policy) });
+                workshop.subagent(&parent, &subagent, delegations)
+            });
+            (name, build)
+        });
+        Delegating { roster: Roster::new(depth, builders), policy }
+    }
+
+    fn subagent(
+        &self,
+        parent: &AgentDefinition,
+        subagent: &SubagentDefinition,
+        delegations: Option<Delegating>,
+    ) -> Agent {
+        let draft = Draft {
+            name: subagent.name.clone(),
+            model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
+            settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
+            system_prompt: subagent.system_prompt.clone(),
+            tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+            interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
+            response_format: subagent.response_format.clone(),
+            todos: subagent.todos,
+            files: parent.files,
+            step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
+            delegations,
+        };
+        let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
+        self.build(draft, model)
+    }
+
+    /// Puts an agent together. First in the list is outermost.
+    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
+        let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
+        let mut stack: Vec<Arc<dyn Middleware>> = vec![];
+        if draft.files == Workspace::State {
+            stack.push(Arc::new(Files::new(Arc::new(StateFiles))));
+        }
+        if let Some(delegations) = &draft.delegations {
+            stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
+        }
+        stack.push(Arc::new(Repair));
+        if draft.todos {
+            stack.push(Arc::new(Todos::new()));
+        }
+        // A schema that is none was refused when the configuration was read.
+        if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
+            stack.push(Arc::new(structured));
+        }
+        let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
+        let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
+        let system_prompt = std::iter::once(draft.system_prompt.as_str())
+            .chain(prompts)
+            .filter(|text| !text.trim().is_empty())
+            .collect::<Vec<_>>()
+            .join("\n\n");
+        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
+        if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
+        }
+        let checks: HashMap<_, _> =
+            toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
+        Agent {
+            name: draft.name,
+            model,
+            settings: draft.settings,
+            system_prompt,
+            plan: plan(&stack, draft.step_limit),
+            stack,
+            toolbox,
+            checks,
+            subagents: draft.delegations.map(|delegations| delegations.roster),
+        }
+    }
+}
+
+/// The names of the hooks in running order: before in the order of the stack, after in reverse.
+fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
+    let names = |moment: Moment| {
+        let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
+        here.map(move |policy| format!("{}.{}", policy.name(), moment.word())).collect::<Vec<_>>()
+    };
+    let backwards = |moment| names(moment).into_iter().rev().collect();
+    Plan {
+        before_agent: names(Moment::BeforeAgent),
+        before_model: names(Moment::BeforeModel),
+        after_model: backwards(Moment::AfterModel),
+        after_agent: backwards(Moment::AfterAgent),
+        step_limit,
+    }
+}
+
+/// The subagents of a definition: the general-purpose one first, unless it is switched off or replaced by name.
+fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
+    let general = &definition.general_purpose_subagent;
+    let name = general.name.clone().unwrap_or_else(|| "general-purpose".to_owned());
+    let replaced = definition.subagents.iter().any(|subagent| subagent.name == name);
+    let general = (general.enabled && !replaced).then(|| SubagentDefinition {
+        name,
+        description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
+        system_prompt: general.system_prompt.clone().unwrap_or_else(|| GENERAL_PROMPT.to_owned()),
+        ..SubagentDefinition::default()
+    });
+    general.into_iter().chain(definition.subagents.iter().cloned()).collect()
+}
+
+const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and work in several steps. \
+     It has the same tools as the delegating agent and nothing of its conversation.";
+
+const GENERAL_PROMPT: &str = "You work on one task that another agent has handed to you. \
+     It sees nothing but your last message, so let that message hold the complete result.";
+
+/// Stands in for the model of a subagent that cannot be had; says why when it is asked.
+struct Unusable(ModelError);
+
+impl Unusable {
+    fn because(error: ModelError) -> Arc<dyn Model> {
+        Arc::new(Self(error))
+    }
+}
+
+#[async_trait::async_trait]
+impl Model for Unusable {
+    fn identity(&self) -> (&str, &str) {
+        ("none", "none")
+    }
+
+    async fn ask(
+        &self,
+        _: crate::model::ModelRequest,
+    ) -> Result<futures::stream::BoxStream<'static, Result<crate::model::ModelEvent, ModelError>>, ModelError> {
+        Err(self.0.clone())
+    }
+}
+
+/// The definitions of tools, made into tools.
+///
+/// # Errors
+/// When a definition cannot be a tool; names the tool and the field.
+pub fn tools(
+    definitions: &BTreeMap<String, ToolDefinition>,
+    make: impl Fn(&str, &ToolDefinition) -> Result<Arc<dyn Tool>, crate::domain::Invalid>,
+) -> Result<BTreeMap<String, Arc<dyn Tool>>, crate::domain::Invalid> {
+    definitions.iter().map(|(name, definition)| Ok((name.clone(), make(name, definition)?))).collect()
+}

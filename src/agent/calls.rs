@@ -1,0 +1,271 @@
+//! The tool step: the calls of one answer run side by side, each with its own fate.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, FutureExt};
+use futures::stream::FuturesUnordered;
+use serde_json::{Value, json};
+
+use super::Loop;
+use super::delegate::ChildEnd;
+use super::driver::{Left, Notes, with_ids};
+use super::journal::{Note, Stop};
+use crate::domain::call::{Answer, Fate};
+use crate::domain::definition::{AfterCrash, OnError};
+use crate::domain::event::Fact;
+use crate::domain::id::CheckpointId;
+use crate::domain::interrupt::{Asker, Decision, Decisions, Question, QuestionKind};
+use crate::domain::machine::{Failure, Machine};
+use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::state::State;
+use crate::middleware::NextCall;
+use crate::tool::{self, CallOutcome, Halt, Scope};
+
+/// A call that is to be made.
+struct Job {
+    at: usize,
+    call: ToolCall,
+    scope: Scope,
+}
+
+/// What came back from a call or from the child that works on one.
+pub(super) enum Came {
+    Back(Result<CallOutcome, Halt>),
+    Child(Result<ChildEnd, Stop>),
+}
+
+/// The work under way in one tool step.
+type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, Came)>>;
+
+/// What ended the step early, once every sibling has finished.
+#[derive(Default)]
+struct Upset {
+    failure: Option<Failure>,
+    stopped: bool,
+}
+
+impl Loop<'_> {
+    /// Makes the calls at `ready`, together, and writes down what became of each.
+    pub(super) async fn run_calls(
+        &self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        ready: &[usize],
+    ) -> Result<(), Left> {
+        let state = Arc::new(machine.state.clone());
+        let running: Running<'_> = FuturesUnordered::new();
+        let mut jobs = vec![];
+        for at in ready.iter().copied() {
+            if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
+                let child = *child;
+                self.flush(machine, notes).await?;
+                let work = self.go_on_with_child(machine, at, child).await?;
+                running.push(work);
+            } else if let Some(job) = self.prepare(machine, notes, at) {
+                jobs.push(job);
+            }
+        }
+        self.announce(machine, notes, &jobs).await?;
+        for job in jobs {
+            let state = Arc::clone(&state);
+            running.push(async move { (job.at, Came::Back(self.make(job, &state).await)) }.boxed());
+        }
+        let upset = self.collect(machine, notes, running).await?;
+        if let Some(failure) = upset.failure {
+            return Err(Halt::Fail(failure).into());
+        }
+        if upset.stopped {
+            return Err(Halt::Stopped.into());
+        }
+        let entry = machine.tools_done(&self.plan, CheckpointId::mint());
+        notes.extend(entry.map(|entry| Note::entry(entry, machine)));
+        Ok(())
+    }
+
+    /// Looks at one call before it is made: answers it at once, asks about it, or hands it out to be made.
+    fn prepare(&self, machine: &mut Machine, notes: &mut Notes, at: usize) -> Option<Job> {
+        let Some(call) = machine.call(at) else {
+            let lost = ToolCall::new("", "", serde_json::Map::new());
+            settle(machine, at, Answer::error(&lost, "The call is not in the conversation any more."));
+            return None;
+        };
+        let asked = machine.take_answer(&Asker::Call(call.id.clone()));
+        let answer = asked.as_ref().and_then(|asked| asked.answer.clone());
+        if let Some(asked) = asked.filter(|asked| asked.question.kind == QuestionKind::UnknownOutcome) {
+            if let Some(answer) = decided(&call, asked.answer.as_ref()) {
+                settle(machine, at, answer);
+                return None;
+            }
+        } else if machine.fate(at) == Some(&Fate::Started) {
+            let policy = self.agent.toolbox.get(&call.name).map(|tool| tool.after_crash()).unwrap_or_default();
+            match policy {
+                AfterCrash::Repeat => {}
+                AfterCrash::Fail => {
+                    settle(machine, at, Answer::error(&call, UNKNOWN_OUTCOME));
+                    return None;
+                }
+                AfterCrash::Ask => {
+                    let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
+                    notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                    return None;
+                }
+            }
+        }
+        Some(Job { at, call, scope: self.scope.answered(answer) })
+    }
+
+    /// Makes durable that these calls begin, where it matters: from here on a crash leaves their outcome unknown.
+    async fn announce(&self, machine: &mut Machine, notes: &mut Notes, jobs: &[Job]) -> Result<(), Stop> {
+        let tool = |job: &Job| self.agent.toolbox.get(&job.call.name);
+        let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
+        let mut marked = false;
+        for job in jobs {
+            let once = tool(job).is_some_and(|t| t.has_effects() && t.after_crash() != AfterCrash::Repeat);
+            if once {
+                machine.set_fate(job.at, Fate::Started);
+                marked = true;
+            }
+        }
+        if marked {
+            return self.journal.commit(machine, std::mem::take(notes)).await;
+        }
+        if reach_out { self.flush(machine, notes).await } else { Ok(()) }
+    }
+
+    /// Makes one call, through the policies.
+    async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
+        let scope = &job.scope;
+        let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
+            async move { self.call_tool(scope, state, &call).await }.boxed()
+        };
+        let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
+        match scope.stop.run_until_cancelled(next.call(job.call)).await {
+            Some(outcome) => outcome,
+            None => Err(Halt::Stopped),
+        }
+    }
+
+    /// The innermost layer: the tool itself, if there is one and it can be called so.
+    async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let Some(tool) = self.agent.toolbox.get(&call.name) else {
+            let text = tool::unknown(&call.name, self.agent.toolbox.names());
+            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+        };
+        if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {
+            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+        }
+        match tool.call(scope, state, call).await {
+            Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
+                let text = format!("The call to `{}` failed: {}", call.name, failure.message);
+                Ok(CallOutcome::Answer(Answer::error(call, text)))
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Takes in what comes back, in the order in which it comes, and stores each answer while others are still at work.
+    async fn collect<'a>(
+        &'a self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        mut running: Running<'a>,
+    ) -> Result<Upset, Left> {
+        let mut upset = Upset::default();
+        while let Some((at, came)) = running.next().await {
+            match came {
+                Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
+                    settle(machine, at, answer);
+                }
+                Came::Back(Ok(CallOutcome::Delegate(wish))) => {
+                    self.flush(machine, notes).await?;
+                    if let Some(child) = self.delegate(machine, at, wish).await? {
+                        running.push(child);
+                    }
+                }
+                Came::Back(Err(Halt::Ask(question))) => {
+                    let asked = machine.call_asked(at, *question).cloned();
+                    notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                }
+                Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
+                    machine.set_fate(at, Fate::Delegated { child, parked: true });
+                    notes.push(Note::Fact(Fact::Asked { interrupts: questions }));
+                }
+                Came::Back(Err(Halt::Fail(failure))) => upset.failure = Some(failure),
+                Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
+                Came::Child(Err(stop)) => return Err(stop.into()),
+            }
+            self.show_answer(machine, notes, at, running.is_empty());
+            if !running.is_empty() {
+                self.flush(machine, notes).await?;
+            }
+        }
+        Ok(upset)
+    }
+
+    /// Announces the answer of one of several calls, unless it completes the step, which then tells it itself.
+    fn show_answer(&self, machine: &mut Machine, notes: &mut Notes, at: usize, last: bool) {
+        let Some(Fate::Answered(answer)) = machine.fate(at).cloned() else {
+            return;
+        };
+        let Some(head) = machine.head else {
+            return;
+        };
+        if answer.shown || last && machine.all_answered() {
+            return;
+        }
+        notes.push(Note::Fact(Fact::Answered { head, call: at, writes: answer.writes.clone() }));
+        machine.set_fate(at, Fate::Answered(Box::new(Answer { shown: true, ..*answer })));
+    }
+}
+
+/// Writes an answer down.
+pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
+    let answer = Answer { writes: with_ids(answer.writes), ..answer };
+    machine.set_fate(at, Fate::Answered(Box::new(answer)));
+}
+
+const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
+     It may or may not have taken effect; it was not repeated.";
+
+/// Asks what shall become of a call that was begun before the server died.
+fn unknown_outcome(call: &ToolCall) -> Question {
+    let allowed = ["approve", "respond", "reject"];
+    let description = format!(
+        "The server stopped while `{}` was running; nobody knows whether it took effect.\n\n\
+         approve: call it again\nrespond: give its result\nreject: tell the agent that it failed",
+        call.name
+    );
+    let decision = json!({
+        "type": "object",
+        "required": ["type"],
+        "properties": { "type": { "enum": allowed }, "message": { "type": "string" } },
+        "if": { "properties": { "type": { "const": "respond" } } },
+        "then": { "required": ["message"] },
+    });
+    Question {
+        kind: QuestionKind::UnknownOutcome,
+        value: json!({
+            "action_requests": [
+                { "name": call.name, "args": call.args, "description": description, "tool_call_id": call.id }
+            ],
+            "review_configs": [{ "action_name": call.name, "allowed_decisions": allowed }],
+        }),
+        schema: json!({
+            "type": "object",
+            "required": ["decisions"],
+            "properties": { "decisions": { "type": "array", "minItems": 1, "maxItems": 1, "items": decision } },
+        }),
+        calls: vec![call.id.clone()],
+    }
+}
+
+/// The answer that a human's decision about an unknown outcome makes; none if the call is to be made again.
+fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
+    let decisions = answer.and_then(|answer| serde_json::from_value::<Decisions>(answer.clone()).ok());
+    match decisions?.decisions.into_iter().next()? {
+        Decision::Approve | Decision::Edit { .. } => None,
+        Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
+        Decision::Reject { message } => Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()))),
+    }
+}

@@ -1,0 +1,221 @@
+//! Delegation: the same loop, one level down.
+
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, FutureExt};
+
+use super::calls::{Came, settle};
+use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
+use super::{Agent, Breakpoints, Ending, Loop};
+use crate::domain::call::{Answer, Fate};
+use crate::domain::event::Fact;
+use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::{Failure, Machine, Phase};
+use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::run::Lineage;
+use crate::domain::state::{State, Update, crosses_to_subagents};
+use crate::tool::{Delegation, Scope};
+
+/// How a child came back.
+pub(super) enum ChildEnd {
+    /// With a result for the model.
+    Answer(Answer),
+    /// With questions that somebody has to answer first.
+    Parked { child: RunId, questions: Vec<Interrupt> },
+}
+
+impl Loop<'_> {
+    /// Starts a child for the call at `at`, if limits allow; else answers the call with the reason.
+    pub(super) async fn delegate<'a>(
+        &'a self,
+        machine: &mut Machine,
+        at: usize,
+        wish: Delegation,
+    ) -> Result<Option<BoxFuture<'a, (usize, Came)>>, Stop> {
+        let Some(call) = machine.call(at) else {
+            return Ok(None);
+        };
+        let Some(subagent) = self.subagent(&wish.subagent) else {
+            let text = format!("There is no subagent `{}` here.", wish.subagent);
+            settle(machine, at, Answer::error(&call, text));
+            return Ok(None);
+        };
+        let id = RunId::of_child(machine.call_task(at));
+        let lineage = self.lineage_of_child(machine, at, &call, &subagent);
+        let description = wish.description;
+        let wish = ChildWish { id, lineage: lineage.clone(), description, max_depth: self.max_depth() };
+        machine.set_fate(at, Fate::Delegated { child: id, parked: false });
+        match self.journal.child(machine, wish).await? {
+            ChildVerdict::Admitted(child) => {
+                let child = handed_down(*child, &machine.state);
+                Ok(Some(self.run_child(at, call, subagent, lineage, child)))
+            }
+            ChildVerdict::Refused(reason) => {
+                settle(machine, at, Answer::error(&call, reason));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Goes on with the child that already works on the call at `at`.
+    pub(super) async fn go_on_with_child<'a>(
+        &'a self,
+        machine: &Machine,
+        at: usize,
+        child: RunId,
+    ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
+        let lost = |what: &str| Stop::Fault(Failure::new("RuntimeError", format!("a delegated call lost its {what}")));
+        let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
+        let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
+        let subagent = self.subagent(lineage.agent()).ok_or_else(|| lost("subagent's definition"))?;
+        Ok(self.run_child(at, call, subagent, lineage, handed_down(child, &machine.state)))
+    }
+
+    fn run_child<'a>(
+        &'a self,
+        at: usize,
+        call: ToolCall,
+        subagent: Arc<Agent>,
+        lineage: Lineage,
+        child: Child,
+    ) -> BoxFuture<'a, (usize, Came)> {
+        async move { (at, Came::Child(self.drive_child(&call, &subagent, &lineage, child).await)) }.boxed()
+    }
+
+    /// Runs a child to its end, or until it waits.
+    async fn drive_child(
+        &self,
+        call: &ToolCall,
+        subagent: &Agent,
+        lineage: &Lineage,
+        child: Child,
+    ) -> Result<ChildEnd, Stop> {
+        let Child { id, mut machine, input, journal, description: _ } = child;
+        let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
+        let ending = match (&machine.position.phase, &machine.position.failure) {
+            (_, Some(failure)) => Ending::Failed(failure.clone()),
+            (Phase::Ended, None) => Ending::Done,
+            (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }, None) => {
+                let below = Loop {
+                    agent: subagent,
+                    plan: subagent.plan.clone(),
+                    lineage,
+                    scope: self.scope_of_child(subagent, lineage),
+                    journal: journal.as_ref(),
+                    breakpoints: Breakpoints::default(),
+                };
+                let mut notes =
+                    vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed: begun })];
+                if !begun {
+                    let ids = [CheckpointId::mint(), CheckpointId::mint()];
+                    notes.extend(Note::input(&mut machine, &below.plan, input.clone(), ids));
+                }
+                below.drive(&mut machine, notes).await?
+            }
+        };
+        Ok(match ending {
+            Ending::Done | Ending::Paused => ChildEnd::Answer(result(call, &machine.state, &input)),
+            Ending::Parked(questions) => ChildEnd::Parked { child: id, questions },
+            Ending::Failed(failure) => ChildEnd::Answer(Answer::error(call, failed(lineage.agent(), &failure))),
+        })
+    }
+
+    fn subagent(&self, name: &str) -> Option<Arc<Agent>> {
+        self.agent.subagents.as_ref()?.get(name, self.lineage.depth + 1)
+    }
+
+    fn max_depth(&self) -> u32 {
+        self.agent.subagents.as_ref().map_or(0, |roster| roster.max_depth)
+    }
+
+    fn lineage_of_child(&self, machine: &Machine, at: usize, call: &ToolCall, subagent: &Agent) -> Lineage {
+        let mut namespace = self.lineage.namespace.clone();
+        namespace.push(machine.call_task(at));
+        let mut path = self.lineage.path.clone();
+        path.push(subagent.name.clone());
+        Lineage {
+            root: self.lineage.root,
+            parent: Some(self.journal.run()),
+            depth: self.lineage.depth + 1,
+            cause: Some(call.id.clone()),
+            namespace,
+            path,
+        }
+    }
+
+    fn scope_of_child(&self, subagent: &Agent, lineage: &Lineage) -> Scope {
+        Scope {
+            agent: subagent.name.clone(),
+            path: lineage.path.clone().into(),
+            depth: lineage.depth,
+            stop: self.scope.stop.child_token(),
+            answer: None,
+            ..self.scope.clone()
+        }
+    }
+
+    /// The questions that keep this lane waiting: its own, and those of the children it waits for.
+    pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, Stop> {
+        let mut questions: Vec<Interrupt> = machine.open_questions().cloned().collect();
+        for child in machine.parked_children() {
+            questions.extend(self.journal.questions_of(child).await?);
+        }
+        Ok(questions)
+    }
+}
+
+/// The child with what it is given: the fields that both share, and one human message.
+fn handed_down(child: Child, parent: &State) -> Child {
+    if child.input.is_some() {
+        return child;
+    }
+    let mut input = parent.for_subagent();
+    input.messages.push(Arc::new(Message::human(child.description.clone())));
+    Child { input: Some(super::driver::with_ids(input)), ..child }
+}
+
+/// What a child that came to its end tells its parent: the structured answer, or the last thing it said; and what it wrote
+/// into the fields that both share.
+fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
+    let structured = state.fields.get("structured_response").filter(|value| !value.is_null());
+    let said = |message: &Arc<Message>| {
+        let text = message.content.text();
+        (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
+    };
+    let text = match structured {
+        Some(value) => value.to_string(),
+        None => state.messages.iter().rev().find_map(said).unwrap_or_else(|| NOTHING_SAID.to_owned()),
+    };
+    let mut writes = written(state, input);
+    writes.messages.push(Arc::new(Message::tool(call, ToolStatus::Success, text)));
+    Answer { writes, ends: false, shown: false }
+}
+
+const NOTHING_SAID: &str = "The subagent finished without saying anything.";
+
+/// What a child wrote: the difference between where it ended and what it was given.
+fn written(state: &State, input: &Update) -> Update {
+    let files = state.files.iter().filter(|(path, file)| input.files.get(*path) != Some(&Some(Arc::clone(file))));
+    let gone = input.files.keys().filter(|path| !state.files.contains_key(*path));
+    let fields = state
+        .fields
+        .iter()
+        .filter(|(name, value)| crosses_to_subagents(name) && input.fields.get(*name) != Some(value));
+    Update {
+        messages: vec![],
+        files: files
+            .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
+            .chain(gone.map(|path| (path.clone(), None)))
+            .collect(),
+        fields: fields.map(|(name, value)| (name.clone(), value.clone())).collect(),
+    }
+}
+
+/// What the delegating model is told about a child that failed.
+fn failed(subagent: &str, failure: &Failure) -> String {
+    format!(
+        "The subagent `{subagent}` failed ({}): {} Its other work is kept; delegate again if the task is still needed.",
+        failure.class, failure.message
+    )
+}

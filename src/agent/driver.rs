@@ -1,0 +1,277 @@
+//! Round and round: does what the machine says, and writes down what came of it.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::{BoxFuture, FutureExt};
+use uuid::Uuid;
+
+use super::journal::{Note, Stop};
+use super::{Breakpoints, Ending, Loop, ended};
+use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
+use crate::domain::id::{CheckpointId, TaskId};
+use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
+use crate::domain::message::{Message, Role};
+use crate::domain::state::Update;
+use crate::middleware::{ModelAnswer, NextModel};
+use crate::model::{ModelError, ModelEvent, ModelRequest};
+use crate::tool::Halt;
+
+/// What has been done but is not yet stored.
+pub(super) type Notes = Vec<Note>;
+
+impl Loop<'_> {
+    /// Goes round until the run ends or waits for somebody. `notes` is what led up to it (the input, that it began).
+    ///
+    /// Steps are stored before the world is touched again: before the model is asked, before a call runs, and at the end.
+    /// Whatever is lost in between is done anew by the next process, and nobody has seen it.
+    ///
+    /// # Errors
+    /// [`Stop`] when the loop was left early; what was stored is enough to go on.
+    pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
+        let mut fresh = machine.position.taken > 0 || !machine.position.asked.is_empty();
+        loop {
+            if self.scope.stop.is_cancelled() {
+                self.flush(machine, &mut notes).await?;
+                return Err(Stop::Cancelled);
+            }
+            let step = machine.next(&self.plan);
+            if !fresh && self.stops_at(machine, &step) {
+                notes.push(Note::Fact(Fact::Paused));
+                return self.end(machine, notes, Ending::Paused).await;
+            }
+            fresh = false;
+            let done = match step {
+                Step::End => return self.end(machine, notes, Ending::Done).await,
+                Step::Fail(failure) => return self.fail(machine, notes, failure).await,
+                Step::Park => {
+                    let ending = Ending::Parked(self.open_questions(machine).await?);
+                    return self.end(machine, notes, ending).await;
+                }
+                Step::RunHook(moment, at) => self.run_hook(machine, &mut notes, moment, at).await,
+                Step::AskModel => {
+                    self.flush(machine, &mut notes).await?;
+                    self.ask_model(machine, &mut notes).await
+                }
+                Step::RunCalls(ready) => self.run_calls(machine, &mut notes, &ready).await,
+            };
+            match done {
+                Ok(()) => {}
+                Err(Left::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
+                Err(Left::Halted(Halt::Stopped)) => {
+                    self.flush(machine, &mut notes).await?;
+                    return Err(Stop::Cancelled);
+                }
+                Err(Left::Halted(Halt::Ask(_))) => {
+                    let failure = Failure::new("RuntimeError", "a question was asked where nobody can answer it");
+                    return self.fail(machine, notes, failure).await;
+                }
+                Err(Left::Stopped(stop)) => return Err(stop),
+            }
+            if self.stops_after(&notes) {
+                notes.push(Note::Fact(Fact::Paused));
+                return self.end(machine, notes, Ending::Paused).await;
+            }
+        }
+    }
+
+    /// Stores `notes` and ends the run without driving it.
+    ///
+    /// # Errors
+    /// As [`Loop::drive`].
+    pub async fn close(&self, machine: &Machine, notes: Notes) -> Result<Ending, Stop> {
+        self.end(machine, notes, Ending::Done).await
+    }
+
+    /// Stores what has been done so far.
+    pub(super) async fn flush(&self, machine: &Machine, notes: &mut Notes) -> Result<(), Stop> {
+        if notes.is_empty() {
+            return Ok(());
+        }
+        self.journal.commit(machine, std::mem::take(notes)).await
+    }
+
+    async fn end(&self, machine: &Machine, mut notes: Notes, ending: Ending) -> Result<Ending, Stop> {
+        notes.push(Note::Fact(ended(&ending, self.lineage.depth)));
+        self.journal.commit(machine, notes).await?;
+        Ok(ending)
+    }
+
+    /// Ends the run at the step under way, which may be tried again by a later run.
+    async fn fail(&self, machine: &mut Machine, notes: Notes, failure: Failure) -> Result<Ending, Stop> {
+        machine.position.failure = Some(failure.clone());
+        self.end(machine, notes, Ending::Failed(failure)).await
+    }
+
+    fn stops_at(&self, machine: &Machine, step: &Step) -> bool {
+        let node = match step {
+            Step::AskModel => MODEL,
+            Step::RunCalls(_) => TOOLS,
+            Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
+            Step::Park | Step::End | Step::Fail(_) => return false,
+        };
+        let under_way = matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
+        !under_way && Breakpoints::hit(&self.breakpoints.before, node)
+    }
+
+    fn stops_after(&self, notes: &Notes) -> bool {
+        match notes.last() {
+            Some(Note::Entry { entry, .. }) => Breakpoints::hit(&self.breakpoints.after, &entry.node),
+            Some(Note::Fact(_)) | None => false,
+        }
+    }
+
+    async fn run_hook(
+        &self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        moment: Moment,
+        at: usize,
+    ) -> Result<(), Left> {
+        let Some(policy) = self.agent.hook(moment, at) else {
+            let failure = Failure::new("RuntimeError", "the agent's definition changed: a hook under way is gone");
+            return Err(Halt::Fail(failure).into());
+        };
+        let answer = machine.position.asked.iter().find_map(|asked| asked.answer.clone());
+        let scope = self.scope.answered(answer);
+        match policy.hook(moment, &scope, &machine.state).await {
+            Ok(reaction) => {
+                let update = with_ids(reaction.update);
+                let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
+                notes.extend(entry.map(|entry| Note::entry(entry, machine)));
+                Ok(())
+            }
+            Err(Halt::Ask(question)) => {
+                let asked = machine.hook_asked(&self.plan, *question).cloned();
+                notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                Ok(())
+            }
+            Err(halt) => Err(halt.into()),
+        }
+    }
+
+    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
+        let agent = self.agent;
+        let request = ModelRequest {
+            system: agent.system_prompt.clone(),
+            messages: machine.state.messages.clone(),
+            tools: agent.toolbox.specs().to_vec(),
+            settings: agent.settings.clone(),
+            ..ModelRequest::default()
+        };
+        let task = TaskId::of_step(machine.head, MODEL, 0);
+        let step = machine.step.map_or(0, |step| step + 1);
+        let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
+            self.speak(request, task, step).boxed()
+        };
+        let next = NextModel { rest: &agent.stack, ask: &ask, scope: &self.scope, state: &machine.state };
+        let ModelAnswer { mut message, extra } = next.ask(request).await?;
+        message.name = Some(agent.name.clone());
+        if message.id.is_none() {
+            message.id = Some(mint_answer_id());
+        }
+        let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
+        notes.push(Note::entry(entry, machine));
+        Ok(())
+    }
+
+    /// Asks the model once and passes its answer on, piece by piece.
+    async fn speak(&self, request: ModelRequest, task: TaskId, step: i64) -> Result<ModelAnswer, Halt> {
+        let (provider, model) = self.agent.model.identity();
+        let head = Arc::new(AnswerHead {
+            message: mint_answer_id(),
+            task,
+            step,
+            provider: provider.to_owned(),
+            model: model.to_owned(),
+        });
+        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head)).await;
+        match listened {
+            None => Err(Halt::Stopped),
+            Some(Ok(message)) => {
+                Ok(ModelAnswer { message: message.with_id(head.message.clone()), extra: Update::none() })
+            }
+            Some(Err(error)) => {
+                tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
+                self.say(&head, Chunk::Void);
+                Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
+            }
+        }
+    }
+
+    async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Message, ModelError> {
+        let mut stream = self.agent.model.ask(request).await?;
+        self.say(head, Chunk::Begin);
+        while let Some(event) = stream.next().await {
+            let chunk = match event? {
+                ModelEvent::Text(text) => Chunk::Text(text),
+                ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
+                ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
+                ModelEvent::Done(message) => {
+                    self.say(head, end_of(&message));
+                    return Ok(*message);
+                }
+            };
+            self.say(head, chunk);
+        }
+        Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
+    }
+
+    fn say(&self, head: &Arc<AnswerHead>, chunk: Chunk) {
+        self.journal.say(Delta { answer: Arc::clone(head), chunk });
+    }
+}
+
+/// Why a step was left.
+pub(super) enum Left {
+    /// A policy, tool or model halted it.
+    Halted(Halt),
+    /// The loop has to be left.
+    Stopped(Stop),
+}
+
+impl From<Halt> for Left {
+    fn from(halt: Halt) -> Self {
+        Self::Halted(halt)
+    }
+}
+
+impl From<Stop> for Left {
+    fn from(stop: Stop) -> Self {
+        Self::Stopped(stop)
+    }
+}
+
+fn end_of(message: &Message) -> Chunk {
+    let usage = match &message.role {
+        Role::Ai { usage_metadata, .. } => usage_metadata.clone(),
+        Role::Human | Role::System | Role::Tool { .. } | Role::Remove => None,
+    };
+    Chunk::End { response_metadata: message.response_metadata.clone(), usage }
+}
+
+/// What clients are told about a failing model. The provider's own words may hold what is not theirs to read; the log
+/// has them.
+fn shown(error: &ModelError) -> String {
+    match error {
+        ModelError::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
+        ModelError::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
+        ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
+        ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
+        ModelError::Interrupted { .. } => "The model's answer broke off before it was complete.".to_owned(),
+        ModelError::Misconfigured { message } => message.clone(),
+    }
+}
+
+/// The form in which clients know the ids of models' messages.
+fn mint_answer_id() -> String {
+    format!("lc_run--{}", CheckpointId::mint())
+}
+
+/// Gives every message of an update an id.
+pub fn with_ids(mut update: Update) -> Update {
+    for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
+        Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());
+    }
+    update
+}

@@ -1,0 +1,129 @@
+//! How one run proceeds.
+//!
+//! ```text
+//!            ┌──────────────── Loop::drive ────────────────┐
+//!            │                                             │
+//!  Machine ──┤  next ──► perform ──► …_done ──► notes ──┐  ├──► Ending
+//!            │   ▲                                      │  │
+//!            │   └── Journal::commit, before the world ◄┘  │
+//!            │       is touched again                      │
+//!            └─────────────────────────────────────────────┘
+//!                       │ a delegated call
+//!                       ▼
+//!                 Loop::drive, one level down
+//! ```
+//!
+//! The driver is the only one who acts; it decides nothing. A subagent is the same loop called by itself with the child's
+//! machine and the child's journal. Neighbours: [`crate::domain::machine`] decides, [`crate::runtime`] provides the
+//! journal.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::domain::event::Fact;
+use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::{Failure, Moment, Plan};
+use crate::domain::run::Lineage;
+use crate::middleware::Middleware;
+use crate::model::Model;
+use crate::tool::{ArgumentCheck, Scope, Toolbox};
+
+pub mod assemble;
+mod calls;
+mod delegate;
+mod driver;
+pub mod journal;
+pub mod roster;
+
+pub use driver::with_ids as identified;
+pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
+pub use roster::Roster;
+
+/// An assembled definition, ready to run. Shared by all its runs.
+pub struct Agent {
+    /// `lc_agent_name`.
+    pub name: String,
+    /// The model it thinks with.
+    pub model: Arc<dyn Model>,
+    /// Provider settings sent with every question.
+    pub settings: Map<String, Value>,
+    /// The instructions, with what policies added.
+    pub system_prompt: String,
+    /// The policies, outermost first.
+    pub stack: Vec<Arc<dyn Middleware>>,
+    /// The public names of the hooks, in running order, and the step limit.
+    pub plan: Plan,
+    /// What it can call.
+    pub toolbox: Toolbox,
+    /// The schema checks of those tools, by name.
+    pub checks: HashMap<String, ArgumentCheck>,
+    /// Whom it can delegate to; none if it cannot.
+    pub subagents: Option<Arc<Roster>>,
+}
+
+impl Agent {
+    /// The policy that owns hook `at` of `moment`.
+    fn hook(&self, moment: Moment, at: usize) -> Option<&Arc<dyn Middleware>> {
+        let name = self.plan.hooks(moment).get(at)?.strip_suffix(moment.word())?.strip_suffix('.')?;
+        self.stack.iter().find(|policy| policy.name() == name)
+    }
+}
+
+/// One agent at work on one lane of a thread.
+pub struct Loop<'a> {
+    /// Who.
+    pub agent: &'a Agent,
+    /// Its hooks, with the step limit of this run.
+    pub plan: Plan,
+    /// Where in the tree of delegations.
+    pub lineage: &'a Lineage,
+    /// What its tools and policies may know.
+    pub scope: Scope,
+    /// Where it writes.
+    pub journal: &'a dyn Journal,
+    /// Where it has to stop for its client.
+    pub breakpoints: Breakpoints,
+}
+
+/// How a loop came to its end.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ending {
+    /// The agent is done.
+    Done,
+    /// Nothing can go on before these questions are answered: its own, and those of its children.
+    Parked(Vec<Interrupt>),
+    /// A breakpoint of the client was reached.
+    Paused,
+    /// It cannot go on.
+    Failed(Failure),
+}
+
+/// The nodes that a client wants to stop at; `*` means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Breakpoints {
+    /// Stop before these.
+    pub before: Vec<String>,
+    /// Stop after these.
+    pub after: Vec<String>,
+}
+
+impl Breakpoints {
+    fn hit(list: &[String], node: &str) -> bool {
+        list.iter().any(|name| name == "*" || name == node)
+    }
+}
+
+/// The event that tells how a loop ended.
+fn ended(ending: &Ending, depth: u32) -> Fact {
+    use crate::domain::run::RunStatus;
+    let (status, error) = match ending {
+        Ending::Done | Ending::Paused => (RunStatus::Success, None),
+        // To its client a run that waits has done what it could; a child that waits is not done.
+        Ending::Parked(_) if depth == 0 => (RunStatus::Success, None),
+        Ending::Parked(_) => (RunStatus::Interrupted, None),
+        Ending::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
+    };
+    Fact::Ended { status, error }
+}

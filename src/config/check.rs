@@ -1,0 +1,149 @@
+//! What makes no sense in the configuration, although it has the right shape.
+
+use std::collections::BTreeSet;
+
+use secrecy::ExposeSecret;
+
+use super::{Config, ProviderKind, ProviderSection};
+use crate::domain::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
+use crate::domain::definition::{FieldPath, Finding, Segment};
+
+/// The longest time that can be set, in seconds: a day.
+const LONGEST_S: f64 = 86_400.0;
+
+/// Checks the whole configuration. What could not be read counts as declared, so that one mistake is told once.
+pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
+    let mut check = Check { findings: Vec::new() };
+    check.server(config);
+    check.runtime(config);
+    check.storage(config);
+    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
+        check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
+    }
+    for (name, provider) in &config.providers {
+        check.provider(name, provider);
+    }
+    for (name, tool) in &config.tools {
+        let field = FieldPath::of(["tools", name.as_str()]);
+        check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
+    }
+    let around = surroundings(config, unread);
+    for (graph_id, agent) in &config.agents {
+        let field = FieldPath::of(["agents", graph_id.as_str()]);
+        let findings = check_agent(graph_id, agent, &around).into_iter();
+        check.findings.extend(findings.map(|finding| finding.under(&field)));
+    }
+    if config.agents.is_empty() && unread.is_empty() {
+        let message = "there are none, so the server has no agent until one is defined over HTTP";
+        check.findings.push(Finding::warning(FieldPath::of(["agents"]), message));
+    }
+    check.findings
+}
+
+/// What the agents of this configuration may refer to.
+pub(super) fn surroundings(config: &Config, unread: &[Finding]) -> Surroundings {
+    let mut around = Surroundings {
+        tools: config.tools.keys().cloned().collect(),
+        providers: config.providers.keys().cloned().collect(),
+    };
+    around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
+    for finding in unread {
+        if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
+            match section.as_str() {
+                "tools" => around.tools.insert(name.clone()),
+                "providers" => around.providers.insert(name.clone()),
+                _ => continue,
+            };
+        }
+    }
+    around
+}
+
+struct Check {
+    findings: Vec<Finding>,
+}
+
+impl Check {
+    fn error(&mut self, field: &[&str], message: impl Into<String>) {
+        self.findings.push(Finding::error(FieldPath::of(field.iter().copied()), message));
+    }
+
+    fn seconds(&mut self, field: &[&str], value: f64) {
+        if !(value > 0.0 && value <= LONGEST_S) {
+            self.error(field, format!("must be more than 0 and at most {LONGEST_S} seconds"));
+        }
+    }
+
+    fn server(&mut self, config: &Config) {
+        let server = &config.server;
+        let port = server.listen.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        if port.is_none_or(|port| port.parse::<u16>().is_err()) {
+            let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
+            self.error(&["server", "listen"], message);
+        }
+        if server.max_body_bytes == 0 {
+            self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
+        self.seconds(&["server", "shutdown_s"], server.shutdown_s);
+        for (at, origin) in server.cors_origins.iter().enumerate() {
+            let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
+            if origin != "*" && !is_origin {
+                let field = FieldPath::of(["server", "cors_origins"]).then(at);
+                let message = format!("`{origin}` must be `*` or an origin, as in `https://chat.example.org`");
+                self.findings.push(Finding::error(field, message));
+            }
+        }
+        let origins: BTreeSet<&String> = server.cors_origins.iter().collect();
+        if origins.len() > 1 && server.cors_origins.iter().any(|origin| origin == "*") {
+            self.error(&["server", "cors_origins"], "must be either `*` alone or a list of origins");
+        }
+    }
+
+    fn runtime(&mut self, config: &Config) {
+        let runtime = &config.runtime;
+        if runtime.max_concurrent_runs == 0 {
+            self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["runtime", "lease_s"], runtime.lease_s);
+        self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);
+        if runtime.heartbeat_s * 2.0 > runtime.lease_s {
+            let message = "must be at most half of `lease_s`, so that one late sign of life loses no lease";
+            self.error(&["runtime", "heartbeat_s"], message);
+        }
+    }
+
+    fn storage(&mut self, config: &Config) {
+        let url = config.storage.url.expose();
+        let is_known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|start| url.starts_with(start));
+        if !is_known {
+            // The address may hold a password and is not repeated.
+            self.error(&["storage", "url"], "must begin with sqlite:// (or be sqlite::memory:) or with postgres://");
+        }
+    }
+
+    fn provider(&mut self, name: &str, provider: &ProviderSection) {
+        if !is_word(name, 64, ".") {
+            let message = format!("the provider name `{name}` must be 1 to 64 letters, digits, `_`, `-` or `.`");
+            self.error(&["providers", name], message);
+        }
+        if provider.kind.is_none() {
+            let kinds = ProviderKind::ALL.map(ProviderKind::word).join(", ");
+            self.error(&["providers", name, "kind"], format!("must be given: one of {kinds}"));
+        }
+        if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {
+            self.error(&["providers", name, "base_url"], problem);
+        }
+        let keys = [provider.api_key_env.is_some(), provider.api_key_file.is_some(), provider.api_key.is_some()];
+        if keys.into_iter().filter(|given| *given).count() > 1 {
+            let message = "only one of `api_key_env`, `api_key_file` and `api_key` may be given";
+            self.error(&["providers", name], message);
+        }
+        if provider.api_key.as_ref().is_some_and(|key| key.expose_secret().trim().is_empty()) {
+            self.error(&["providers", name, "api_key"], "must not be blank; leave it out for none");
+        }
+        if provider.api_key_env.as_deref().is_some_and(|name| !is_word(name, 256, "")) {
+            self.error(&["providers", name, "api_key_env"], "must be the name of an environment variable");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A TOML document as a plain value, together with the places of its fields.
+
+use serde_json::{Map, Number, Value};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::problem::{Places, Position, Problem};
+use crate::domain::definition::FieldPath;
+
+/// What a document says, and where.
+#[derive(Debug, Default)]
+pub(super) struct Document {
+    /// All of it.
+    pub(super) value: Map<String, Value>,
+    /// Where its fields are.
+    pub(super) places: Places,
+    /// What is no TOML in it.
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Reads a document as far as it can be read.
+pub(super) fn parse(file: &str, text: &str) -> Document {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let problems = errors.iter().map(|error| {
+        let position = error.span().map(|span| position(text, span.start));
+        Problem::in_file(file, error.message().trim().replace('\n', ", ")).at(position)
+    });
+    let mut walk = Walk { text, places: Places::new() };
+    let value = walk.table(&FieldPath::default(), table.get_ref());
+    Document { value, places: walk.places, problems: problems.collect() }
+}
+
+/// The line and column of a byte of `text`.
+pub(super) fn position(text: &str, offset: usize) -> Position {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;
+    (before.matches('\n').count() + 1, column)
+}
+
+struct Walk<'t> {
+    text: &'t str,
+    places: Places,
+}
+
+impl Walk<'_> {
+    fn table(&mut self, path: &FieldPath, table: &DeTable<'_>) -> Map<String, Value> {
+        let mut fields = Map::new();
+        for (key, value) in table {
+            let inner = path.then(key.get_ref().as_ref());
+            self.places.insert(inner.clone(), position(self.text, key.span().start));
+            fields.insert(key.get_ref().to_string(), self.value(&inner, value));
+        }
+        fields
+    }
+
+    fn value(&mut self, path: &FieldPath, value: &Spanned<DeValue<'_>>) -> Value {
+        match value.get_ref() {
+            DeValue::String(text) => Value::String(text.to_string()),
+            DeValue::Integer(number) => {
+                let digits = i64::from_str_radix(number.as_str(), number.radix()).map(Number::from);
+                digits.map_or_else(|_| Value::String(number.as_str().to_owned()), Value::Number)
+            }
+            DeValue::Float(number) => {
+                let finite = number.as_str().parse().ok().and_then(Number::from_f64);
+                finite.map_or_else(|| Value::String(number.as_str().to_owned()), Value::Number)
+            }
+            DeValue::Boolean(truth) => Value::Bool(*truth),
+            DeValue::Datetime(time) => Value::String(time.to_string()),
+            DeValue::Table(table) => Value::Object(self.table(path, table)),
+            DeValue::Array(items) => {
+                let mut values = Vec::new();
+                for (at, item) in items.iter().enumerate() {
+                    let inner = path.then(at);
+                    self.places.insert(inner.clone(), position(self.text, item.span().start));
+                    values.push(self.value(&inner, item));
+                }
+                Value::Array(values)
+            }
+        }
+    }
+}

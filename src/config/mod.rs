@@ -1,0 +1,234 @@
+//! The configuration: file, environment, command line, and folders of agents; checked as a whole before anything
+//! opens.
+//!
+//! What has been loaded is correct: no other room checks it again. It is also the only room that reads environment
+//! variables. It knows the nouns of [`crate::domain`] and nothing else; [`crate::app`](crate) builds the parts from it.
+//!
+//! Later sources precede earlier ones: defaults, `adjutant.toml` (or, without any configuration, the embedded
+//! demonstration), environment, command line. Agents come from the file and from folders, see [`folder`].
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, read};
+
+mod arguments;
+mod check;
+mod document;
+mod folder;
+mod markdown;
+mod problem;
+mod sections;
+mod verdict;
+
+pub use arguments::{Arguments, Command, Settings};
+pub use problem::{Position, Problem, Problems};
+pub use sections::{
+    DatabaseUrl, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
+};
+pub use verdict::verdict;
+
+use problem::{Origin, Origins};
+
+/// The file that is looked for when none is named.
+const DEFAULT_FILE: &str = "adjutant.toml";
+
+/// The folder of agents, beside the configuration file, when none is named.
+const DEFAULT_AGENTS_DIR: &str = "agents";
+
+/// What runs when there is no configuration at all: a small team that needs neither a key nor a network.
+const DEMO: &str = include_str!("../../examples/demo/adjutant.toml");
+
+/// How the demonstration is called in messages.
+const DEMO_NAME: &str = "the built-in demonstration";
+
+/// The whole configuration.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How clients reach the server.
+    pub server: Server,
+    /// Where things are kept.
+    pub storage: Storage,
+    /// How runs are carried out.
+    pub runtime: Runtime,
+    /// What is logged.
+    pub log: Log,
+    /// Where models come from, by the name before the colon.
+    pub providers: Named<ProviderSection>,
+    /// The declared tools, by name.
+    pub tools: Named<ToolDefinition>,
+    /// The agents, by `graph_id`.
+    pub agents: Named<AgentDefinition>,
+    /// The folder with a folder for each agent; beside the configuration file when not absolute.
+    pub agents_dir: Option<PathBuf>,
+}
+
+/// A configuration that can be used, and what is nevertheless odd about it.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// Only warnings.
+    pub warnings: Problems,
+    /// Where it came from, for the log: a file, or the demonstration.
+    pub source: String,
+}
+
+/// Reads the configuration from the working directory, or from the file that the settings name.
+///
+/// # Errors
+/// Everything that is wrong, in the order of the files.
+pub fn load(settings: &Settings) -> Result<Loaded, Problems> {
+    load_from(Path::new(""), settings)
+}
+
+/// Reads the configuration as if `directory` were the working directory.
+fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> {
+    let source = Source::find(directory, settings)?;
+    let mut sheet = Sheet::default();
+    let mut document = document::parse(&source.name, &source.text);
+    if !document.problems.is_empty() {
+        // What is missing or twice there because of a broken line would only distract from it.
+        return Err(Problems(document.problems));
+    }
+    let places = document.places;
+    sheet.origins.0.push(Origin { file: source.name.clone(), holds: FieldPath::default(), places, partial: false });
+    override_with(settings, &mut document.value, &mut sheet.origins);
+
+    let beside = source.path.parent().unwrap_or(directory).to_path_buf();
+    let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
+    let reading = read::<Config>(Value::Object(document.value));
+    let mut config = reading.value.unwrap_or_default();
+    config.agents_dir = Some(folder);
+    for provider in config.providers.values_mut() {
+        provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
+    }
+    let nonsense = check::check(&config, &reading.findings);
+    for finding in nonsense {
+        let field = reading.gaps.source_of(&finding.field);
+        if !is_echo(&field, &reading.findings) {
+            sheet.add(Finding { field, ..finding });
+        }
+    }
+    reading.findings.into_iter().for_each(|finding| sheet.add(finding));
+    sheet.close(config, source.name)
+}
+
+/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
+fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
+    unread.iter().any(|earlier| {
+        let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
+        field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
+    })
+}
+
+/// The value of an environment variable, when it is set to something.
+#[expect(clippy::disallowed_methods, reason = "the one place where environment variables are read")]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// The text of the configuration file, or what stands for it.
+struct Source {
+    name: String,
+    path: PathBuf,
+    text: String,
+}
+
+impl Source {
+    fn find(directory: &Path, settings: &Settings) -> Result<Self, Problems> {
+        let (path, named) = match &settings.config {
+            Some(path) => (directory.join(path), true),
+            None => (directory.join(DEFAULT_FILE), false),
+        };
+        let name = path.strip_prefix(directory).unwrap_or(&path).display().to_string();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Self { name, path, text }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => {
+                let agents = settings.agents_dir.as_deref().unwrap_or(Path::new(DEFAULT_AGENTS_DIR));
+                let (name, text) = match directory.join(agents).is_dir() || settings.agents_dir.is_some() {
+                    true => (DEFAULT_FILE, ""),
+                    false => (DEMO_NAME, DEMO),
+                };
+                Ok(Self { name: name.to_owned(), path, text: text.to_owned() })
+            }
+            Err(error) => Err(Problems(vec![Problem::in_file(name, format!("cannot be read: {error}"))])),
+        }
+    }
+}
+
+/// Puts what the command line and the environment say over what the file says.
+fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &mut Origins) {
+    let given = [
+        (["server", "listen"], &settings.listen, "--listen or ADJUTANT_LISTEN"),
+        (["storage", "url"], &settings.database_url, "--database-url or ADJUTANT_DATABASE_URL"),
+        (["log", "filter"], &settings.log, "--log or ADJUTANT_LOG"),
+    ];
+    for ([section, key], text, source) in given {
+        let Some(text) = text else { continue };
+        let fields = value.entry(section).or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(fields) = fields {
+            fields.insert(key.to_owned(), Value::String(text.clone()));
+            let places = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
+            origins.0.push(Origin { file: source.to_owned(), holds: FieldPath::default(), places, partial: true });
+        }
+    }
+}
+
+/// What is known while the configuration is being read.
+#[derive(Default)]
+struct Sheet {
+    origins: Origins,
+    problems: Vec<Problem>,
+}
+
+impl Sheet {
+    fn add(&mut self, finding: Finding) {
+        self.problems.push(self.origins.locate(finding));
+    }
+
+    /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the
+    /// settings name, seen from the working directory, or the one that the file names, seen from the file.
+    fn load_folders(
+        &mut self,
+        file: &mut Map<String, Value>,
+        settings: &Settings,
+        [directory, beside]: [&Path; 2],
+    ) -> PathBuf {
+        let path = match (&settings.agents_dir, file.get("agents_dir").and_then(Value::as_str)) {
+            (Some(path), _) => directory.join(path),
+            (None, Some(path)) => beside.join(path),
+            (None, None) if !beside.join(DEFAULT_AGENTS_DIR).is_dir() => return beside.join(DEFAULT_AGENTS_DIR),
+            (None, None) => beside.join(DEFAULT_AGENTS_DIR),
+        };
+        let shown = path.strip_prefix(directory).unwrap_or(&path).to_path_buf();
+        let found = folder::load(&path, &shown, &mut self.problems);
+        let agents = file.entry("agents").or_insert_with(|| Value::Object(Map::new()));
+        // A section of the wrong shape is told when the whole is read.
+        let Value::Object(agents) = agents else { return path };
+        for agent in found {
+            let field = FieldPath::of(["agents", agent.graph_id.as_str()]);
+            if agents.contains_key(&agent.graph_id) {
+                self.add(Finding::error(field, format!("is also defined in {}", agent.place)));
+                continue;
+            }
+            let origins = agent.origins.into_iter();
+            self.origins.0.extend(origins.map(|origin| Origin { holds: field.join(&origin.holds), ..origin }));
+            agents.insert(agent.graph_id, agent.definition);
+        }
+        path
+    }
+
+    fn close(mut self, config: Config, source: String) -> Result<Loaded, Problems> {
+        self.problems.sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
+        let problems = Problems(self.problems);
+        if problems.are_harmless() { Ok(Loaded { config, warnings: problems, source }) } else { Err(problems) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,258 @@
+//! The sections of the configuration file and their defaults.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use serde::Deserialize;
+
+/// `[server]`: how clients reach the server.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Server {
+    /// The address to listen on, as `host:port`. Port 0 takes any free one.
+    pub listen: String,
+    /// The web origins whose pages may call the server; `*` allows all.
+    pub cors_origins: Vec<String>,
+    /// The largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How often a stream without news sends a sign of life, in seconds.
+    pub keep_alive_s: f64,
+    /// How long running steps may take to come to a commit when the server stops, in seconds.
+    pub shutdown_s: f64,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8123".to_owned(),
+            cors_origins: vec!["*".to_owned()],
+            max_body_bytes: 32 * 1024 * 1024,
+            keep_alive_s: 15.0,
+            shutdown_s: 30.0,
+        }
+    }
+}
+
+impl Server {
+    /// [`Server::keep_alive_s`] as a duration.
+    pub fn keep_alive(&self) -> Duration {
+        seconds(self.keep_alive_s)
+    }
+
+    /// [`Server::shutdown_s`] as a duration.
+    pub fn shutdown_deadline(&self) -> Duration {
+        seconds(self.shutdown_s)
+    }
+}
+
+/// `[storage]`: where threads, runs and events are kept.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Storage {
+    /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
+    pub url: DatabaseUrl,
+}
+
+/// The address of a database. It may hold a password, so printing it shows everything but that.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct DatabaseUrl(String);
+
+impl DatabaseUrl {
+    /// The address as it was given, for the database driver only.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for DatabaseUrl {
+    fn from(url: &str) -> Self {
+        Self(url.to_owned())
+    }
+}
+
+impl Default for DatabaseUrl {
+    fn default() -> Self {
+        Self::from("sqlite://adjutant.db")
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever writes a password into the query, or an address that cannot be read, gets no more than the scheme.
+        let scheme = self.0.split(':').next().unwrap_or_default();
+        if scheme == "sqlite" {
+            return f.write_str(&self.0);
+        }
+        match url::Url::parse(&self.0) {
+            Ok(mut url) => {
+                url.set_query(None);
+                if url.password().is_some() && url.set_password(Some("***")).is_err() {
+                    return write!(f, "{scheme}:…");
+                }
+                write!(f, "{url}")
+            }
+            Err(_) => write!(f, "{scheme}:…"),
+        }
+    }
+}
+
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// `[runtime]`: how runs are carried out.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    /// How many runs this process carries out at the same time; others wait.
+    pub max_concurrent_runs: u32,
+    /// How long a claimed run stays claimed without a sign of life, in seconds. After a crash this is how long it
+    /// takes until another process goes on with it.
+    pub lease_s: f64,
+    /// How often the sign of life is given, in seconds; less than the lease.
+    pub heartbeat_s: f64,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self { max_concurrent_runs: 1000, lease_s: 15.0, heartbeat_s: 5.0 }
+    }
+}
+
+impl Runtime {
+    /// [`Runtime::lease_s`] as a duration.
+    pub fn lease(&self) -> Duration {
+        seconds(self.lease_s)
+    }
+
+    /// [`Runtime::heartbeat_s`] as a duration.
+    pub fn heartbeat(&self) -> Duration {
+        seconds(self.heartbeat_s)
+    }
+}
+
+/// `[log]`: what the server writes to its standard error.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// How a line looks.
+    pub format: LogFormat,
+    /// Which lines, as in `info,adjutant=debug`.
+    pub filter: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, filter: "info".to_owned() }
+    }
+}
+
+/// How a line of the log looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// `[providers.NAME]`: where models come from. `NAME:model` in an agent refers to it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProviderSection {
+    /// The protocol it speaks; needed.
+    pub kind: Option<ProviderKind>,
+    /// Its address, when not the public one.
+    pub base_url: Option<String>,
+    /// The environment variable that holds the key.
+    pub api_key_env: Option<String>,
+    /// The file that holds the key; beside the configuration file when not absolute.
+    pub api_key_file: Option<PathBuf>,
+    /// The key itself.
+    pub api_key: Option<SecretString>,
+}
+
+/// The protocol a provider speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum ProviderKind {
+    /// OpenAI chat completions, also spoken by many gateways and local servers.
+    #[serde(rename = "openai")]
+    OpenAi,
+    /// Anthropic messages.
+    #[serde(rename = "anthropic")]
+    Anthropic,
+    /// Google generateContent.
+    #[serde(rename = "google_genai")]
+    GoogleGenAi,
+    /// A local Ollama daemon.
+    #[serde(rename = "ollama")]
+    Ollama,
+    /// No network: plays scripts.
+    #[serde(rename = "scripted")]
+    Scripted,
+}
+
+impl ProviderKind {
+    /// Every kind. Each is also the name of a provider that needs no section.
+    pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
+
+    /// The word for it in configurations and model names.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::OpenAi => "openai",
+            Self::Anthropic => "anthropic",
+            Self::GoogleGenAi => "google_genai",
+            Self::Ollama => "ollama",
+            Self::Scripted => "scripted",
+        }
+    }
+}
+
+/// Where the key of a provider comes from.
+#[derive(Debug, Clone)]
+pub enum KeySource {
+    /// The configuration itself.
+    Inline(SecretString),
+    /// An environment variable. That it is not set is told when a model of the provider is first used.
+    Variable {
+        /// Its name.
+        name: String,
+        /// What it holds, if it is set.
+        value: Option<SecretString>,
+    },
+    /// A file, read when a model of the provider is first used.
+    File(PathBuf),
+    /// Nothing is said of a key.
+    None,
+}
+
+impl ProviderSection {
+    /// Where its key comes from.
+    pub fn key(&self) -> KeySource {
+        if let Some(name) = &self.api_key_env {
+            let value = super::variable(name).map(|value| SecretString::from(value.trim().to_owned()));
+            return KeySource::Variable { name: name.clone(), value };
+        }
+        match (&self.api_key_file, &self.api_key) {
+            (Some(path), _) => KeySource::File(path.clone()),
+            (None, Some(key)) => KeySource::Inline(key.clone()),
+            (None, None) => KeySource::None,
+        }
+    }
+}
+
+/// A time that was checked when the configuration was read; one that makes no sense counts as none.
+fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value).unwrap_or_default()
+}
+
+/// The named entries of a section, in the order of their names.
+pub type Named<T> = BTreeMap<String, T>;

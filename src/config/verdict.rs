@@ -1,0 +1,74 @@
+//! What `adjutant check` says.
+
+use std::fmt::Write;
+
+use super::{Loaded, Problems};
+use crate::domain::definition::{AgentDefinition, SubagentDefinition};
+
+/// The whole answer, and whether the configuration can be used.
+pub fn verdict(loaded: &Result<Loaded, Problems>) -> (String, bool) {
+    let mut text = String::new();
+    let problems = match loaded {
+        Ok(loaded) => {
+            describe(&mut text, loaded);
+            &loaded.warnings
+        }
+        Err(problems) => problems,
+    };
+    if !problems.0.is_empty() {
+        push(&mut text, &problems.to_string());
+    }
+    let errors = problems.0.iter().filter(|problem| problem.severity == crate::domain::definition::Severity::Error);
+    let (errors, all) = (errors.count(), problems.0.len());
+    push(&mut text, &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")));
+    (text, loaded.is_ok())
+}
+
+fn describe(text: &mut String, loaded: &Loaded) {
+    let config = &loaded.config;
+    push(text, &format!("configuration: {}", loaded.source));
+    push(text, &format!("listens on {}, keeps its data in {}", config.server.listen, config.storage.url));
+    for (graph_id, agent) in &config.agents {
+        describe_agent(text, graph_id, agent);
+    }
+}
+
+fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
+    let name = agent.name.as_deref().unwrap_or(graph_id);
+    push(text, &format!("agent {graph_id} ({name}): model {}, tools {}", agent.model, list(&agent.tools)));
+    let gated: Vec<&String> =
+        agent.interrupt_on.iter().filter(|(_, rule)| !rule.allowed().is_empty()).map(|(tool, _)| tool).collect();
+    if !gated.is_empty() {
+        push(text, &format!("  asks before {}", list(&gated)));
+    }
+    let general = &agent.general_purpose_subagent;
+    let general_name = general.name.as_deref().unwrap_or("general-purpose");
+    if general.enabled && agent.subagents.iter().all(|subagent| subagent.name != general_name) {
+        push(text, &format!("  subagent {general_name}: built in"));
+    }
+    for subagent in &agent.subagents {
+        describe_subagent(text, subagent);
+    }
+}
+
+fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
+    let model = subagent.model.as_deref().unwrap_or("as its parent");
+    let tools = subagent.tools.as_ref().map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
+    push(text, &format!("  subagent {}: model {model}, tools {tools}", subagent.name));
+}
+
+fn push(text: &mut String, line: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{line}");
+}
+
+fn list<T: AsRef<str>>(words: &[T]) -> String {
+    if words.is_empty() {
+        return "none".to_owned();
+    }
+    words.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")
+}
+
+fn counted(number: usize, word: &str) -> String {
+    if number == 1 { format!("1 {word}") } else { format!("{number} {word}s") }
+}

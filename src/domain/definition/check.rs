@@ -1,0 +1,316 @@
+//! What makes no sense in a definition, although it has the right shape.
+//!
+//! Everything is told at once, each with the field it concerns. Nothing is looked up here: which tools are declared
+//! and which providers exist, the caller says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::finding::{FieldPath, Finding, Segment, suggestion};
+use super::{AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, Workspace};
+
+/// The tools that policies bring along; no declared tool may have their names.
+pub const POLICY_TOOLS: [&str; 10] =
+    ["task", "write_todos", "ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep", "execute"];
+
+/// The deepest nesting of delegations that may be asked for.
+pub const DEEPEST: u32 = 32;
+
+/// The longest time-out of a tool, in seconds.
+const LONGEST_TIMEOUT_S: f64 = 86_400.0;
+
+/// Descriptions of subagents shorter than this say too little to choose by.
+const SHORT_DESCRIPTION: usize = 12;
+
+/// What a definition may refer to.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// The declared tools.
+    pub tools: BTreeSet<String>,
+    /// The names that may stand before the colon of a model name.
+    pub providers: BTreeSet<String>,
+}
+
+/// Checks the definition of an agent. The fields of the findings are relative to it.
+pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surroundings) -> Vec<Finding> {
+    let mut check = Check { around, findings: Vec::new() };
+    let top = FieldPath::default();
+    if !is_word(graph_id, 128, ".") {
+        check.error(&top, format!("the graph_id `{graph_id}` must be 1 to 128 letters, digits, `_`, `-` or `.`"));
+    }
+    check.not_blank(&top.then("name"), agent.name.as_deref());
+    check.not_blank(&top.then("description"), agent.description.as_deref());
+    check.model(&top.then("model"), &agent.model);
+    check.tools(&top.then("tools"), &agent.tools);
+    check.answer_schema(&top.then("response_format"), agent.response_format.as_ref());
+    check.steps(&top.then("recursion_limit"), agent.recursion_limit);
+    if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
+        check.error(&top.then("max_subagent_depth"), format!("must be a whole number from 0 to {DEEPEST}"));
+    }
+    if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
+        check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
+    }
+    check.general_purpose(agent);
+    check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
+    check.subagents(agent);
+    check.findings
+}
+
+/// Checks the definition of a tool. The fields of the findings are relative to it.
+pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
+    let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
+    let top = FieldPath::default();
+    if !is_word(name, 64, "") {
+        check.error(&top, format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
+    }
+    if POLICY_TOOLS.contains(&name) {
+        check.error(&top, format!("the name `{name}` belongs to a tool of the server; choose another"));
+    }
+    match tool.kind {
+        ToolKind::Http => check.remote_tool(tool),
+        ToolKind::Builtin => check.built_in_tool(tool),
+    }
+    if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
+        check.error(&top.then("timeout_s"), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
+    }
+    check.findings
+}
+
+/// Why `text` is no address that can be called; `None` when it is one.
+pub fn address_problem(text: &str) -> Option<String> {
+    match url::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
+        Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
+        Err(error) => Some(format!("is no address: {error}")),
+    }
+}
+
+/// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
+pub fn is_word(word: &str, most: usize, more: &str) -> bool {
+    (1..=most).contains(&word.len())
+        && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
+}
+
+/// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
+fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
+    let mut tools = own_tools(&agent.tools, agent.todos, agent.files);
+    let inheriting = agent.subagents.iter().filter(|subagent| subagent.interrupt_on.is_none());
+    for subagent in inheriting {
+        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files));
+    }
+    tools.insert("task");
+    tools
+}
+
+fn own_tools(declared: &[String], todos: bool, files: Workspace) -> BTreeSet<&str> {
+    let mut tools: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
+    if todos {
+        tools.insert("write_todos");
+    }
+    if files != Workspace::None {
+        tools.extend(POLICY_TOOLS.iter().filter(|name| !matches!(**name, "task" | "write_todos")));
+    }
+    tools
+}
+
+struct Check<'a> {
+    around: &'a Surroundings,
+    findings: Vec<Finding>,
+}
+
+impl Check<'_> {
+    fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::error(field.clone(), message));
+    }
+
+    fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::warning(field.clone(), message));
+    }
+
+    fn not_blank(&mut self, field: &FieldPath, text: Option<&str>) {
+        if text.is_some_and(|text| text.trim().is_empty()) {
+            self.error(field, "must not be blank; leave it out for the default");
+        }
+    }
+
+    fn required(&mut self, field: &FieldPath, text: &str, purpose: &str) {
+        if text.trim().is_empty() {
+            self.error(field, format!("must be given: {purpose}"));
+        }
+    }
+
+    fn model(&mut self, field: &FieldPath, model: &str) {
+        if model.trim().is_empty() {
+            return self.error(field, "must be given, as `provider:model-name`");
+        }
+        match model.split_once(':') {
+            Some((provider, name)) if !provider.is_empty() && !name.is_empty() => {
+                if !self.around.providers.contains(provider) {
+                    let known = self.around.providers.iter().map(String::as_str);
+                    let known = suggestion(provider, known, "known are");
+                    self.error(field, format!("there is no provider `{provider}`; {known}"));
+                }
+            }
+            Some(_) | None => self.error(field, format!("`{model}` must be `provider:model-name`")),
+        }
+    }
+
+    fn tools(&mut self, field: &FieldPath, tools: &[String]) {
+        let mut seen = BTreeSet::new();
+        for (at, tool) in tools.iter().enumerate() {
+            let field = field.then(at);
+            if !seen.insert(tool) {
+                self.warn(&field, format!("`{tool}` is listed twice"));
+            } else if tool == "write_todos" && !self.around.tools.contains(tool) {
+                self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
+            } else if POLICY_TOOLS.contains(&tool.as_str()) {
+                self.error(&field, format!("`{tool}` comes with the server and is not listed"));
+            } else if !self.around.tools.contains(tool) {
+                let known = self.around.tools.iter().map(String::as_str);
+                let known = suggestion(tool, known, "declared are");
+                self.error(&field, format!("there is no tool `{tool}`; {known}"));
+            }
+        }
+    }
+
+    fn steps(&mut self, field: &FieldPath, limit: Option<u32>) {
+        if limit == Some(0) {
+            self.error(field, "must be a whole number from 1 up");
+        }
+    }
+
+    fn general_purpose(&mut self, agent: &AgentDefinition) {
+        let field = FieldPath::of(["general_purpose_subagent"]);
+        let general = &agent.general_purpose_subagent;
+        self.not_blank(&field.then("name"), general.name.as_deref());
+        self.not_blank(&field.then("description"), general.description.as_deref());
+    }
+
+    fn approvals(&mut self, field: &FieldPath, rules: &BTreeMap<String, ApprovalRule>, tools: &BTreeSet<&str>) {
+        for (tool, rule) in rules {
+            let field = field.then(tool);
+            if !tools.contains(tool.as_str()) {
+                let known = tools.iter().filter(|name| !POLICY_TOOLS.contains(*name)).copied();
+                let known = suggestion(tool, known, "it has");
+                self.error(&field, format!("the agent has no tool `{tool}`; {known}"));
+            }
+            let ApprovalRule::Choices(choices) = rule else { continue };
+            if choices.allowed_decisions.is_empty() {
+                let allowed = "must name at least one of approve, edit, reject, respond";
+                self.error(&field.then("allowed_decisions"), allowed);
+            }
+        }
+    }
+
+    fn subagents(&mut self, agent: &AgentDefinition) {
+        let list = FieldPath::of(["subagents"]);
+        let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut descriptions: BTreeMap<&str, usize> = BTreeMap::new();
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = list.then(at);
+            self.required(&field.then("name"), &subagent.name, "the name it is called by");
+            self.required(&field.then("description"), &subagent.description, "the delegating model chooses by it");
+            if let Some(first) = names.get(subagent.name.as_str()).filter(|_| !subagent.name.is_empty()) {
+                let message = format!("`{}` is already the name of subagents[{first}]", subagent.name);
+                self.error(&field.then("name"), message);
+            }
+            names.entry(&subagent.name).or_insert(at);
+            let description = subagent.description.trim();
+            if let Some(first) = descriptions.get(description).filter(|_| !description.is_empty()) {
+                let message = format!("is the same as that of subagents[{first}], so that no model can choose");
+                self.warn(&field.then("description"), message);
+            } else if (1..SHORT_DESCRIPTION).contains(&description.chars().count()) {
+                self.warn(&field.then("description"), "is so short that a model can hardly choose by it");
+            }
+            descriptions.entry(description).or_insert(at);
+            self.subagent(&field, subagent, agent);
+        }
+    }
+
+    fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        if let Some(model) = &subagent.model {
+            self.model(&field.then("model"), model);
+        }
+        if let Some(tools) = &subagent.tools {
+            self.tools(&field.then("tools"), tools);
+        }
+        if let Some(rules) = &subagent.interrupt_on {
+            let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
+            let mut tools = own_tools(declared, subagent.todos, parent.files);
+            tools.insert("task");
+            self.approvals(&field.then("interrupt_on"), rules, &tools);
+        }
+        self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
+        self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
+    }
+
+    fn answer_schema(&mut self, field: &FieldPath, schema: Option<&Value>) {
+        if let Some(schema) = schema {
+            self.schema(field, schema);
+        }
+    }
+
+    /// A schema that tools and structured answers can have: a valid one, of an object.
+    fn schema(&mut self, field: &FieldPath, schema: &Value) {
+        if schema.get("type").and_then(Value::as_str) != Some("object") {
+            return self.error(field, "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …");
+        }
+        if let Err(error) = jsonschema::validator_for(schema) {
+            let mut place = field.clone();
+            for step in error.instance_path().to_string().split('/').filter(|step| !step.is_empty()) {
+                let segment = step.parse().map_or_else(|_| Segment::from(step), Segment::Index);
+                place.0.push(segment);
+            }
+            self.error(&place, format!("is not valid in a JSON Schema: {error}"));
+        }
+    }
+
+    fn remote_tool(&mut self, tool: &ToolDefinition) {
+        let top = FieldPath::default();
+        self.required(&top.then("description"), &tool.description, "the model chooses by it");
+        if tool.url.is_empty() {
+            self.error(&top.then("url"), "must be given: the address that is called");
+        } else if let Some(problem) = address_problem(&tool.url) {
+            self.error(&top.then("url"), problem);
+        }
+        if tool.builtin.is_some() {
+            self.error(&top.then("builtin"), "goes with `kind = \"builtin\"` only");
+        }
+        if tool.parameters.is_null() {
+            self.error(&top.then("parameters"), "must be given: the JSON Schema of the arguments");
+        } else {
+            self.schema(&top.then("parameters"), &tool.parameters);
+        }
+        for (name, value) in &tool.headers {
+            let field = top.then("headers").then(name);
+            if !is_word(name, 128, "!#$%&'*+.^`|~") {
+                self.error(&field, "is no name of a header");
+            }
+            if value.chars().any(char::is_control) {
+                self.error(&field, "must be one line without control characters");
+            }
+        }
+    }
+
+    fn built_in_tool(&mut self, tool: &ToolDefinition) {
+        let top = FieldPath::default();
+        match tool.builtin.as_deref() {
+            None => self.error(&top.then("builtin"), format!("must be given: one of {}", BUILT_IN.join(", "))),
+            Some(name) if !BUILT_IN.contains(&name) => {
+                let known = suggestion(name, BUILT_IN, "there are");
+                self.error(&top.then("builtin"), format!("there is no built-in tool `{name}`; {known}"));
+            }
+            Some(_) => {}
+        }
+        if !tool.url.is_empty() {
+            self.error(&top.then("url"), "goes with `kind = \"http\"` only");
+        }
+        if !tool.headers.is_empty() {
+            self.error(&top.then("headers"), "goes with `kind = \"http\"` only");
+        }
+        if !tool.parameters.is_null() {
+            self.schema(&top.then("parameters"), &tool.parameters);
+        }
+    }
+}

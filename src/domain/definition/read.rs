@@ -1,0 +1,146 @@
+//! Reading a value into a type, telling everything that has the wrong shape and not only the first such thing.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::finding::{FieldPath, Finding, Segment, suggestion};
+
+/// What came of reading.
+#[derive(Debug)]
+pub struct Reading<T> {
+    /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
+    pub value: Option<T>,
+    /// What had the wrong shape.
+    pub findings: Vec<Finding>,
+    /// Which list elements were left out.
+    pub gaps: Gaps,
+}
+
+/// Which elements of lists were left out while reading, so that places in the value can be traced to the source.
+#[derive(Debug, Default)]
+pub struct Gaps(Vec<(FieldPath, usize)>);
+
+impl Gaps {
+    /// The place in the source of a place in the value that was read.
+    pub fn source_of(&self, field: &FieldPath) -> FieldPath {
+        let mut source = FieldPath::default();
+        for segment in &field.0 {
+            let place = match segment {
+                Segment::Key(key) => Segment::Key(key.clone()),
+                Segment::Index(index) => Segment::Index(self.source_index(&source, *index)),
+            };
+            source.0.push(place);
+        }
+        source
+    }
+
+    fn source_index(&self, list: &FieldPath, index: usize) -> usize {
+        let mut left_out: Vec<usize> = self.0.iter().filter(|(of, _)| of == list).map(|(_, at)| *at).collect();
+        left_out.sort_unstable();
+        left_out.into_iter().fold(index, |index, gap| if gap <= index { index + 1 } else { index })
+    }
+}
+
+/// Reads `value`. Whatever does not fit is noted, taken out, and the rest read again; `T` and all that it contains
+/// should therefore have defaults.
+pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut gaps = Gaps::default();
+    loop {
+        let error = match serde_path_to_error::deserialize(&value) {
+            Ok(read) => return Reading { value: Some(read), findings, gaps },
+            Err(error) => error,
+        };
+        let place = path_of(error.path());
+        let source = gaps.source_of(&place);
+        findings.push(Finding::error(source.clone(), plain_words(&source, &error.inner().to_string())));
+        if let (Some(list), Some(Segment::Index(at))) = (source.parent(), source.0.last()) {
+            gaps.0.push((list, *at));
+        }
+        if !take_out(&mut value, &place) {
+            return Reading { value: None, findings, gaps };
+        }
+    }
+}
+
+fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
+    use serde_path_to_error::Segment as Step;
+
+    let mut field = FieldPath::default();
+    for step in path {
+        match step {
+            Step::Map { key } => field.0.push(Segment::Key(key.clone())),
+            Step::Seq { index } => field.0.push(Segment::Index(*index)),
+            Step::Enum { .. } | Step::Unknown => break,
+        }
+    }
+    field
+}
+
+/// Removes what is at `place`; `false` when there is nothing to remove.
+fn take_out(value: &mut Value, place: &FieldPath) -> bool {
+    let Some((last, way)) = place.0.split_last() else {
+        return false;
+    };
+    let container = way.iter().try_fold(value, |inside, segment| match segment {
+        Segment::Key(key) => inside.get_mut(key),
+        Segment::Index(index) => inside.get_mut(index),
+    });
+    match (container, last) {
+        (Some(Value::Object(fields)), Segment::Key(key)) => fields.shift_remove(key).is_some(),
+        (Some(Value::Array(items)), Segment::Index(index)) if *index < items.len() => {
+            items.remove(*index);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Says in the words of configuration files what the library says in the words of programs. Values are not repeated
+/// unless they stand for themselves, since they may be secret.
+fn plain_words(field: &FieldPath, message: &str) -> String {
+    if let Some((word, known)) = unknown(message, "unknown field `") {
+        return format!("unknown key; {}", suggestion(word, known, "allowed are"));
+    }
+    if let Some((word, known)) = unknown(message, "unknown variant `") {
+        return format!("`{word}` is not allowed; {}", suggestion(word, known, "allowed are"));
+    }
+    if let Some((_, expected)) =
+        message.strip_prefix("invalid value: ").and_then(|wrong| wrong.split_once(", expected "))
+    {
+        return format!("must be {}", thing(expected));
+    }
+    match message.strip_prefix("invalid type: ").and_then(|wrong| wrong.split_once(", expected ")) {
+        Some((found, expected)) => {
+            let found = found.split(['`', '"']).next().unwrap_or(found).trim();
+            format!("must be {}, not {}", thing(expected), thing(found))
+        }
+        None if field.is_secret() => "has the wrong form".to_owned(),
+        None => message.to_owned(),
+    }
+}
+
+fn unknown<'a>(message: &'a str, start: &str) -> Option<(&'a str, Vec<&'a str>)> {
+    let (word, rest) = message.strip_prefix(start)?.split_once('`')?;
+    Some((word, rest.split('`').skip(1).step_by(2).collect()))
+}
+
+fn thing(word: &str) -> &str {
+    match word {
+        "map" | "a map" => "a table",
+        "sequence" | "a sequence" => "a list",
+        "a boolean" => "true or false",
+        "boolean" => "a truth value",
+        "string" | "a string" | "a borrowed string" => "a text",
+        "integer" => "a whole number",
+        "floating point" => "a number with a fraction",
+        "null" => "nothing",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number from 0 up",
+        "f64" => "a number",
+        "string only" => "a word",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
+    }
+}

@@ -1,0 +1,161 @@
+//! The newest part of a thread's log, in memory.
+//!
+//! While a run is at work here, its process alone numbers the events of the thread. Stored events get their number when
+//! they are about to be stored and become visible when they are; pieces of answers are visible at once. A reader never
+//! passes a number that is not visible yet, so the order is the same for everybody.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::domain::event::Event;
+
+/// How many events stay in memory. Readers that fall further behind read stored events, without the pieces of answers.
+const KEPT: usize = 1024;
+
+/// The newest part of one thread's log.
+pub struct ThreadLog {
+    // A std mutex: nothing waits while it is held.
+    ring: Mutex<Ring>,
+    // A watch and not a broadcast: a reader only needs to know that there is more.
+    grown: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Ring {
+    /// Whether a run is at work here.
+    active: bool,
+    /// The number of the next event.
+    next: i64,
+    /// Everything up to this number is stored, or was never to be stored.
+    floor: i64,
+    slots: VecDeque<Slot>,
+}
+
+struct Slot {
+    seq: i64,
+    /// None while the event is being stored.
+    event: Option<Arc<Event>>,
+}
+
+/// What memory has for a reader.
+pub(super) enum Glance {
+    /// The events after its position, possibly none yet.
+    Here(Vec<Arc<Event>>),
+    /// It has to read stored events up to this number first; none means: as far as they go.
+    Stored(Option<i64>),
+}
+
+impl Default for ThreadLog {
+    fn default() -> Self {
+        Self { ring: Mutex::default(), grown: watch::Sender::new(0) }
+    }
+}
+
+impl ThreadLog {
+    /// A run begins here; the next event has the number `next`, all before it are stored.
+    pub fn open(&self, next: i64) {
+        *self.ring() = Ring { active: true, next, floor: next - 1, slots: VecDeque::new() };
+        self.ring_bell();
+    }
+
+    /// No run is at work here any more; what is in memory stays for those who read it.
+    pub fn close(&self) {
+        let mut ring = self.ring();
+        ring.active = false;
+        ring.slots.retain(|slot| slot.event.is_some());
+        drop(ring);
+        self.ring_bell();
+    }
+
+    /// Numbers for `count` events that are about to be stored; the first of them.
+    pub fn reserve(&self, count: usize) -> i64 {
+        let mut ring = self.ring();
+        let first = ring.next;
+        for _ in 0..count {
+            let seq = ring.next;
+            ring.next += 1;
+            ring.slots.push_back(Slot { seq, event: None });
+        }
+        first
+    }
+
+    /// The events of reserved numbers are stored: shows them.
+    pub fn publish(&self, events: impl IntoIterator<Item = Arc<Event>>) {
+        let mut ring = self.ring();
+        for event in events {
+            if let Ok(at) = ring.slots.binary_search_by_key(&event.seq, |slot| slot.seq) {
+                ring.slots[at].event = Some(event);
+            }
+        }
+        ring.trim();
+        drop(ring);
+        self.ring_bell();
+    }
+
+    /// The events of these numbers were not stored after all.
+    pub fn abandon(&self, first: i64, count: usize) {
+        let last = first + i64::try_from(count).unwrap_or(i64::MAX);
+        self.ring().slots.retain(|slot| slot.seq < first || slot.seq >= last);
+        self.ring_bell();
+    }
+
+    /// Shows an event that is not to be stored; `make` gets its number.
+    pub fn say(&self, make: impl FnOnce(i64) -> Event) {
+        let mut ring = self.ring();
+        let seq = ring.next;
+        ring.next += 1;
+        ring.slots.push_back(Slot { seq, event: Some(Arc::new(make(seq))) });
+        ring.trim();
+        drop(ring);
+        self.ring_bell();
+    }
+
+    /// What memory has after `after`.
+    pub(super) fn glance(&self, after: i64) -> Glance {
+        let ring = self.ring();
+        if ring.next == 0 {
+            return Glance::Stored(None);
+        }
+        if after < ring.floor {
+            return Glance::Stored(Some(ring.floor));
+        }
+        let from = ring.slots.partition_point(|slot| slot.seq <= after);
+        Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
+    }
+
+    /// The number of the newest visible event; 0 when memory holds none.
+    pub(super) fn newest(&self) -> i64 {
+        self.ring().next.saturating_sub(1)
+    }
+
+    /// Whether a run is at work here.
+    pub(super) fn is_active(&self) -> bool {
+        self.ring().active
+    }
+
+    /// Tells when the log has grown, or a run began or ended.
+    pub(super) fn bell(&self) -> watch::Receiver<u64> {
+        self.grown.subscribe()
+    }
+
+    fn ring_bell(&self) {
+        self.grown.send_modify(|rings| *rings += 1);
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    /// Forgets the oldest events beyond [`KEPT`].
+    fn trim(&mut self) {
+        while self.slots.len() > KEPT && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
+            if let Some(slot) = self.slots.pop_front() {
+                self.floor = slot.seq;
+            }
+        }
+    }
+}

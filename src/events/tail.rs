@@ -1,0 +1,215 @@
+//! A reader of the log.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::log::{Glance, ThreadLog};
+use crate::db::events::{Logged, LoggedEvent};
+use crate::db::{self, Db, DbResult};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{Event, EventBody, Fact, Origin};
+use crate::domain::run::Run;
+
+/// How many stored events are read at once.
+const PAGE: i64 = 256;
+
+/// How often a reader looks at the database when no run works on the thread in this process: the run may be at work in
+/// another one, or may have been cancelled before it began.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// From where a reader reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// From the run's first event.
+    Start,
+    /// From the event after this number.
+    Seq(i64),
+    /// Only what comes from now on.
+    Now,
+}
+
+/// A reader of the events of one run. It pulls: a reader that is slow, or gone, costs nobody anything.
+pub struct Tail {
+    db: Db,
+    log: Arc<ThreadLog>,
+    run: Run,
+    after: Option<i64>,
+    waiting: VecDeque<Arc<Event>>,
+    origins: HashMap<Lane, Arc<Origin>>,
+    ended: bool,
+}
+
+impl Tail {
+    pub(super) fn new(db: Db, log: Arc<ThreadLog>, run: &Run, after: After) -> Self {
+        let after = match after {
+            After::Start => Some(0),
+            After::Seq(seq) => Some(seq.max(0)),
+            After::Now => None,
+        };
+        let main = Origin {
+            lane: Lane::Main,
+            namespace: vec![],
+            agent: run.lineage.path.first().cloned().unwrap_or_default(),
+            path: run.lineage.path.iter().take(1).cloned().collect(),
+            cause: None,
+        };
+        let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
+        Self { db, log, run: run.clone(), after, waiting: VecDeque::new(), origins, ended: false }
+    }
+
+    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), or when the
+    /// run is over and everything was read.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
+        loop {
+            if let Some(event) = self.ready() {
+                return Ok(Some(event));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let mut bell = self.log.bell();
+            let active = self.log.is_active();
+            let after = match self.after {
+                Some(after) => after,
+                None => self.start_from_now().await?,
+            };
+            if self.take_in(after).await? {
+                continue;
+            }
+            if active {
+                // A sender lives as long as the log, and the log as long as this reader.
+                let _ = bell.changed().await;
+                continue;
+            }
+            // Asked before the last look, so that nothing written in between is missed.
+            let over = self.is_over().await?;
+            if self.read_stored(after, None).await? {
+                continue;
+            }
+            if over {
+                self.ended = true;
+            } else {
+                let _ = timeout(LOOK, bell.changed()).await;
+            }
+        }
+    }
+
+    /// The next event if it can be had without waiting.
+    pub fn ready(&mut self) -> Option<Arc<Event>> {
+        let event = self.waiting.pop_front()?;
+        if let (Lane::Main, EventBody::Fact(Fact::Ended { .. })) = (event.origin.lane, &event.body) {
+            self.ended = true;
+            self.waiting.clear();
+        }
+        Some(event)
+    }
+
+    /// Whether events lie ready.
+    pub fn has_ready(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Reads what there is after `after`. False if there is nothing yet.
+    async fn take_in(&mut self, after: i64) -> DbResult<bool> {
+        match self.log.glance(after) {
+            Glance::Here(events) => {
+                let Some(last) = events.last() else {
+                    return Ok(false);
+                };
+                self.after = Some(last.seq);
+                let run = self.run.id;
+                self.waiting.extend(events.into_iter().filter(|event| event.run == run));
+                Ok(true)
+            }
+            Glance::Stored(floor) => self.read_stored(after, floor).await,
+        }
+    }
+
+    /// Reads a page of stored events up to `floor`, where memory takes over.
+    async fn read_stored(&mut self, after: i64, floor: Option<i64>) -> DbResult<bool> {
+        let (thread, run) = (self.run.thread, self.run.id);
+        let page: Vec<LoggedEvent> = self
+            .db
+            .read(move |tx| {
+                Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await })
+            })
+            .await?;
+        let full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
+        let mut last = after;
+        for logged in page {
+            if floor.is_some_and(|floor| logged.seq > floor) {
+                break;
+            }
+            last = logged.seq;
+            let event = self.event(logged).await?;
+            self.waiting.push_back(Arc::new(event));
+        }
+        self.after = Some(match floor {
+            Some(floor) if !full => floor,
+            Some(_) | None => last,
+        });
+        Ok(self.after != Some(after))
+    }
+
+    async fn event(&mut self, logged: LoggedEvent) -> DbResult<Event> {
+        let origin = match self.origins.get(&logged.lane) {
+            Some(origin) => Arc::clone(origin),
+            None => self.look_up(logged.lane).await?,
+        };
+        let body = match logged.what {
+            Logged::Entry(entry) => EventBody::Entry(Arc::new(entry)),
+            Logged::Fact(fact) => EventBody::Fact(fact),
+        };
+        Ok(Event { seq: logged.seq, run: self.run.id, at: logged.at, origin, body })
+    }
+
+    /// Which agent a lane belongs to.
+    async fn look_up(&mut self, lane: Lane) -> DbResult<Arc<Origin>> {
+        let main = || self.origins[&Lane::Main].clone();
+        let Lane::Child(child) = lane else {
+            return Ok(main());
+        };
+        let found = self
+            .db
+            .read(move |tx| {
+                Box::pin(async move { db::runs::get_by_id(tx, child).await })
+            })
+            .await?;
+        let origin = found.map_or_else(main, |run| Arc::new(Origin::of_child(&run)));
+        self.origins.insert(lane, Arc::clone(&origin));
+        Ok(origin)
+    }
+
+    async fn start_from_now(&mut self) -> DbResult<i64> {
+        let now = if self.log.is_active() {
+            self.log.newest()
+        } else {
+            let thread = self.run.thread;
+            self.db
+                .read(move |tx| {
+                    Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })
+                })
+                .await?
+        };
+        self.after = Some(now);
+        Ok(now)
+    }
+
+    /// Whether the run is over, or gone.
+    async fn is_over(&self) -> DbResult<bool> {
+        let run = self.run.id;
+        let found = self
+            .db
+            .read(move |tx| {
+                Box::pin(async move { db::runs::get_by_id(tx, run).await })
+            })
+            .await?;
+        Ok(found.is_none_or(|run| run.status.is_final()))
+    }
+}

@@ -1,0 +1,208 @@
+use futures::FutureExt;
+
+use super::*;
+use crate::domain::definition::ApprovalChoices;
+use crate::domain::message::Role;
+use crate::domain::time::Timestamp;
+
+fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"to": {"type": "string"}, "body": {"type": "string"}, "query": {"type": "string"}},
+        "required": required,
+    });
+    Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters })
+}
+
+fn policy() -> Approval {
+    let three = vec![DecisionKind::Approve, DecisionKind::Edit, DecisionKind::Reject];
+    let rules = BTreeMap::from([
+        (
+            "send_email".to_owned(),
+            ApprovalRule::Choices(ApprovalChoices { allowed_decisions: three, description: None }),
+        ),
+        ("pay".to_owned(), ApprovalRule::Switch(true)),
+        ("lookup".to_owned(), ApprovalRule::Switch(false)),
+    ]);
+    Approval::new(rules, &[spec("send_email", &["to", "body"]), spec("pay", &["to"]), spec("lookup", &["query"])])
+}
+
+fn mail(id: &str) -> ToolCall {
+    let args = json!({"to": "a@b.c", "body": "hi"});
+    ToolCall::new(id, "send_email", args.as_object().cloned().unwrap_or_default())
+}
+
+fn call(id: &str, name: &str) -> ToolCall {
+    ToolCall::new(id, name, Map::from_iter([("to".to_owned(), json!("x"))]))
+}
+
+fn saying(calls: &[ToolCall]) -> State {
+    let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata: None };
+    let answer = Message::new(role, "").with_id("ai-1");
+    State { messages: vec![Arc::new(Message::human("go")), Arc::new(answer)], ..State::default() }
+}
+
+async fn hook(state: &State, answer: Option<Value>) -> Result<Reaction, Halt> {
+    let scope = Scope::sample(Timestamp(0)).answered(answer);
+    policy().hook(Moment::AfterModel, &scope, state).await
+}
+
+async fn question(state: &State) -> Question {
+    match hook(state, None).await {
+        Err(Halt::Ask(question)) => *question,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn decided_by(state: &State, decisions: Value) -> Update {
+    let reaction = hook(state, Some(json!({"decisions": decisions}))).await.expect("a reaction");
+    assert_eq!(reaction.jump, None);
+    reaction.update
+}
+
+#[tokio::test]
+async fn one_question_is_asked_about_all_calls_that_need_approval() {
+    let state = saying(&[mail("m"), call("l", "lookup"), call("p", "pay")]);
+    let question = question(&state).await;
+    let expected = json!({
+        "action_requests": [
+            {
+                "name": "send_email", "args": {"to": "a@b.c", "body": "hi"}, "tool_call_id": "m",
+                "description":
+                    "Tool execution requires approval\n\nTool: send_email\nArgs: {'to': 'a@b.c', 'body': 'hi'}",
+            },
+            {
+                "name": "pay", "args": {"to": "x"}, "tool_call_id": "p",
+                "description": "Tool execution requires approval\n\nTool: pay\nArgs: {'to': 'x'}",
+            },
+        ],
+        "review_configs": [
+            {"action_name": "send_email", "allowed_decisions": ["approve", "edit", "reject"]},
+            {"action_name": "pay", "allowed_decisions": ["approve", "edit", "reject", "respond"]},
+        ],
+    });
+    assert_eq!(question.value, expected);
+    assert_eq!(question.calls, ["m", "p"]);
+}
+
+#[tokio::test]
+async fn nothing_is_asked_when_no_call_needs_approval() {
+    for calls in [vec![], vec![call("l", "lookup"), call("o", "other")]] {
+        assert_eq!(hook(&saying(&calls), None).await, Ok(Reaction::default()));
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_has_a_result_is_not_asked_about() {
+    let mut state = saying(&[mail("m")]);
+    state.messages.push(Arc::new(Message::tool(&mail("m"), ToolStatus::Error, "limit")));
+    assert_eq!(hook(&state, None).await, Ok(Reaction::default()));
+}
+
+#[tokio::test]
+async fn the_schema_of_the_answer_admits_what_is_allowed_and_nothing_else() {
+    let question = question(&saying(&[mail("m"), call("p", "pay")])).await;
+    let edit = |name: &str, args: Value| json!({"type": "edit", "edited_action": {"name": name, "args": args}});
+    let mail = json!({"to": "x", "body": "y"});
+    let good = [
+        json!([{"type": "approve"}, {"type": "approve"}]),
+        json!([{"type": "reject"}, {"type": "reject", "message": "no"}]),
+        json!([edit("send_email", mail.clone()), {"type": "respond", "message": "paid"}]),
+        json!([edit("lookup", json!({"query": "x"})), {"type": "approve"}]),
+    ];
+    for decisions in good {
+        assert_eq!(question.check(&json!({"decisions": decisions})), Ok(()));
+    }
+    let bad = [
+        json!([{"type": "approve"}]),
+        json!([{"type": "respond", "message": "x"}, {"type": "approve"}]),
+        json!([{"type": "odd"}, {"type": "approve"}]),
+        json!([edit("unknown", mail), {"type": "approve"}]),
+        json!([edit("send_email", json!({"to": "x"})), {"type": "approve"}]),
+        json!([{"type": "edit"}, {"type": "approve"}]),
+        json!([{"type": "approve"}, {"type": "respond"}]),
+        json!([{"type": "reject", "message": 7}, {"type": "approve"}]),
+    ];
+    for decisions in bad {
+        assert!(question.check(&json!({"decisions": decisions})).is_err(), "{decisions}");
+    }
+}
+
+#[tokio::test]
+async fn an_approval_repeats_the_answer_and_nothing_more() {
+    let state = saying(&[mail("m")]);
+    let update = decided_by(&state, json!([{"type": "approve"}])).await;
+    assert_eq!(update, Update { messages: vec![Arc::clone(&state.messages[1])], ..Update::none() });
+}
+
+#[tokio::test]
+async fn an_edit_leaves_the_answer_as_it_is_and_notes_what_runs() {
+    let state = saying(&[mail("m")]);
+    let action = json!({"name": "send_email", "args": {"to": "z", "body": "b"}});
+    let update = decided_by(&state, json!([{"type": "edit", "edited_action": action}])).await;
+    assert_eq!(update.messages, [Arc::clone(&state.messages[1])]);
+    assert_eq!(update.fields, BTreeMap::from([(EDITED_CALLS.to_owned(), json!({"m": action}))]));
+}
+
+#[tokio::test]
+async fn rejections_and_responses_are_results() {
+    let calls = [mail("m"), call("p", "pay"), call("q", "pay")];
+    let decisions = json!([
+        {"type": "reject", "message": "not now"}, {"type": "reject"}, {"type": "respond", "message": "paid by hand"},
+    ]);
+    let update = decided_by(&saying(&calls), decisions).await;
+    let results: Vec<Message> = update.messages.iter().skip(1).map(|message| (**message).clone()).collect();
+    let default = "User rejected the tool call for `pay` with id p. The tool was not executed. \
+        Do not retry this tool call unless the user explicitly requests it.";
+    let expected = [
+        Message::tool(
+            &calls[0],
+            ToolStatus::Error,
+            "User rejected the tool call for `send_email` with reason: not now",
+        ),
+        Message::tool(&calls[1], ToolStatus::Error, default),
+        Message::tool(&calls[2], ToolStatus::Success, "paid by hand"),
+    ];
+    assert_eq!(results, expected);
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_makes_the_same_question_again() {
+    let state = saying(&[mail("m")]);
+    let asked = question(&state).await;
+    for answer in [json!("yes"), json!({"decisions": []}), json!({"decisions": [{"type": "odd"}]})] {
+        assert_eq!(hook(&state, Some(answer)).await, Err(Halt::Ask(Box::new(asked.clone()))));
+    }
+}
+
+#[tokio::test]
+async fn an_old_edit_does_not_hit_a_new_call_of_the_same_id() {
+    let action = json!({"name": "send_email", "args": {}});
+    let cleared = BTreeMap::from([(EDITED_CALLS.to_owned(), json!({}))]);
+    let mut state = saying(&[mail("m")]);
+    state.fields.insert(EDITED_CALLS.to_owned(), json!({"m": action}));
+    assert_eq!(question(&state).await.value["action_requests"][0]["args"], json!({"to": "a@b.c", "body": "hi"}));
+    assert_eq!(decided_by(&state, json!([{"type": "approve"}])).await.fields, cleared);
+    let mut free = saying(&[call("m", "lookup")]);
+    free.fields.insert(EDITED_CALLS.to_owned(), json!({"m": action}));
+    assert_eq!(hook(&free, None).await.map(|reaction| reaction.update.fields), Ok(cleared));
+}
+
+#[tokio::test]
+async fn the_result_of_an_edited_call_says_what_ran() {
+    let mut state = saying(&[mail("m")]);
+    let args = json!({"to": "edited@b.c", "body": "changed"});
+    state.fields.insert(EDITED_CALLS.to_owned(), json!({"m": {"name": "send_email", "args": args}}));
+    let make = |call: ToolCall| {
+        let answer = Answer::message(Message::tool(&call, ToolStatus::Success, "sent"));
+        async move { Ok(CallOutcome::Answer(answer)) }.boxed()
+    };
+    let scope = Scope::sample(Timestamp(0));
+    let next = NextCall { rest: &[], make: &make, scope: &scope, state: &state };
+    let Ok(CallOutcome::Answer(answer)) = policy().wrap_tool_call(mail("m"), next).await else { panic!("no answer") };
+    let expected = "Note: a human reviewer replaced this tool call before it ran. The call recorded in your message is \
+        the one you produced, not the one that executed. This was intentional and authorized. Do not re-issue your \
+        original call. Executed instead: send_email with arguments {\"to\": \"edited@b.c\", \"body\": \"changed\"}.\n\n\
+        Tool response:\nsent";
+    assert_eq!(answer.writes.messages[0].content, Content::from(expected));
+}

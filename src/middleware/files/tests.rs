@@ -1,0 +1,94 @@
+use std::sync::Arc;
+
+use futures::FutureExt;
+use serde_json::{Map, json};
+
+use super::*;
+use crate::domain::message::{Role, ToolStatus};
+use crate::tool::Scope;
+use crate::tool::files::StateFiles;
+
+const NOW: Timestamp = Timestamp(7);
+
+fn write(id: &str, name: &str, path: &str) -> ToolCall {
+    ToolCall::new(id, name, Map::from_iter([("file_path".to_owned(), json!(path))]))
+}
+
+fn saying(calls: Vec<ToolCall>) -> State {
+    let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+    State { messages: vec![Arc::new(Message::new(role, ""))], ..State::default() }
+}
+
+/// Makes the call through the policy; the innermost layer answers with `text`.
+async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
+    let make = |call: ToolCall| {
+        let answer = Answer::message(Message::tool(&call, ToolStatus::Success, text));
+        async move { Ok(CallOutcome::Answer(answer)) }.boxed()
+    };
+    let scope = Scope::sample(NOW);
+    let next = NextCall { rest: &[], make: &make, scope: &scope, state };
+    match Files::new(Arc::new(StateFiles)).wrap_tool_call(call, next).await {
+        Ok(CallOutcome::Answer(answer)) => answer,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn only_the_first_of_two_calls_that_change_one_file_runs() {
+    let calls = [write("a", "write_file", "/x"), write("b", "edit_file", "x/"), write("c", "delete", "/y")];
+    let state = saying(calls.to_vec());
+    let mut ran = vec![];
+    for call in calls {
+        let id = call.id.clone();
+        let answer = through(&state, call, "ran").await;
+        ran.push((id, answer.writes.messages[0].content == Content::from("ran")));
+    }
+    assert_eq!(ran, [("a".to_owned(), true), ("b".to_owned(), false), ("c".to_owned(), true)]);
+}
+
+#[tokio::test]
+async fn a_call_that_was_answered_already_does_not_stand_in_the_way() {
+    let calls = [write("a", "write_file", "/x"), write("b", "write_file", "/x")];
+    let mut state = saying(calls.to_vec());
+    state.messages.push(Arc::new(Message::tool(&calls[0], ToolStatus::Error, "rejected")));
+    let answer = through(&state, calls[1].clone(), "ran").await;
+    assert_eq!(answer.writes.messages[0].content, Content::from("ran"));
+}
+
+#[tokio::test]
+async fn a_long_result_becomes_a_file_and_a_notice() {
+    let lines: Vec<String> = (1..=20).map(|n| format!("line {n} {}", "x".repeat(5_000))).collect();
+    let text = lines.join("\n");
+    let call = ToolCall::new("call/1", "big", Map::new());
+    let answer = through(&saying(vec![call.clone()]), call, &text).await;
+    let file = Some(Arc::new(File::text(text.clone(), NOW)));
+    assert_eq!(answer.writes.files, [("/large_tool_results/call_1".to_owned(), file)].into());
+    let notice = answer.writes.messages[0].content.text();
+    for fact in ["/large_tool_results/call_1", "\n5: line 5 ", "\n[10 lines left out]\n16: line 16 ", "\n20: line 20 "]
+    {
+        assert!(notice.contains(fact), "{fact}");
+    }
+    assert!(notice.len() < 11_000, "{}", notice.len());
+}
+
+#[tokio::test]
+async fn file_tools_and_short_results_stay_as_they_are() {
+    let long = "x".repeat(LONGEST_RESULT + 1);
+    let short = "é".repeat(LONGEST_RESULT);
+    for (name, text) in [("read_file", &long), ("grep", &long), ("big", &short)] {
+        let call = ToolCall::new("c", name, Map::new());
+        let answer = through(&saying(vec![call.clone()]), call, text).await;
+        assert!(answer.writes.files.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn blocks_that_are_not_text_stay() {
+    let image = json!({"type": "image", "base64": "aGk="});
+    let text = json!({"type": "text", "text": "x".repeat(LONGEST_RESULT + 1)});
+    let call = ToolCall::new("c", "task", Map::new());
+    let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
+    let shortened = shorten(Answer::message(message), NOW);
+    let Content::Blocks(blocks) = &shortened.writes.messages[0].content else { panic!("no blocks") };
+    assert_eq!((blocks.len(), &blocks[1]), (2, &image));
+}

@@ -1,0 +1,136 @@
+use std::collections::BTreeMap;
+
+use futures::FutureExt;
+
+use super::*;
+use crate::domain::message::Role;
+use crate::domain::time::Timestamp;
+
+fn finding() -> Value {
+    json!({
+        "title": "Finding",
+        "type": "object",
+        "properties": {"summary": {"type": "string"}, "confidence": {"type": "number"}},
+        "required": ["summary", "confidence"],
+    })
+}
+
+fn policy() -> StructuredOutput {
+    StructuredOutput::new(&finding()).expect("a schema")
+}
+
+fn answering(id: &str) -> ToolCall {
+    let args = json!({"confidence": 0.5, "summary": "it is so"});
+    ToolCall::new(id, "Finding", args.as_object().cloned().unwrap_or_default())
+}
+
+fn calling(calls: Vec<ToolCall>) -> Message {
+    Message::new(Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+}
+
+fn state(messages: Vec<Message>) -> State {
+    State { messages: messages.into_iter().map(Arc::new).collect(), ..State::default() }
+}
+
+fn reminder() -> Message {
+    let mut reminder = Message::human(
+        "Your answer was plain text and nobody will read it. Give your final answer by calling `Finding`.",
+    );
+    reminder.additional_kwargs.insert("lc_source".to_owned(), json!("structured_output"));
+    reminder
+}
+
+async fn hook(moment: Moment, state: &State) -> Result<Reaction, Halt> {
+    policy().hook(moment, &Scope::sample(Timestamp(0)), state).await
+}
+
+async fn outcome(calls: Vec<ToolCall>) -> Answer {
+    let first = calls[0].clone();
+    let state = state(vec![calling(calls)]);
+    match policy().forms[0].call(&Scope::sample(Timestamp(0)), &state, &first).await {
+        Ok(CallOutcome::Answer(answer)) => answer,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_call_of_the_form_is_the_answer_and_ends_the_work() {
+    let text = "Returning structured response: summary='it is so' confidence=0.5";
+    let mut expected = Answer::message(Message::tool(&answering("a"), ToolStatus::Success, text));
+    let response = json!({"summary": "it is so", "confidence": 0.5});
+    expected.writes.fields = BTreeMap::from([("structured_response".to_owned(), response.clone())]);
+    expected.ends = true;
+    let answer = outcome(vec![answering("a")]).await;
+    assert_eq!(answer.writes.fields["structured_response"].to_string(), response.to_string());
+    assert_eq!(answer, expected);
+}
+
+#[tokio::test]
+async fn two_answers_in_one_message_are_both_refused() {
+    let answer = outcome(vec![answering("a"), answering("b")]).await;
+    assert!(!answer.ends && answer.writes.fields.is_empty());
+    assert!(matches!(answer.writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
+}
+
+#[tokio::test]
+async fn a_plain_answer_is_met_with_a_reminder_twice_and_then_fails() {
+    let mut messages = vec![Message::human("go"), reminder(), Message::human("go on"), Message::ai("so")];
+    let expected = Reaction { update: Update::messages([reminder()]), jump: Some(Jump::Model) };
+    for _ in 0..2 {
+        assert_eq!(hook(Moment::AfterModel, &state(messages.clone())).await, Ok(expected.clone()));
+        messages.extend([reminder(), Message::ai("so")]);
+    }
+    let failed = hook(Moment::AfterModel, &state(messages)).await;
+    assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "StructuredOutputError"));
+}
+
+#[tokio::test]
+async fn answers_with_calls_need_no_reminder() {
+    let state = state(vec![Message::human("go"), calling(vec![answering("a")])]);
+    assert_eq!(hook(Moment::AfterModel, &state).await, Ok(Reaction::default()));
+}
+
+#[tokio::test]
+async fn the_answer_of_an_earlier_turn_is_forgotten() {
+    let mut state = state(vec![Message::human("go")]);
+    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
+    state.fields.insert(FIELD.to_owned(), json!({"summary": "old"}));
+    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Update::field(FIELD, Value::Null).into()));
+    state.fields.insert(FIELD.to_owned(), Value::Null);
+    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
+}
+
+#[tokio::test]
+async fn the_model_must_call_a_tool() {
+    let ask = |request: ModelRequest| {
+        let text = format!("{:?}", request.tool_choice);
+        async move { Ok(ModelAnswer { message: Message::ai(text), extra: Update::none() }) }.boxed()
+    };
+    let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+    let next = NextModel { rest: &[], ask: &ask, scope: &scope, state: &state };
+    let answer = policy().wrap_model_call(ModelRequest::default(), next).await.expect("an answer");
+    assert_eq!(answer.message.content.text(), "Any");
+}
+
+#[test]
+fn forms_are_named_by_title_or_by_a_hash_that_stays() {
+    let names = |schema: Value| -> Vec<String> {
+        let policy = StructuredOutput::new(&schema).expect("a schema");
+        policy.forms.iter().map(|form| form.spec.name.clone()).collect()
+    };
+    assert_eq!(names(finding()), ["Finding"]);
+    assert_eq!(names(json!({"title": "My form!", "type": "object"})), ["My_form_"]);
+    let generated = names(json!({"type": "object"}));
+    assert_eq!(generated, names(json!({"type": "object"})));
+    assert!(generated[0].starts_with("response_format_") && generated[0].len() == 24, "{generated:?}");
+    let either = json!({"oneOf": [{"title": "A", "type": "object"}, {"title": "B", "type": "object"}]});
+    assert_eq!(names(either), ["A", "B"]);
+}
+
+#[test]
+fn schemas_that_are_no_form_are_refused() {
+    let twice = json!({"anyOf": [{"title": "A", "type": "object"}, {"title": "A", "type": "object"}]});
+    for schema in [json!({"type": "string"}), json!({"type": 7}), json!([]), twice] {
+        assert!(StructuredOutput::new(&schema).is_err(), "{schema}");
+    }
+}

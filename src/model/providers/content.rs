@@ -1,0 +1,131 @@
+//! Content blocks on their way to a provider: text, images and files in the spellings clients use.
+
+use rig_core::message::{
+    Audio, AudioMediaType, Document, DocumentMediaType, DocumentSourceKind, Image, ImageMediaType, MimeType,
+    ToolResultContent, UserContent,
+};
+use serde_json::Value;
+
+use crate::domain::message::Content;
+use crate::model::ModelError;
+
+/// What a human said. A block of a kind no provider can be given is refused by name: leaving it out would make the
+/// model answer a question that was not asked.
+pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
+    match content {
+        Content::Text(text) => Ok(vec![UserContent::text(text.as_str())]),
+        Content::Blocks(blocks) => blocks.iter().map(human_block).collect(),
+    }
+}
+
+/// What a tool returned. A block that is neither text nor an image is given to the model as JSON.
+pub(super) fn tool(content: &Content) -> Vec<ToolResultContent> {
+    match content {
+        Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
+        Content::Blocks(blocks) => blocks.iter().map(tool_block).collect(),
+    }
+}
+
+fn tool_block(block: &Value) -> ToolResultContent {
+    match human_block(block) {
+        Ok(UserContent::Text(text)) => ToolResultContent::Text(text),
+        Ok(UserContent::Image(image)) => ToolResultContent::Image(image),
+        _ => ToolResultContent::json(block.clone()),
+    }
+}
+
+fn human_block(block: &Value) -> Result<UserContent, ModelError> {
+    if let Value::String(text) = block {
+        return Ok(UserContent::text(text.as_str()));
+    }
+    let kind =
+        block.get("type").and_then(Value::as_str).unwrap_or(if block.get("text").is_some() { "text" } else { "" });
+    let known = match kind {
+        "text" | "input_text" | "output_text" | "text-plain" => {
+            block.get("text").and_then(Value::as_str).map(UserContent::text)
+        }
+        "image" | "image_url" | "input_image" => image(block),
+        "file" | "document" | "input_file" | "media" => file(block),
+        "audio" | "input_audio" => audio(block),
+        _ => None,
+    };
+    known.ok_or_else(|| ModelError::Refused {
+        status: 400,
+        message: format!("a content block of type `{kind}` cannot be sent to the model"),
+    })
+}
+
+/// The data of a block and its media type.
+struct Source {
+    data: DocumentSourceKind,
+    mime: Option<String>,
+}
+
+fn image(block: &Value) -> Option<UserContent> {
+    let source = source(block, "image_url")?;
+    let mime = source.mime.as_deref().and_then(ImageMediaType::from_mime_type);
+    let detail = block.pointer("/image_url/detail").or_else(|| block.get("detail")).and_then(Value::as_str);
+    let detail = detail.and_then(|detail| detail.parse().ok());
+    Some(UserContent::Image(Image { data: source.data, media_type: mime, detail, native: None }))
+}
+
+fn file(block: &Value) -> Option<UserContent> {
+    let source = source(block, "file")?;
+    let mime = source.mime.as_deref().unwrap_or("application/pdf");
+    if mime.starts_with("image/") {
+        return image(block);
+    }
+    let media_type = Some(DocumentMediaType::from_mime_type(mime)?);
+    Some(UserContent::Document(Document { data: source.data, media_type, additional_params: None }))
+}
+
+fn audio(block: &Value) -> Option<UserContent> {
+    let source = source(block, "input_audio")?;
+    let format = block.pointer("/input_audio/format").and_then(Value::as_str).map(|format| format!("audio/{format}"));
+    let mime = source.mime.or(format)?;
+    let media_type = Some(AudioMediaType::from_mime_type(&mime.replace("audio/mpeg", "audio/mp3"))?);
+    Some(UserContent::Audio(Audio { data: source.data, media_type }))
+}
+
+/// Finds the data, wherever the spelling at hand keeps it: in the block itself, in its `source`, or in the object
+/// named after the kind.
+fn source(block: &Value, nested: &str) -> Option<Source> {
+    let inner = block.get(nested).or_else(|| block.get("source")).unwrap_or(block);
+    if let Some(url) = inner.as_str() {
+        return Some(address(url, None));
+    }
+    let field = |names: &[&str]| {
+        let in_block = |from: &Value| names.iter().find_map(|name| from.get(*name)?.as_str().map(str::to_owned));
+        in_block(inner).or_else(|| in_block(block))
+    };
+    let mime = field(&["mime_type", "media_type"]);
+    if let Some(url) = field(&["url", "image_url", "file_url"]) {
+        return Some(address(&url, mime));
+    }
+    if let Some(data) = field(&["base64", "data", "file_data"]) {
+        if data.starts_with("data:") {
+            return Some(address(&data, mime));
+        }
+        let is_text = inner.get("type").and_then(Value::as_str) == Some("text");
+        let data = if is_text { DocumentSourceKind::String(data) } else { DocumentSourceKind::Base64(data) };
+        return Some(Source { data, mime });
+    }
+    if let Some(text) = inner.get("text").and_then(Value::as_str) {
+        return Some(Source {
+            data: DocumentSourceKind::string(text),
+            mime: mime.or_else(|| Some("text/plain".to_owned())),
+        });
+    }
+    field(&["file_id", "id"]).map(|id| Source { data: DocumentSourceKind::FileId(id), mime })
+}
+
+/// An address, or the data a `data:` address holds.
+fn address(url: &str, mime: Option<String>) -> Source {
+    match url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")) {
+        Some((stated, data)) => Source {
+            data: DocumentSourceKind::base64(data),
+            mime: Some(stated.to_owned()).filter(|m| !m.is_empty()).or(mime),
+        },
+        None => Source { data: DocumentSourceKind::url(url), mime },
+    }
+}

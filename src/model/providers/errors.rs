@@ -1,0 +1,145 @@
+//! What a provider's failure means for us.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use http::HeaderMap;
+use rig_core::ProviderResponseError;
+use rig_core::error::ProviderError;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+
+use crate::model::ModelError;
+
+/// The longest part of a provider's own words that is kept, in characters.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// Marks of a request that exceeds the model's context, as the three big providers and the common servers word it.
+const TOO_LONG: [&str; 7] = [
+    "context_length_exceeded",
+    "maximum context length",
+    "context window",
+    "prompt is too long",
+    "input is too long",
+    "exceeds the maximum number of tokens",
+    "too many tokens",
+];
+
+/// Our word for a failure. `begun`: whether a piece of the answer was already passed on. The key is cut out of the
+/// text should the provider repeat it.
+pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
+    let message = |text: &str| words(text, key);
+    match error {
+        ProviderError::ProviderResponse(reply)
+        | ProviderError::InvalidAuthentication(reply)
+        | ProviderError::CacheExpired { response: reply, .. } => replied(reply, begun, key),
+        ProviderError::Truncated => {
+            ModelError::Interrupted { message: message("the reply ended before it was complete") }
+        }
+        ProviderError::Http(cause) => lost(begun, message(&chain(cause.as_ref()))),
+        ProviderError::Json(_)
+        | ProviderError::Response(_)
+        | ProviderError::Provider(_)
+        | ProviderError::Relayed(_) => lost(begun, message(&error.to_string())),
+        // The rest are requests that could not be built: nothing was sent.
+        _ => ModelError::Refused { status: 400, message: message(&error.to_string()) },
+    }
+}
+
+fn lost(begun: bool, message: String) -> ModelError {
+    if begun { ModelError::Interrupted { message } } else { ModelError::Unavailable { retry_after: None, message } }
+}
+
+/// The provider answered with an error: as the HTTP reply, or in the middle of a stream that began well.
+fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString>) -> ModelError {
+    let body: Value = serde_json::from_str(&reply.body).unwrap_or(Value::Null);
+    let message = words(said(&body).unwrap_or(&reply.body), key);
+    let code = reply.machine_code().unwrap_or_default();
+    let status =
+        reply.status.map(|status| status.as_u16()).filter(|status| *status >= 300).or_else(|| in_stream(&body, &code));
+    let retry_after = reply.headers.as_ref().and_then(from_headers).or_else(|| from_body(&body));
+    let lower = format!("{code} {message}").to_lowercase();
+    if reply.refusal {
+        return ModelError::Refused { status: status.unwrap_or(400), message };
+    }
+    match status {
+        Some(413) => ModelError::TooLong { message },
+        Some(400 | 422) if TOO_LONG.iter().any(|mark| lower.contains(mark)) => ModelError::TooLong { message },
+        // An account without credit is reported like a limit, but waiting does not fill it.
+        Some(429) if code == "insufficient_quota" => ModelError::Refused { status: 429, message },
+        Some(408 | 409 | 425 | 429 | 500..) | None if begun => ModelError::Interrupted { message },
+        Some(429) => ModelError::RateLimited { retry_after, message },
+        Some(408 | 409 | 425 | 500..) | None => ModelError::Unavailable { retry_after, message },
+        Some(status) => ModelError::Refused { status, message },
+    }
+}
+
+/// The status an error inside a stream stands for: the number it carries, or the one its name has over HTTP.
+fn in_stream(body: &Value, code: &str) -> Option<u16> {
+    let number = error_of(body).and_then(|error| error.get("code")).and_then(Value::as_u64);
+    if let Some(status) =
+        number.and_then(|number| u16::try_from(number).ok()).filter(|status| (400..600).contains(status))
+    {
+        return Some(status);
+    }
+    match code {
+        "rate_limit_error" | "rate_limit_exceeded" | "RESOURCE_EXHAUSTED" | "insufficient_quota" => Some(429),
+        "overloaded_error" => Some(529),
+        "invalid_request_error" | "INVALID_ARGUMENT" | "context_length_exceeded" => Some(400),
+        "authentication_error" | "UNAUTHENTICATED" | "invalid_api_key" => Some(401),
+        "permission_error" | "PERMISSION_DENIED" => Some(403),
+        _ => None,
+    }
+}
+
+/// The error object of a body; Google wraps it in a list when it streams.
+fn error_of(body: &Value) -> Option<&Value> {
+    let body = body.get(0).unwrap_or(body);
+    body.get("error").or_else(|| body.get("message").map(|_| body))
+}
+
+fn said(body: &Value) -> Option<&str> {
+    let error = error_of(body)?;
+    error.as_str().or_else(|| error.get("message")?.as_str())
+}
+
+fn from_headers(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+    if let Some(ms) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()) {
+        return Duration::try_from_secs_f64(ms / 1000.0).ok();
+    }
+    let wish = text("retry-after")?;
+    if let Ok(seconds) = wish.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    (DateTime::parse_from_rfc2822(wish).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok()
+}
+
+/// Google says in the body how long to wait, as in `"retryDelay": "13s"`.
+fn from_body(body: &Value) -> Option<Duration> {
+    let details = error_of(body)?.get("details")?.as_array()?;
+    let delay = details.iter().find_map(|detail| detail.get("retryDelay")?.as_str())?;
+    Duration::try_from_secs_f64(delay.strip_suffix('s')?.parse().ok()?).ok()
+}
+
+/// An error with its causes: the outermost text alone rarely says what happened to a connection.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+fn words(text: &str, key: Option<&SecretString>) -> String {
+    let text: String = text.chars().take(LONGEST_MESSAGE).collect();
+    match key.map(|key| key.expose_secret()).filter(|key| !key.is_empty()) {
+        Some(key) => text.replace(key, "[key]"),
+        None => text,
+    }
+}

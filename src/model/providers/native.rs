@@ -1,0 +1,101 @@
+//! The library's own form of an answer, kept beside ours where ours would lose something.
+//!
+//! Signed thinking, redacted thinking, a provider's own tools, citations and Google's thought signatures must go
+//! back to the provider unchanged, and our messages have no place for them. Such an answer is stored under
+//! `additional_kwargs.native` as `{"provider", "message"}`. It is only replayed to the same provider, and only as
+//! far as it still says what the message says: people edit calls before they approve them.
+
+use rig_core::completion::CompletionResponse;
+use rig_core::message::{AssistantContent, AssistantMessage, ToolFunction, ToolName};
+use serde_json::{Value, json};
+
+use super::Kind;
+use crate::domain::message::Message;
+
+/// The key in `additional_kwargs`.
+pub(super) const KEY: &str = "native";
+
+/// Members of a provider's block that our messages hold too.
+const HELD: [&str; 13] = [
+    "type",
+    "text",
+    "content",
+    "role",
+    "id",
+    "name",
+    "input",
+    "function",
+    "functionCall",
+    "index",
+    "arguments",
+    "thought",
+    "tool_calls",
+];
+
+/// The answer in the library's form, when ours does not hold all of it.
+pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
+    let mut after_call = false;
+    let is_plain = response.choice.iter().all(|block| {
+        let in_order = !(after_call && matches!(block, AssistantContent::Text(_)));
+        after_call |= matches!(block, AssistantContent::ToolCall(_));
+        in_order && is_held(block)
+    });
+    if is_plain {
+        return None;
+    }
+    // Without a stop: the library would leave out a turn it takes for a failed one.
+    let message = response.head().with_stop(None).with_content(response.choice.clone());
+    let message = serde_json::to_value(message).ok()?;
+    Some(json!({"provider": kind.as_str(), "message": message}))
+}
+
+fn is_held(block: &AssistantContent) -> bool {
+    match block {
+        AssistantContent::Text(text) => item_is_held(block) && text.citations().is_empty(),
+        AssistantContent::ToolCall(_) => item_is_held(block),
+        AssistantContent::Reasoning(reasoning) => !reasoning.redacted && reasoning.native.is_none(),
+        _ => false,
+    }
+}
+
+fn item_is_held(block: &AssistantContent) -> bool {
+    let Some(item) = block.native_item().and_then(Value::as_object) else { return true };
+    let is_empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+    item.iter().all(|(name, value)| HELD.contains(&name.as_str()) || is_empty(value))
+}
+
+/// The stored form of a message, if it may be replayed to this kind of provider.
+pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> {
+    let stored = message.additional_kwargs.get(KEY)?;
+    if stored.get("provider")?.as_str()? != kind.as_str() {
+        return None;
+    }
+    let mut native: AssistantMessage = serde_json::from_value(stored.get("message")?.clone()).ok()?;
+    let text: String = native
+        .content
+        .iter()
+        .filter_map(|block| match block {
+            AssistantContent::Text(text) => Some(text.text.as_str()),
+            _ => None,
+        })
+        .collect();
+    let calls = message.tool_calls().len() + message.invalid_tool_calls().len();
+    if text != message.content.text() || native.tool_calls().count() != calls {
+        return None;
+    }
+    for block in &mut native.content {
+        if let AssistantContent::ToolCall(call) = block {
+            let id = call.id.wire();
+            if let Some(ours) = message.tool_calls().iter().find(|ours| ours.id == id) {
+                // Assigning an edited call makes the library rebuild that block; the others keep their form.
+                if ours.args != call.function.arguments || ours.name != call.function.name {
+                    call.function =
+                        ToolFunction::new(ToolName::new(ours.name.clone()).ok()?, Value::Object(ours.args.clone()));
+                }
+            } else if !message.invalid_tool_calls().iter().any(|ours| ours.id.as_deref() == Some(&*id)) {
+                return None;
+            }
+        }
+    }
+    Some(native)
+}

@@ -1,0 +1,114 @@
+//! The library's response becomes our message.
+
+use rig_core::completion::{CompletionResponse, FinishReason, Usage};
+use rig_core::message::{AssistantContent, DocumentSourceKind, MimeType};
+use serde_json::{Map, Value, json};
+
+use super::{Kind, native};
+use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall};
+use crate::model::ModelError;
+
+/// The whole answer as a message without an id. Reasoning is in `additional_kwargs.reasoning_content`.
+pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) -> Result<Message, ModelError> {
+    let finish = response.finish_reason();
+    if let (Some(error), None) = (&response.error, &finish) {
+        // The provider closed the stream without saying why it stopped: the answer may be a part of one.
+        return Err(ModelError::Interrupted { message: error.clone() });
+    }
+    let (calls, invalid) = calls(response);
+    let role = Role::Ai { tool_calls: calls, invalid_tool_calls: invalid, usage_metadata: usage(&response.usage) };
+    let mut message = Message::new(role, content(response));
+    let reasoning = response.reasoning();
+    if !reasoning.is_empty() {
+        message.additional_kwargs.insert("reasoning_content".to_owned(), reasoning.into());
+    }
+    if let Some(refusal) = &response.error {
+        message.additional_kwargs.insert("refusal".to_owned(), refusal.as_str().into());
+    }
+    if let Some(native) = native::keep(response, kind) {
+        message.additional_kwargs.insert(native::KEY.to_owned(), native);
+    }
+    let metadata = &mut message.response_metadata;
+    if let Some(finish) = finish {
+        metadata.insert("finish_reason".to_owned(), word(&finish).into());
+    }
+    metadata.insert("model_name".to_owned(), response.model().unwrap_or(model).into());
+    metadata.insert("model_provider".to_owned(), kind.as_str().into());
+    if let Some(id) = response.response_id() {
+        metadata.insert("id".to_owned(), id.into());
+    }
+    Ok(message)
+}
+
+fn word(finish: &FinishReason) -> &str {
+    match finish {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
+        FinishReason::ContentFilter => "content_filter",
+        FinishReason::Other(word) => word,
+        _ => "unknown",
+    }
+}
+
+/// Plain text, or blocks when the model also made images.
+fn content(response: &CompletionResponse) -> Content {
+    let images: Vec<Value> = response.choice.iter().filter_map(image).collect();
+    let text = response.text();
+    if images.is_empty() {
+        return Content::Text(text);
+    }
+    let text = (!text.is_empty()).then(|| json!({"type": "text", "text": text}));
+    Content::Blocks(text.into_iter().chain(images).collect())
+}
+
+fn image(block: &AssistantContent) -> Option<Value> {
+    let AssistantContent::Image(image) = block else { return None };
+    let mime = image.media_type.as_ref().map(MimeType::to_mime_type);
+    match &image.data {
+        DocumentSourceKind::Base64(data) => Some(json!({"type": "image", "base64": data, "mime_type": mime})),
+        DocumentSourceKind::Url(url) => Some(json!({"type": "image", "url": url, "mime_type": mime})),
+        _ => None,
+    }
+}
+
+fn calls(response: &CompletionResponse) -> (Vec<ToolCall>, Vec<InvalidToolCall>) {
+    let (mut calls, mut invalid) = (Vec::new(), Vec::new());
+    for call in response.tool_calls() {
+        let id = call.id.wire().into_owned();
+        let name = call.function.name.as_str().to_owned();
+        match &call.function.invalid_arguments {
+            None => calls.push(ToolCall::new(id, name, call.function.arguments.clone())),
+            Some(text) => invalid.push(InvalidToolCall {
+                name: Some(name),
+                args: Some(text.clone()),
+                id: Some(id),
+                error: Some("the arguments are not a JSON object".to_owned()),
+                kind: "invalid_tool_call".to_owned(),
+            }),
+        }
+    }
+    (calls, invalid)
+}
+
+fn usage(usage: &Usage) -> Option<Value> {
+    let (input, output) = (usage.input_tokens, usage.output_tokens);
+    if input.is_none() && output.is_none() {
+        return None;
+    }
+    let details = |parts: &[(&str, Option<u64>)]| {
+        parts
+            .iter()
+            .filter_map(|(name, count)| Some(((*name).to_owned(), Value::from((*count)?))))
+            .collect::<Map<_, _>>()
+    };
+    let (input, output) = (input.unwrap_or(0), output.unwrap_or(0));
+    Some(json!({
+        "input_tokens": input,
+        "output_tokens": output,
+        "total_tokens": usage.total_tokens.unwrap_or(input + output),
+        "input_token_details":
+            details(&[("cache_read", usage.cached_input_tokens), ("cache_creation", usage.cache_creation_input_tokens)]),
+        "output_token_details": details(&[("reasoning", usage.reasoning_tokens)]),
+    }))
+}

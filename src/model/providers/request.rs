@@ -1,0 +1,171 @@
+//! Our request becomes the library's.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rig_core::completion::{CompletionRequest, GenerationOptions, ToolDefinition};
+use rig_core::message::{
+    AssistantContent, AssistantMessage, CallId, LocalCallId, Message as Said, ToolCall as Call, ToolChoice as Choice,
+    ToolFunction, ToolName, ToolResult, UserContent,
+};
+use serde_json::{Map, Value, json};
+
+use super::{Kind, content, native};
+use crate::domain::message::{Message, Role, ToolStatus};
+use crate::model::{ModelError, ModelRequest, ToolChoice};
+
+/// The request as the library takes it.
+pub(super) fn build(request: &ModelRequest, kind: Kind) -> Result<CompletionRequest, ModelError> {
+    let mut history = History { kind, said: Vec::new(), calls: HashMap::new() };
+    if !request.system.is_empty() {
+        history.said.push(Said::system(request.system.as_str()));
+    }
+    for message in &request.messages {
+        history.add(message)?;
+    }
+    let (tools, choice) = tools(request, &history)?;
+    let mut built = CompletionRequest::from(history.said).tools(tools).accept_unknown_finish_reasons(true);
+    built.tool_choice = choice;
+    Ok(settings(built, request.settings.clone()))
+}
+
+/// The tools to declare. Past calls need their tools declared even when none may be called now, as the library
+/// would otherwise turn them into prose; so their names are declared and calling is switched off.
+fn tools(request: &ModelRequest, history: &History) -> Result<(Vec<ToolDefinition>, Option<Choice>), ModelError> {
+    if request.tools.is_empty() {
+        let past: BTreeMap<&str, &ToolName> = history.calls.values().map(|(_, name)| (name.as_str(), name)).collect();
+        let schema = json!({"type": "object", "properties": {}});
+        let past: Vec<ToolDefinition> = past
+            .into_values()
+            .map(|name| ToolDefinition::new(name.clone(), "Not available any more.", schema.clone()))
+            .collect();
+        let choice = (!past.is_empty()).then_some(Choice::None);
+        return Ok((past, choice));
+    }
+    let tools = request
+        .tools
+        .iter()
+        .map(|tool| Ok(ToolDefinition::new(name(&tool.name)?, tool.description.as_str(), tool.parameters.clone())));
+    let choice = (request.tool_choice == ToolChoice::Any).then_some(Choice::Required);
+    Ok((tools.collect::<Result<_, ModelError>>()?, choice))
+}
+
+/// Settings with the same meaning everywhere go where each provider expects them; the others are merged into the
+/// request as they are.
+fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) -> CompletionRequest {
+    request.temperature = take(&mut settings, "temperature", Value::as_f64);
+    request.max_tokens = take(&mut settings, "max_tokens", Value::as_u64);
+    let mut options = GenerationOptions::new();
+    if let Some(top_p) = take(&mut settings, "top_p", Value::as_f64) {
+        options = options.top_p(top_p);
+    }
+    if let Some(seed) = take(&mut settings, "seed", Value::as_u64) {
+        options = options.seed(seed);
+    }
+    if let Some(stop) = take(&mut settings, "stop", strings) {
+        options = options.stop(stop);
+    }
+    if let Some(parallel) = take(&mut settings, "parallel_tool_calls", Value::as_bool) {
+        options = options.parallel_tool_calls(parallel);
+    }
+    request.options = options;
+    request.additional_params = (!settings.is_empty()).then_some(Value::Object(settings));
+    request
+}
+
+fn strings(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+/// Takes a setting out when it has the expected type; otherwise it stays and the provider says what is wrong.
+fn take<T>(settings: &mut Map<String, Value>, name: &str, read: impl Fn(&Value) -> Option<T>) -> Option<T> {
+    let value = read(settings.get(name)?)?;
+    settings.shift_remove(name);
+    Some(value)
+}
+
+fn name(name: &str) -> Result<ToolName, ModelError> {
+    ToolName::new(name).map_err(|error| ModelError::Refused { status: 400, message: error.to_string() })
+}
+
+/// The conversation so far, and the calls in it by the id our messages know them by.
+struct History {
+    kind: Kind,
+    said: Vec<Said>,
+    calls: HashMap<String, (CallId, ToolName)>,
+}
+
+impl History {
+    fn add(&mut self, message: &Message) -> Result<(), ModelError> {
+        match &message.role {
+            Role::Human => self.said.push(Said::User { content: content::human(&message.content)? }),
+            Role::System => self.said.push(Said::system(message.content.text())),
+            Role::Ai { .. } => {
+                let turn = match native::recall(message, self.kind) {
+                    Some(native) => native,
+                    None => self.rebuilt(message)?,
+                };
+                let calls = turn.tool_calls();
+                self.calls.extend(calls.map(|c| (c.id.wire().into_owned(), (c.id.clone(), c.function.name.clone()))));
+                if !turn.content.is_empty() {
+                    self.said.push(Said::Assistant(turn));
+                }
+            }
+            Role::Tool { tool_call_id, status, .. } => self.answer(tool_call_id, *status, message)?,
+            Role::Remove => {}
+        }
+        Ok(())
+    }
+
+    /// A turn of the model from the fields of the message. Reasoning stays out: without its signature no provider
+    /// takes it back.
+    fn rebuilt(&self, message: &Message) -> Result<AssistantMessage, ModelError> {
+        let mut blocks = Vec::new();
+        let text = message.content.text();
+        if !text.is_empty() {
+            blocks.push(AssistantContent::text(text));
+        }
+        for call in message.tool_calls() {
+            let function = ToolFunction::new(name(&call.name)?, Value::Object(call.args.clone()));
+            blocks.push(AssistantContent::ToolCall(Call::new(self.id(&call.id), function)));
+        }
+        for call in message.invalid_tool_calls() {
+            let Some(tool) = call.name.as_deref().filter(|name| !name.is_empty()) else { continue };
+            let function = ToolFunction::parse(name(tool)?, call.args.as_deref().unwrap_or_default());
+            blocks
+                .push(AssistantContent::ToolCall(Call::new(self.id(call.id.as_deref().unwrap_or_default()), function)));
+        }
+        Ok(AssistantMessage::new(blocks))
+    }
+
+    /// The library's form of a call id. Google gives none, so there ids the library made up are told apart by their
+    /// form and not sent.
+    fn id(&self, id: &str) -> CallId {
+        if self.kind == Kind::GoogleGenAi
+            && let Ok(local) = serde_json::from_value::<LocalCallId>(Value::from(id))
+        {
+            return CallId::Local(local);
+        }
+        CallId::from_wire(id)
+    }
+
+    /// A tool's result. Results that follow each other are one message, as some providers demand.
+    fn answer(&mut self, id: &str, status: ToolStatus, message: &Message) -> Result<(), ModelError> {
+        let (call, tool) = match self.calls.get(id) {
+            Some(known) => known.clone(),
+            None => (self.id(id), name(message.name.as_deref().filter(|name| !name.is_empty()).unwrap_or("tool"))?),
+        };
+        let result = UserContent::ToolResult(ToolResult {
+            call,
+            name: tool,
+            content: content::tool(&message.content),
+            is_error: status == ToolStatus::Error,
+        });
+        match self.said.last_mut() {
+            Some(Said::User { content }) if matches!(content.last(), Some(UserContent::ToolResult(_))) => {
+                content.push(result)
+            }
+            _ => self.said.push(Said::User { content: vec![result] }),
+        }
+        Ok(())
+    }
+}

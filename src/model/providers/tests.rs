@@ -1,0 +1,164 @@
+//! A small HTTP server that plays fixed replies, and what the tests of all wires share.
+
+use std::collections::VecDeque;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, Uri};
+use axum::response::Response;
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+use crate::model::{ModelEvent, ModelRequest, ToolSpec};
+
+mod names;
+mod replay;
+mod wires;
+
+/// One prepared reply.
+pub struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, &'static str)>,
+    body: String,
+    cut: bool,
+}
+
+impl Reply {
+    /// A stream of these frames; one that begins with a blank-free word and a colon names its event.
+    pub fn stream(frames: &[&str]) -> Self {
+        let body = frames.iter().map(|frame| format!("{frame}\n\n")).collect();
+        Self { status: 200, headers: vec![("content-type", "text/event-stream")], body, cut: false }
+    }
+
+    /// The same, but the connection breaks at its end.
+    pub fn cut(frames: &[&str]) -> Self {
+        Self { cut: true, ..Self::stream(frames) }
+    }
+
+    pub fn error(status: u16, headers: &[(&'static str, &'static str)], body: Value) -> Self {
+        let headers = headers.iter().copied().chain([("content-type", "application/json")]).collect();
+        Self { status, headers, body: body.to_string(), cut: false }
+    }
+}
+
+/// What the server received.
+pub struct Received {
+    pub uri: Uri,
+    pub headers: HeaderMap,
+    pub body: Value,
+}
+
+#[derive(Clone, Default)]
+pub struct Fake {
+    replies: Arc<Mutex<VecDeque<Reply>>>,
+    received: Arc<Mutex<Vec<Received>>>,
+}
+
+impl Fake {
+    pub fn last(&self) -> Received {
+        self.received.lock().unwrap().pop().expect("a request")
+    }
+
+    pub fn count(&self) -> usize {
+        self.received.lock().unwrap().len()
+    }
+
+    pub fn prepare(&self, reply: Reply) {
+        self.replies.lock().unwrap().push_back(reply);
+    }
+}
+
+async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: String) -> Response {
+    let body = serde_json::from_str(&body).unwrap_or(Value::Null);
+    fake.received.lock().unwrap().push(Received { uri, headers, body });
+    let reply = fake.replies.lock().unwrap().pop_front().expect("a prepared reply");
+    let mut response = Response::builder().status(reply.status);
+    for (name, value) in reply.headers {
+        response = response.header(name, value);
+    }
+    let end: Option<Result<String, std::io::Error>> =
+        reply.cut.then(|| Err(std::io::Error::other("the cable was pulled")));
+    response
+        .body(Body::from_stream(stream::iter([Ok(reply.body)].into_iter().chain(end)).then(async |part| {
+            // What was written before must reach the client before the connection breaks.
+            if part.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            part
+        })))
+        .unwrap()
+}
+
+/// A model of the kind behind a fake that plays these replies, without retries.
+pub async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
+    let fake = Fake { replies: Arc::new(Mutex::new(replies.into())), ..Fake::default() };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().fallback(serve).with_state(fake.clone());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let base_url = Some(if kind == Kind::OpenAi { format!("{address}/v1") } else { address });
+    let config = ProviderConfig { kind, base_url, api_key: Key::Inline("sk-secret".into()) };
+    let none = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
+    (providers.model("lab:m-1").unwrap(), fake)
+}
+
+pub fn request(messages: Vec<Message>) -> ModelRequest {
+    let tool = ToolSpec {
+        name: "look".to_owned(),
+        description: "looks".to_owned(),
+        parameters: json!({"type": "object", "properties": {"q": {"type": "string"}}}),
+    };
+    ModelRequest {
+        system: "be brief".to_owned(),
+        messages: messages.into_iter().map(Arc::new).collect(),
+        tools: vec![Arc::new(tool)],
+        ..ModelRequest::default()
+    }
+}
+
+/// The deltas, and what ended the answer.
+pub async fn ask(model: &Arc<dyn Model>, request: ModelRequest) -> (Vec<ModelEvent>, Result<Message, ModelError>) {
+    let mut answer = match model.ask(request).await {
+        Ok(answer) => answer,
+        Err(error) => return (Vec::new(), Err(error)),
+    };
+    let mut events = Vec::new();
+    while let Some(item) = answer.next().await {
+        match item {
+            Ok(ModelEvent::Done(message)) => return (events, Ok(*message)),
+            Ok(event) => events.push(event),
+            Err(error) => return (events, Err(error)),
+        }
+    }
+    panic!("the answer ended without its end after {events:?}")
+}
+
+pub fn text_of(events: &[ModelEvent]) -> String {
+    events
+        .iter()
+        .filter_map(|event| if let ModelEvent::Text(text) = event { Some(text.as_str()) } else { None })
+        .collect()
+}
+
+/// The calls as the chunks tell them: id, name and arguments by index.
+pub fn calls_of(events: &[ModelEvent]) -> Vec<(String, String, String)> {
+    let mut calls: Vec<(String, String, String)> = Vec::new();
+    for event in events {
+        let ModelEvent::CallChunk { index, id, name, args } = event else { continue };
+        if *index == calls.len() {
+            calls.push((
+                id.clone().expect("the first chunk has an id"),
+                name.clone().expect("and a name"),
+                String::new(),
+            ));
+        } else {
+            assert!(id.is_none() && name.is_none());
+        }
+        calls[*index].2.push_str(args);
+    }
+    calls
+}

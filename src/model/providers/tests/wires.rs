@@ -1,0 +1,215 @@
+//! The same things on every wire: text, parallel calls, unreadable arguments, and every way to fail.
+
+use super::*;
+
+const OPENAI: [&str; 8] = [
+    r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m-1","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"content":"Hel"},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"content":"lo"},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_a","type":"function","function":{"name":"look","arguments":""}}]},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\"q\":\"a\"}"}}]},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"tool_calls":[{"index":1,"id":"call_b","type":"function","function":{"name":"look","arguments":"{broken"}}]},"finish_reason":null}]}"#,
+    r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}"#,
+    "data: {\"id\":\"c\",\"model\":\"m-1\",\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4,\"total_tokens\":13,\"prompt_tokens_details\":{\"cached_tokens\":5},\"completion_tokens_details\":{\"reasoning_tokens\":2}}}\n\ndata: [DONE]",
+];
+
+const ANTHROPIC: [&str; 13] = [
+    "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"type\":\"message\",\"role\":\"assistant\",\"model\":\"m-1\",\"content\":[],\"stop_reason\":null,\"usage\":{\"input_tokens\":4,\"cache_read_input_tokens\":5,\"output_tokens\":1}}}",
+    "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hel\"}}",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"lo\"}}",
+    "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}",
+    "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":1,\"content_block\":{\"type\":\"tool_use\",\"id\":\"call_a\",\"name\":\"look\",\"input\":{}}}",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":1,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{\\\"q\\\":\\\"a\\\"}\"}}",
+    "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":1}",
+    "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":2,\"content_block\":{\"type\":\"tool_use\",\"id\":\"call_b\",\"name\":\"look\",\"input\":{}}}",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":2,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{broken\"}}",
+    "event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":2}",
+    "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"tool_use\",\"stop_sequence\":null},\"usage\":{\"output_tokens\":4}}",
+    "event: message_stop\ndata: {\"type\":\"message_stop\"}",
+];
+
+const GOOGLE: [&str; 3] = [
+    r#"data: {"candidates":[{"content":{"role":"model","parts":[{"text":"Hel"}]},"index":0}],"modelVersion":"m-1"}"#,
+    r#"data: {"candidates":[{"content":{"role":"model","parts":[{"text":"lo"}]},"index":0}],"modelVersion":"m-1"}"#,
+    r#"data: {"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"look","args":{"q":"a"}}},{"functionCall":{"name":"look","args":{"q":"b"}}}]},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":9,"candidatesTokenCount":4,"totalTokenCount":13,"cachedContentTokenCount":5},"modelVersion":"m-1"}"#,
+];
+
+/// The beginning of a good answer on the wire, two pieces of text long.
+fn beginning(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Anthropic => &ANTHROPIC[..4],
+        Kind::GoogleGenAi => &GOOGLE[..2],
+        _ => &OPENAI[..3],
+    }
+}
+
+const WIRES: [Kind; 4] = [Kind::OpenAi, Kind::Anthropic, Kind::GoogleGenAi, Kind::Ollama];
+
+fn hello() -> ModelRequest {
+    request(vec![Message::human("hello")])
+}
+
+#[tokio::test]
+async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
+    for kind in WIRES {
+        let frames: &[&str] = match kind {
+            Kind::Anthropic => &ANTHROPIC,
+            Kind::GoogleGenAi => &GOOGLE,
+            _ => &OPENAI,
+        };
+        let (model, _) = fake(kind, vec![Reply::stream(frames)]).await;
+        let (events, answer) = ask(&model, hello()).await;
+        let answer = answer.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert_eq!(text_of(&events), "Hello", "{kind}");
+        assert_eq!(answer.content.text(), "Hello");
+        let calls = calls_of(&events);
+        assert_eq!(calls.len(), 2, "{kind}: {events:?}");
+        assert_eq!(calls[0].2, r#"{"q":"a"}"#, "{kind}");
+        assert_eq!(answer.tool_calls()[0].args["q"], "a");
+        assert_eq!(answer.tool_calls()[0].id, calls[0].0);
+        if kind == Kind::GoogleGenAi {
+            assert_eq!(answer.tool_calls()[1].id, calls[1].0);
+            assert_ne!(calls[0].0, calls[1].0);
+        } else {
+            assert_eq!((calls[0].0.as_str(), calls[1].0.as_str()), ("call_a", "call_b"));
+            let broken = &answer.invalid_tool_calls()[0];
+            assert_eq!((broken.args.as_deref(), broken.id.as_deref()), (Some("{broken"), Some("call_b")));
+        }
+        let Role::Ai { usage_metadata: Some(usage), .. } = &answer.role else { panic!("{kind}: no usage") };
+        assert_eq!((&usage["input_tokens"], &usage["output_tokens"]), (&json!(9), &json!(4)), "{kind}");
+        assert_eq!(usage["input_token_details"]["cache_read"], 5, "{kind}");
+        let metadata = json!({"finish_reason": "tool_calls", "model_name": "m-1", "model_provider": kind.as_str()});
+        for (name, value) in metadata.as_object().unwrap() {
+            assert_eq!(&answer.response_metadata[name], value, "{kind}");
+        }
+        assert!(answer.additional_kwargs.is_empty(), "{kind}: {:?}", answer.additional_kwargs);
+    }
+}
+
+#[tokio::test]
+async fn requests_carry_key_system_tools_and_settings() {
+    for kind in WIRES {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let mut asked = hello();
+        asked.tool_choice = crate::model::ToolChoice::Any;
+        asked.settings.extend([("temperature".to_owned(), json!(0.5)), ("max_tokens".to_owned(), json!(77))]);
+        let _ = ask(&model, asked).await;
+        let received = server.last();
+        assert!(!received.uri.to_string().contains("sk-secret"), "{kind}: {}", received.uri);
+        let header = |name: &str| received.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        let body = received.body;
+        match kind {
+            Kind::Anthropic => {
+                assert_eq!(header("x-api-key").as_deref(), Some("sk-secret"));
+                assert_eq!((&body["max_tokens"], &body["tool_choice"]["type"]), (&json!(77), &json!("any")));
+                assert_eq!((&body["tools"][0]["name"], &body["temperature"]), (&json!("look"), &json!(0.5)));
+            }
+            Kind::GoogleGenAi => {
+                assert_eq!(header("x-goog-api-key").as_deref(), Some("sk-secret"));
+                assert_eq!(body["generationConfig"]["maxOutputTokens"], 77);
+                assert_eq!(body["toolConfig"]["functionCallingConfig"]["mode"], "ANY");
+            }
+            _ => {
+                assert_eq!(header("authorization").as_deref(), Some("Bearer sk-secret"));
+                assert_eq!(
+                    (&body["max_tokens"], &body["messages"][0]["content"][0]["text"]),
+                    (&json!(77), &json!("be brief"))
+                );
+                assert_eq!((&body["tool_choice"], &body["stream"]), (&json!("required"), &json!(true)));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_say_how_long_to_wait_and_do_not_repeat_the_key() {
+    for kind in WIRES {
+        let body = json!({"error": {"message": "slow down, sk-secret", "type": "rate_limit_error", "code": "slow"}});
+        let (model, _) = fake(kind, vec![Reply::error(429, &[("retry-after", "3")], body)]).await;
+        match ask(&model, hello()).await.1 {
+            Err(ModelError::RateLimited { retry_after, message }) => {
+                assert_eq!(retry_after, Some(Duration::from_secs(3)), "{kind}");
+                assert_eq!(message, "slow down, [key]");
+            }
+            other => panic!("{kind}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn statuses_are_told_apart() {
+    for kind in WIRES {
+        let reply = |status, text: &str| Reply::error(status, &[], json!({"error": {"message": text}}));
+        let long = reply(400, "This model's maximum context length is 8 tokens");
+        let replies = vec![reply(500, "oops"), reply(401, "who are you"), long, reply(400, "no such thing")];
+        let (model, _) = fake(kind, replies).await;
+        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Unavailable { .. })), "{kind}");
+        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Refused { status: 401, .. })), "{kind}");
+        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::TooLong { .. })), "{kind}");
+        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Refused { status: 400, .. })), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_cut_stream_is_no_answer() {
+    for kind in WIRES {
+        let (model, _) = fake(kind, vec![Reply::cut(beginning(kind)), Reply::stream(beginning(kind))]).await;
+        for how in ["broken connection", "missing end"] {
+            let (events, end) = ask(&model, hello()).await;
+            assert_eq!(text_of(&events), "Hello", "{kind}, {how}");
+            assert!(matches!(end, Err(ModelError::Interrupted { .. })), "{kind}, {how}: {end:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_inside_the_stream_is_no_answer() {
+    for kind in WIRES {
+        let error = match kind {
+            Kind::Anthropic => {
+                "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too busy\"}}"
+            }
+            Kind::GoogleGenAi => r#"data: {"error":{"code":503,"message":"too busy","status":"UNAVAILABLE"}}"#,
+            _ => r#"data: {"error":{"message":"too busy","type":"server_error","code":503}}"#,
+        };
+        let late: Vec<&str> = beginning(kind).iter().copied().chain([error]).collect();
+        let (model, _) = fake(kind, vec![Reply::stream(&late), Reply::stream(&[error])]).await;
+        let (events, end) = ask(&model, hello()).await;
+        assert_eq!(text_of(&events), "Hello", "{kind}");
+        assert!(
+            matches!(&end, Err(ModelError::Interrupted { message }) if message.contains("too busy")),
+            "{kind}: {end:?}"
+        );
+        let (_, end) = ask(&model, hello()).await;
+        assert!(matches!(&end, Err(ModelError::Unavailable { .. })), "{kind}: {end:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_listening_is_unavailable() {
+    let config =
+        ProviderConfig { kind: Kind::OpenAi, base_url: Some("http://127.0.0.1:9".to_owned()), api_key: Key::None };
+    let none = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
+    let end = ask(&providers.model("lab:m").unwrap(), hello()).await.1;
+    assert!(matches!(end, Err(ModelError::Unavailable { .. })), "{end:?}");
+}
+
+#[tokio::test]
+async fn a_blocked_prompt_is_refused_and_not_tried_again() {
+    let frame = r#"data: {"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":9,"totalTokenCount":9},"modelVersion":"m-1"}"#;
+    let (model, _) = fake(Kind::GoogleGenAi, vec![Reply::stream(&[frame])]).await;
+    let end = ask(&model, hello()).await.1;
+    assert!(matches!(end, Err(ModelError::Refused { .. })), "{end:?}");
+}
+
+#[tokio::test]
+async fn an_answer_cut_by_its_length_keeps_what_came() {
+    let frames: Vec<String> = OPENAI.iter().map(|frame| frame.replace(r#""tool_calls"}"#, r#""length"}"#)).collect();
+    let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+    let (model, _) = fake(Kind::OpenAi, vec![Reply::stream(&frames)]).await;
+    let answer = ask(&model, hello()).await.1.unwrap();
+    assert_eq!(answer.response_metadata["finish_reason"], "length");
+    assert_eq!((answer.tool_calls().len(), answer.invalid_tool_calls().len()), (1, 1));
+}

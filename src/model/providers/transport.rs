@@ -1,0 +1,145 @@
+//! The way to the provider, watched.
+//!
+//! The library announces a tool call by its name and tells the provider's id only when the call is complete, but
+//! the first chunk a client sees must carry the id. So this transport looks into the frames as they pass and notes
+//! the ids. It also moves Google's key from the address, where logs and error texts would pick it up, to a header.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::StreamExt;
+use rig_core::driver::{Exchange, Opening, Transport};
+use rig_core::error::ProviderError;
+use rig_core::http_client::DynHttpClient;
+use rig_core::wire::{Body, Encoded, Wire, WireFrame};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Kind;
+
+/// The ids of an answer's calls in the order in which they began.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CallIds(Arc<Mutex<Vec<String>>>);
+
+impl CallIds {
+    /// The id of the call that began as number `index`, if it is known yet.
+    pub(super) fn get(&self, index: usize) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
+    }
+
+    fn note(&self, id: String) {
+        let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Some gateways repeat the id on every chunk of a call.
+        if !id.is_empty() && !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+}
+
+/// A transport for one request.
+#[derive(Clone)]
+pub(super) struct Watched {
+    pub(super) http: DynHttpClient,
+    pub(super) kind: Kind,
+    pub(super) ids: CallIds,
+}
+
+impl<W> Transport<W> for Watched
+where
+    W: Wire<Payload = Encoded, Frame = WireFrame>,
+{
+    fn send(&self, mut payload: Encoded, exchange: Exchange) -> Opening<WireFrame> {
+        if self.kind == Kind::GoogleGenAi {
+            hide_key(&mut payload.request);
+        }
+        let (kind, ids) = (self.kind, self.ids.clone());
+        let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
+        Opening::new(async move {
+            let opened = opening.await?;
+            let watched = opened.map_frames(move |frames| {
+                frames.inspect(move |frame: &Result<WireFrame, ProviderError>| {
+                    if let Ok(WireFrame::Text(text)) = frame {
+                        note(kind, text, &ids);
+                    }
+                })
+            });
+            // A stated document spares the library from parsing every frame a second time to rebuild one.
+            Ok(watched.with_document(Value::Null))
+        })
+    }
+}
+
+/// Moves `key=…` from the query to the header that means the same.
+fn hide_key(request: &mut http::Request<Body>) {
+    let address = request.uri().to_string();
+    let Some((path, query)) = address.split_once('?') else { return };
+    let (keys, others): (Vec<&str>, Vec<&str>) = query.split('&').partition(|pair| pair.starts_with("key="));
+    let Some(mut value) = keys.first().and_then(|pair| http::HeaderValue::from_str(pair.strip_prefix("key=")?).ok())
+    else {
+        return;
+    };
+    let Ok(uri) = format!("{path}?{}", others.join("&")).trim_end_matches('?').parse() else { return };
+    value.set_sensitive(true);
+    request.headers_mut().insert("x-goog-api-key", value);
+    *request.uri_mut() = uri;
+}
+
+/// Notes the ids in a frame. A search for the words that announce a call comes first: nearly all frames have none,
+/// and only those that do are parsed.
+fn note(kind: Kind, frame: &str, ids: &CallIds) {
+    match kind {
+        Kind::OpenAi | Kind::Ollama => {
+            let Some(start) = frame.find("\"tool_calls\"") else { return };
+            if !frame.get(start..).is_some_and(|rest| rest.contains("\"id\"")) {
+                return;
+            }
+            let Ok(chunk) = serde_json::from_str::<ChatChunk>(frame) else { return };
+            let calls = chunk.choices.into_iter().flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
+            calls.flatten().filter_map(|call| call.id).for_each(|id| ids.note(id));
+        }
+        Kind::Anthropic => {
+            if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
+                return;
+            }
+            if let Ok(BlockStart { content_block: Block { kind: "tool_use", id: Some(id) } }) =
+                serde_json::from_str::<BlockStart<'_>>(frame)
+            {
+                ids.note(id);
+            }
+        }
+        Kind::GoogleGenAi | Kind::Scripted => {}
+    }
+}
+
+#[derive(Deserialize)]
+struct ChatChunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+}
+
+#[derive(Default, Deserialize)]
+struct Delta {
+    tool_calls: Option<Vec<CallStart>>,
+}
+
+#[derive(Deserialize)]
+struct CallStart {
+    id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct BlockStart<'a> {
+    #[serde(borrow)]
+    content_block: Block<'a>,
+}
+
+#[derive(Deserialize)]
+struct Block<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    id: Option<String>,
+}

@@ -1,0 +1,209 @@
+//! What the scripted model says next: a pure function of the request.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::demo::demo;
+use crate::domain::message::{Message, Role};
+use crate::model::ModelRequest;
+
+/// What to do with a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planned {
+    /// The step to play.
+    pub step: Step,
+    /// A failure that comes first, a number of times.
+    pub failure: Option<Failure>,
+}
+
+/// One turn of the model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// It answers.
+    Answer(Answer),
+    /// It fails like a provider that replies with an HTTP status.
+    Error {
+        /// The status.
+        status: u16,
+        /// How long the provider would ask to wait.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// What is said, and how fast.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    /// The text.
+    pub text: String,
+    /// The calls, in order.
+    pub calls: Vec<PlannedCall>,
+    /// Characters of a piece; words when not given.
+    pub chunk: Option<usize>,
+    /// The pause before the first piece.
+    pub first: Duration,
+    /// The pause between two pieces.
+    pub delay: Duration,
+    /// Whether the answer breaks off after its first piece.
+    pub drop: bool,
+}
+
+/// A tool call to make.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedCall {
+    /// The id; one is made up when not given.
+    pub id: Option<String>,
+    /// The tool.
+    pub name: String,
+    /// The arguments as text: usually JSON, but a script may send anything.
+    pub args: String,
+}
+
+/// A step that fails a number of times before it is played.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// The script's text, which identifies it.
+    pub script: String,
+    /// The step within the script.
+    pub step: usize,
+    /// How often it fails.
+    pub times: u64,
+    /// The HTTP status it fails with.
+    pub status: u16,
+    /// How long the provider would ask to wait.
+    pub retry_after: Option<Duration>,
+}
+
+impl Answer {
+    /// Only text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+}
+
+impl PlannedCall {
+    /// A call whose id is made up later.
+    pub fn new(name: impl Into<String>, args: &Value) -> Self {
+        Self { id: None, name: name.into(), args: args.to_string() }
+    }
+}
+
+/// Decides what is said. `is_demo` asks for the demonstration when there is no script.
+pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
+    let Some(last) = request.messages.iter().rposition(|message| message.is_human()) else {
+        return Planned { step: Step::Answer(Answer::text("no human message")), failure: None };
+    };
+    let text = request.messages.get(last).map(|message| message.content.text()).unwrap_or_default();
+    let turn = request.messages.get(last + 1..).unwrap_or_default();
+    if let Some(script) = script_of(&text) {
+        let turns = turn.iter().filter(|message| message.is_ai()).count();
+        return scripted(&script, turns, &text, request);
+    }
+    let answer = if is_demo { demo(&text, turn, &request.tools) } else { Answer::text(format!("echo: {text}")) };
+    Planned { step: Step::Answer(answer), failure: None }
+}
+
+/// The script in a text: the first JSON object that begins with the key `script`.
+fn script_of(text: &str) -> Option<Value> {
+    let rest = text.get(text.find(r#"{"script""#)?..)?;
+    serde_json::Deserializer::from_str(rest).into_iter::<Value>().next()?.ok()
+}
+
+fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) -> Planned {
+    let steps = script.get("script").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let index = turns.min(steps.len().saturating_sub(1));
+    let Some(step) = steps.get(index) else {
+        return Planned { step: Step::Answer(Answer::text("the script has no steps")), failure: None };
+    };
+    let failure = step.get("fail_first").and_then(Value::as_u64).filter(|times| *times > 0).map(|times| Failure {
+        script: text.chars().take(2000).collect(),
+        step: index,
+        times,
+        status: status(step.get("status")),
+        retry_after: seconds(step),
+    });
+    if let Some(error) = step.get("error") {
+        let step = Step::Error { status: status(Some(error)), retry_after: seconds(step) };
+        return Planned { step, failure };
+    }
+    let answer = Answer {
+        text: words(step, request),
+        calls: calls(step),
+        chunk: script.get("chunk").and_then(Value::as_u64).filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok()),
+        first: pause("first_ms", step, script),
+        delay: pause("delay_ms", step, script),
+        drop: is_set(step, "drop"),
+    };
+    Planned { step: Step::Answer(answer), failure }
+}
+
+fn calls(step: &Value) -> Vec<PlannedCall> {
+    let calls = step.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    calls
+        .iter()
+        .map(|call| PlannedCall {
+            id: call.get("id").and_then(Value::as_str).filter(|id| !id.is_empty()).map(str::to_owned),
+            name: call.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            args: match call.get("args") {
+                Some(Value::String(text)) => text.clone(),
+                Some(args) => args.to_string(),
+                None => "{}".to_owned(),
+            },
+        })
+        .collect()
+}
+
+/// The step's text, or what it echoes.
+fn words(step: &Value, request: &ModelRequest) -> String {
+    let mut text = step.get("text").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if is_set(step, "echo_system") {
+        text = format!("SYSTEM<<{}>>", system_of(request));
+    }
+    if is_set(step, "echo_tools") {
+        let mut names: Vec<&str> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+        names.sort_unstable();
+        text = format!("TOOLS<<{}>>", names.join(","));
+    }
+    if is_set(step, "echo_messages") {
+        let roles: Vec<&str> = request.messages.iter().filter_map(|message| role_of(message)).collect();
+        text = format!("ROLES<<{}>>", roles.join(","));
+    }
+    if is_set(step, "echo_last_tool") {
+        let last = request.messages.iter().rev().find(|message| message.answers().is_some());
+        text = format!("LAST_TOOL<<{}>>", last.map(|message| message.content.text()).unwrap_or_default());
+    }
+    text
+}
+
+fn role_of(message: &Message) -> Option<&'static str> {
+    match message.role {
+        Role::Human => Some("user"),
+        Role::Ai { .. } => Some("assistant"),
+        Role::Tool { .. } => Some("tool"),
+        Role::System | Role::Remove => None,
+    }
+}
+
+/// The instructions of the request: its system text and any system messages among the others.
+pub fn system_of(request: &ModelRequest) -> String {
+    let others = request.messages.iter().filter(|message| matches!(message.role, Role::System));
+    std::iter::once(request.system.clone()).chain(others.map(|message| message.content.text())).collect()
+}
+
+fn is_set(step: &Value, key: &str) -> bool {
+    step.get(key).and_then(Value::as_bool).unwrap_or(false)
+}
+
+fn status(value: Option<&Value>) -> u16 {
+    value.and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok()).unwrap_or(500)
+}
+
+fn seconds(step: &Value) -> Option<Duration> {
+    let seconds = step.get("retry_after").and_then(Value::as_f64)?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+fn pause(key: &str, step: &Value, script: &Value) -> Duration {
+    let given = |from: &Value| from.get(key).and_then(Value::as_u64).filter(|ms| *ms > 0);
+    Duration::from_millis(given(step).or_else(|| given(script)).unwrap_or(0))
+}

@@ -1,0 +1,350 @@
+//! The durable journal: one transaction per commit, fenced by the lease.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+
+use super::admission;
+use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
+use crate::db::checkpoints::Placed;
+use crate::db::events::PlacedFact;
+use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::event::{Delta, Event, EventBody, Fact, Origin};
+use crate::domain::id::{CheckpointId, RunId, WorkerId};
+use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::{Failure, Machine, Phase, Position};
+use crate::domain::run::{Lineage, Run, RunStatus};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::{Clock, Timestamp};
+use crate::events::ThreadLog;
+
+/// What all journals of one run of the main agent share.
+pub(super) struct Desk {
+    pub(super) db: Db,
+    pub(super) log: Arc<ThreadLog>,
+    pub(super) clock: Arc<dyn Clock>,
+    /// The run of the main agent.
+    pub(super) run: Run,
+    /// The holder of the lease, and its number: a write under an older number finds no row.
+    pub(super) worker: WorkerId,
+    pub(super) fence: i64,
+}
+
+/// The journal of one lane.
+pub(super) struct LaneJournal {
+    desk: Arc<Desk>,
+    /// The run of this lane: the main agent's, or a child's.
+    run: RunId,
+    origin: Arc<Origin>,
+    /// The segment of history that the next checkpoint continues; none begins a new one.
+    segment: Mutex<Option<i64>>,
+}
+
+/// A transaction's worth of writing.
+struct Batch {
+    first: i64,
+    count: usize,
+    at: Timestamp,
+    entries: Vec<Laid>,
+    facts: Vec<(i64, Fact)>,
+    asked: Vec<Asked>,
+    head: Option<(CheckpointId, Position)>,
+    ended: Option<(RunStatus, Option<Failure>, bool)>,
+    events: Vec<Arc<Event>>,
+}
+
+/// A step with its number and segment.
+struct Laid {
+    seq: i64,
+    segment: i64,
+    entry: Arc<Entry>,
+    position: Position,
+}
+
+impl LaneJournal {
+    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>) -> Self {
+        let origin = Origin {
+            lane: Lane::Main,
+            namespace: vec![],
+            agent: desk.run.lineage.agent().to_owned(),
+            path: desk.run.lineage.path.clone(),
+            cause: None,
+        };
+        let run = desk.run.id;
+        Self { desk, run, origin: Arc::new(origin), segment: Mutex::new(segment) }
+    }
+
+    fn child_journal(&self, run: &Run, segment: Option<i64>) -> Box<dyn Journal> {
+        Box::new(Self {
+            desk: Arc::clone(&self.desk),
+            run: run.id,
+            origin: Arc::new(Origin::of_child(run)),
+            segment: Mutex::new(segment),
+        })
+    }
+
+    /// Numbers the notes and lays out what is to be written.
+    fn lay_out(&self, machine: &Machine, notes: Vec<Note>) -> Batch {
+        let (at, count) = (self.desk.clock.now(), notes.len());
+        let first = self.desk.log.reserve(count);
+        let head = machine.head.map(|head| (head, machine.position.clone()));
+        let mut batch = Batch {
+            first,
+            count,
+            at,
+            entries: vec![],
+            facts: vec![],
+            asked: vec![],
+            head,
+            ended: None,
+            events: vec![],
+        };
+        for (note, seq) in notes.into_iter().zip(first..) {
+            let body = match note {
+                Note::Entry { entry, position } => self.lay_out_entry(&mut batch, machine, (entry, position), seq),
+                Note::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+            };
+            let origin = Arc::clone(&self.origin);
+            batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
+        }
+        batch
+    }
+
+    fn lay_out_entry(
+        &self,
+        batch: &mut Batch,
+        machine: &Machine,
+        (entry, position): (Entry, Position),
+        seq: i64,
+    ) -> EventBody {
+        let entry = Arc::new(entry);
+        let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = machine.head == Some(entry.id);
+        if newest {
+            batch.head = None;
+        }
+        batch.entries.push(Laid {
+            seq,
+            segment: *segment.get_or_insert(seq),
+            entry: Arc::clone(&entry),
+            position: if newest { machine.position.clone() } else { position },
+        });
+        EventBody::Entry(entry)
+    }
+
+    fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, fact: Fact, seq: i64) -> EventBody {
+        match &fact {
+            Fact::Asked { interrupts } => {
+                let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
+                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
+                batch.asked.extend(asked);
+            }
+            Fact::Ended { status, error } => {
+                let waits = machine.position.phase != Phase::Ended;
+                batch.ended = Some((*status, error.clone(), waits));
+            }
+            Fact::Started { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. } => {}
+        }
+        batch.facts.push((seq, fact.clone()));
+        EventBody::Fact(fact)
+    }
+
+    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
+        Asked {
+            seq,
+            interrupt: interrupt.clone(),
+            thread: self.desk.run.thread,
+            run: self.desk.run.id,
+            lane: self.origin.lane,
+            agent: self.origin.agent.clone(),
+            path: self.origin.path.clone(),
+            task_call_id: self.origin.cause.clone(),
+            status: AskedStatus::Pending,
+            resolution: None,
+            resumed_by: None,
+            created_at: at,
+            resolved_at: None,
+        }
+    }
+
+    /// Writes a batch. False if the lease is lost.
+    async fn write(&self, batch: Batch) -> DbResult<bool> {
+        let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
+        self.desk
+            .db
+            .write(move |tx| {
+                Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })
+            })
+            .await
+    }
+}
+
+async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
+    if !desk.holds_lease(tx, batch.at).await? {
+        return Ok(false);
+    }
+    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
+    let placed = batch.entries.iter().map(|laid| Placed {
+        thread,
+        lane,
+        seq: laid.seq,
+        segment: Some(laid.segment),
+        run: Some(root),
+        entry: &laid.entry,
+        position: &laid.position,
+        at,
+    });
+    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
+    if let Some((head, position)) = &batch.head {
+        db::checkpoints::set_position(tx, *head, position).await?;
+    }
+    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
+    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
+    for asked in &batch.asked {
+        db::interrupts::insert(tx, asked).await?;
+    }
+    if let Some((status, error, waits)) = &batch.ended {
+        db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
+        if lane == Lane::Main {
+            let status = match status {
+                RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
+                RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
+                RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
+                    ThreadStatus::Interrupted
+                }
+            };
+            admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
+        }
+    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
+        db::runs::set_status(tx, run, RunStatus::Running, None, batch.at).await?;
+    }
+    Ok(true)
+}
+
+impl Desk {
+    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
+        db::runs::check_fence(tx, self.run.id, self.worker, self.fence, now).await
+    }
+}
+
+/// What a failing database means for a loop. The words go to the log; clients get a class.
+pub(super) fn fault(error: &DbError) -> Stop {
+    tracing::error!(%error, "the database failed under a run");
+    Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+}
+
+#[async_trait]
+impl Journal for LaneJournal {
+    async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
+        let mut batch = self.lay_out(machine, notes);
+        let (first, count) = (batch.first, batch.count);
+        let events = std::mem::take(&mut batch.events);
+        let main_ended = self.origin.lane == Lane::Main && batch.ended.is_some();
+        match self.write(batch).await {
+            Ok(true) => {
+                if let (true, Some(head)) = (main_ended, machine.head) {
+                    self.desk.db.states().put(head, Arc::new(machine.state.clone()));
+                }
+                self.desk.log.publish(events);
+                Ok(())
+            }
+            Ok(false) => {
+                self.desk.log.abandon(first, count);
+                Err(Stop::LeaseLost)
+            }
+            Err(error) => {
+                self.desk.log.abandon(first, count);
+                Err(fault(&error))
+            }
+        }
+    }
+
+    fn say(&self, delta: Delta) {
+        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
+        self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Delta(delta) });
+    }
+
+    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
+        let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
+        let head = parent.head.map(|head| (head, parent.position.clone()));
+        let (id, description) = (wish.id, wish.description.clone());
+        let admitted = self
+            .desk
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    if !desk.holds_lease(tx, now).await? {
+                        return Ok(None);
+                    }
+                    let verdict = admission::child(tx, &desk.run, &wish, now).await?;
+                    if let (Ok(_), Some((head, position))) = (&verdict, &head) {
+                        db::checkpoints::set_position(tx, *head, position).await?;
+                    }
+                    Ok(Some(verdict))
+                })
+            })
+            .await
+            .map_err(|error| fault(&error))?
+            .ok_or(Stop::LeaseLost)?;
+        match admitted {
+            Err(reason) => Ok(ChildVerdict::Refused(reason)),
+            Ok(run) if run.created_at == now => {
+                let journal = self.child_journal(&run, None);
+                let child = Child { id, machine: Machine::default(), description, input: None, journal };
+                Ok(ChildVerdict::Admitted(Box::new(child)))
+            }
+            Ok(_) => match self.find_child(id).await? {
+                Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
+                None => Err(Stop::Fault(Failure::new("RuntimeError", "a child run vanished"))),
+            },
+        }
+    }
+
+    fn run(&self) -> RunId {
+        self.run
+    }
+
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
+        let thread = self.desk.run.thread;
+        let found = self
+            .desk
+            .db
+            .read(move |tx| {
+                Box::pin(async move {
+                    let Some(run) = db::runs::get_by_id(tx, child).await? else {
+                        return Ok(None);
+                    };
+                    let lane = Lane::Child(child);
+                    let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
+                    let input = db::checkpoints::input_of(tx, thread, lane).await?;
+                    Ok(Some((run, machine, segment, input)))
+                })
+            })
+            .await
+            .map_err(|error| fault(&error))?;
+        Ok(found.map(|(run, mut machine, segment, input)| {
+            if machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+                machine.reopen();
+            }
+            let journal = self.child_journal(&run, segment);
+            let description = match run.request.input {
+                Some(serde_json::Value::String(description)) => description,
+                Some(_) | None => String::new(),
+            };
+            (run.lineage, Child { id: child, machine, description, input, journal })
+        }))
+    }
+
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
+        let thread = self.desk.run.thread;
+        self.desk
+            .db
+            .read(move |tx| {
+                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
+            })
+            .await
+            .map_err(|error| fault(&error))
+    }
+}

@@ -1,0 +1,131 @@
+//! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
+
+
+use super::journal::Desk;
+use super::resume;
+use crate::agent::Note;
+use crate::agent::assemble::Known;
+use crate::db::{self, DbResult};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::CheckpointId;
+use crate::domain::input::read_input;
+use crate::domain::machine::{Machine, Phase, Plan};
+use crate::domain::run::{Command, Resume, Run};
+use crate::domain::state::Update;
+
+/// A machine that is ready to be driven.
+pub(super) struct Opening {
+    pub(super) machine: Machine,
+    /// What led up to it and is still to be stored.
+    pub(super) notes: Vec<Note>,
+    /// The segment of history that its next checkpoint continues.
+    pub(super) segment: Option<i64>,
+    pub(super) plan: Plan,
+    /// Whether there is nothing to be driven: the request only wrote something down.
+    pub(super) only_notes: bool,
+}
+
+/// Where a run finds its thread.
+struct Found {
+    machine: Machine,
+    segment: Option<i64>,
+    /// Whether the newest checkpoint is this run's own: it was at work before.
+    own: bool,
+    max_seq: i64,
+}
+
+/// How far the numbers of the log jump after a crash, so that pieces of answers which were shown but never stored cannot
+/// share a number with anything later.
+const GAP: i64 = 1 << 20;
+
+/// Loads the machine of a run, gives it what the request brings, and opens the log.
+pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
+    let run = &desk.run;
+    let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+    let found = find(desk, run, answers).await?;
+    desk.log.open(found.max_seq + if run.attempt > 1 { GAP } else { 1 });
+    let mut plan = known.agent.plan.clone();
+    if let Some(limit) = run.request.config.get("recursion_limit").and_then(serde_json::Value::as_u64) {
+        plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
+    }
+    let Found { mut machine, segment, own, .. } = found;
+    let resumed = own || run.request.input.is_none() || run.request.command.is_some();
+    let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
+    if own {
+        return Ok(Opening { machine, notes, segment, plan, only_notes: false });
+    }
+    if let Some(command) = &run.request.command {
+        let only_notes = obey(command, &mut machine, &plan, &mut notes);
+        return Ok(Opening { machine, notes, segment, plan, only_notes });
+    }
+    match &run.request.input {
+        Some(input) => {
+            abandon(desk, run, &machine).await?;
+            // The shape was checked when the run was admitted.
+            let input = crate::agent::identified(read_input(input).unwrap_or_default());
+            let ids = [CheckpointId::mint(), CheckpointId::mint()];
+            notes.extend(Note::input(&mut machine, &plan, input, ids));
+        }
+        None => machine.reopen(),
+    }
+    Ok(Opening { machine, notes, segment, plan, only_notes: false })
+}
+
+/// Does what a command says. True if nothing is to be driven after it.
+fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<Note>) -> bool {
+    if let Some(update) = &command.update {
+        let update = crate::agent::identified(read_input(update).unwrap_or_default());
+        if update != Update::none() {
+            let entry = machine.noted(update, CheckpointId::mint());
+            notes.push(Note::entry(entry, machine));
+        }
+    }
+    machine.reopen();
+    let went = command.goto.iter().any(|node| machine.go_to(plan, node));
+    let nothing_answered = command.resume.as_ref().is_none_or(Resume::is_empty);
+    !went && nothing_answered
+}
+
+/// Reads where the thread stands, after delivering the answers that the run brings.
+async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
+    let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
+    if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
+        desk.db
+            .write(move |tx| {
+                Box::pin(async move { resume::deliver(tx, thread, &answers).await })
+            })
+            .await?;
+    }
+    desk.db
+        .read(move |tx| {
+            Box::pin(async move {
+                let max_seq = db::checkpoints::max_seq(tx, thread).await?;
+                let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
+                let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
+                let fork = from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from));
+                let (machine, segment) = match fork {
+                    Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
+                    None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
+                };
+                Ok(Found { machine, segment, own, max_seq })
+            })
+        })
+        .await
+}
+
+/// New input leaves what was under way behind: questions nobody will answer any more, children nobody waits for.
+async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
+    if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
+        return Ok(());
+    }
+    let (thread, now) = (run.thread, desk.clock.now());
+    desk.db
+        .write(move |tx| {
+            Box::pin(async move {
+                db::interrupts::drop_pending(tx, thread, None, now).await?;
+                db::runs::stop_children(tx, thread, now).await
+            })
+        })
+        .await
+}

@@ -1,0 +1,110 @@
+//! Answers to open questions: which question, whether the answer is valid, and the way down to whoever asked.
+
+use serde_json::Value;
+
+use super::StartError;
+use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::machine::Machine;
+use crate::domain::run::{Resume, Run};
+
+/// The open questions of a thread, in the order in which they were asked.
+pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Asked>> {
+    db::interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await
+}
+
+/// Marks the open questions of the thread as answered by `run`: `answer` is one answer to the only one, or a map by id.
+/// Everything is checked before anything is written. Whoever asked hears of it when the run begins.
+pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> DbResult<Result<Resume, StartError>> {
+    let open = pending(tx, run.thread).await?;
+    let answers = match assign(&open, answer) {
+        Ok(answers) => answers,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    for (asked, answer) in &answers {
+        if let Err(invalid) = asked.interrupt.question.check(answer) {
+            return Ok(Err(invalid.into()));
+        }
+    }
+    for (asked, answer) in &answers {
+        db::interrupts::resolve(tx, run.thread, &asked.interrupt.id, answer, run.id, run.created_at).await?;
+    }
+    Ok(Ok(answers.into_iter().map(|(asked, answer)| (asked.interrupt.id.clone(), answer)).collect()))
+}
+
+/// Which answer is for which question.
+fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value)>, StartError> {
+    let ids = || open.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
+    if let Some(by_id) = answer.as_object().filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key))) {
+        let find = |(id, answer): (&String, &Value)| {
+            let asked = open.iter().find(|asked| asked.interrupt.id.0 == *id);
+            let asked = asked.ok_or_else(|| {
+                Invalid::new(format!("command.resume.{id}"), "is not the id of a question that waits for an answer")
+            })?;
+            Ok((asked, answer.clone()))
+        };
+        return by_id.iter().map(find).collect();
+    }
+    match open {
+        [] => Ok(vec![]),
+        [only] => Ok(vec![(only, answer.clone())]),
+        _ => Err(StartError::AmbiguousAnswer(ids())),
+    }
+}
+
+fn is_id(key: &str) -> bool {
+    key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Takes the answers of `run` to whoever asked, and clears the way from the main agent to there. Doing it again after a
+/// crash changes nothing.
+pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, answers: &Resume) -> DbResult<()> {
+    for (id, answer) in answers {
+        let Some(asked) = db::interrupts::find(tx, thread, id).await? else {
+            continue;
+        };
+        let mut machine = position(tx, thread, asked.lane).await?;
+        if !machine.resolve(id, answer.clone()) {
+            continue;
+        }
+        store(tx, &machine).await?;
+        let mut lane = asked.lane;
+        while let Lane::Child(child) = lane {
+            lane = parent_lane(tx, child).await?;
+            let mut machine = position(tx, thread, lane).await?;
+            machine.unpark(child);
+            store(tx, &machine).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The lane of the agent that delegated to `child`.
+async fn parent_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
+    let run = db::runs::get_by_id(tx, child).await?;
+    Ok(match run.map(|run| run.lineage) {
+        Some(lineage) if lineage.depth > 1 => lineage.parent.map_or(Lane::Main, Lane::Child),
+        Some(_) | None => Lane::Main,
+    })
+}
+
+/// Where a lane stands, without its state.
+async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Machine> {
+    let head = db::checkpoints::head(tx, thread, lane).await?;
+    Ok(head.map_or_else(Machine::default, |head| Machine {
+        head: Some(head.id),
+        step: Some(head.step),
+        position: head.position,
+        ..Machine::default()
+    }))
+}
+
+async fn store(tx: &mut Tx<'_>, machine: &Machine) -> DbResult<()> {
+    if let Some(head) = machine.head {
+        db::checkpoints::set_position(tx, head, &machine.position).await?;
+    }
+    Ok(())
+}

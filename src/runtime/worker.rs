@@ -1,0 +1,389 @@
+//! Claims runs, drives them, and gives them up again.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::CancelAction;
+use super::journal::{Desk, LaneJournal};
+use super::opening::{self, Opening};
+use crate::agent::assemble::{Agents, Known};
+use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
+use crate::db::{self, Db, DbResult, Engine};
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::machine::{Failure, Machine};
+use crate::domain::run::{Run, RunStatus};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Clock;
+use crate::events::Events;
+use crate::shutdown::Shutdown;
+use crate::tool::Scope;
+
+/// How often the queue is looked at even if nobody rang: another process may have left something.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How often a run may be begun. One that has taken the server down this often is not tried again.
+const ATTEMPTS: u32 = 8;
+
+/// Everything that is needed to run runs. One for each server process.
+pub(super) struct Worker {
+    pub(super) id: WorkerId,
+    pub(super) db: Db,
+    pub(super) events: Events,
+    pub(super) agents: Arc<Agents>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) shutdown: Shutdown,
+    /// For how long a claim holds without a heartbeat.
+    pub(super) lease: Duration,
+    pub(super) slots: Arc<Semaphore>,
+    /// Rung when a run may begin.
+    pub(super) bell: Notify,
+    /// When this process began.
+    pub(super) since: crate::domain::time::Timestamp,
+    active: Mutex<HashMap<RunId, Active>>,
+    /// Rung when a run has left `active`.
+    left: Notify,
+}
+
+/// A run at work in this process.
+struct Active {
+    thread: ThreadId,
+    stop: CancellationToken,
+    wanted: Option<CancelAction>,
+}
+
+impl Worker {
+    pub(super) fn new(parts: super::Parts) -> Self {
+        Self {
+            id: WorkerId::mint(),
+            since: parts.clock.now(),
+            db: parts.db,
+            events: parts.events,
+            agents: parts.agents,
+            clock: parts.clock,
+            shutdown: parts.shutdown,
+            lease: parts.lease,
+            slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
+            bell: Notify::new(),
+            active: Mutex::default(),
+            left: Notify::new(),
+        }
+    }
+
+    /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
+    pub(super) async fn sign_on(&self) -> DbResult<()> {
+        let (id, until, alone) = (self.id, self.clock.now().plus(self.lease), self.db.engine() == Engine::Sqlite);
+        self.db
+            .write(move |tx| {
+                Box::pin(async move {
+                    // An embedded database has one server, so all others are gone for certain.
+                    if alone {
+                        db::workers::retire_all(tx).await?;
+                    }
+                    db::workers::beat(tx, id, until).await
+                })
+            })
+            .await
+    }
+
+    /// Gives the lease on this process back; what is still running may be taken over at once.
+    pub(super) async fn sign_off(&self) -> DbResult<()> {
+        let id = self.id;
+        self.db
+            .write(move |tx| {
+                Box::pin(async move { db::workers::retire(tx, id).await })
+            })
+            .await
+    }
+
+    /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
+    pub(super) async fn keep_lease(self: Arc<Self>) {
+        let mut good_until = self.clock.now().plus(self.lease);
+        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.lease / 5)).await.is_some() {
+            let until = self.clock.now().plus(self.lease);
+            match self.beat(until).await {
+                Ok(cancels) => {
+                    good_until = until;
+                    cancels.into_iter().for_each(|(run, action)| {
+                        self.stop(run, action);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "could not renew the lease");
+                    if self.clock.now() > good_until {
+                        self.active().values().for_each(|active| active.stop.cancel());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn beat(&self, until: crate::domain::time::Timestamp) -> DbResult<Vec<(RunId, CancelAction)>> {
+        let id = self.id;
+        let cancels = self
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    db::workers::beat(tx, id, until).await?;
+                    db::runs::cancels_of(tx, id).await
+                })
+            })
+            .await?;
+        Ok(cancels.into_iter().map(|(run, word)| (run, CancelAction::from_word(&word))).collect())
+    }
+
+    /// Begins runs as they become due. Ends with the server.
+    pub(super) async fn dispatch(self: Arc<Self>) {
+        while !self.shutdown.soft().is_cancelled() {
+            if let Err(error) = self.begin_due().await {
+                tracing::warn!(%error, "could not look for runs that are due");
+            }
+            let rang = timeout(LOOK, self.bell.notified());
+            self.shutdown.soft().run_until_cancelled(rang).await;
+        }
+    }
+
+    async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
+        let (worker, now) = (self.id, self.clock.now());
+        let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
+        let orphans = self
+            .db
+            .write(move |tx| {
+                Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await })
+            })
+            .await?;
+        for claim in orphans {
+            tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, "run taken over");
+            let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
+            self.begin(claim.run, claim.fence, permit);
+        }
+        while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
+            let now = self.clock.now();
+            let claim = self
+                .db
+                .write(move |tx| {
+                    Box::pin(async move {
+                        match db::runs::next_due(tx, now).await? {
+                            Some(run) => db::runs::claim(tx, run, worker, now).await,
+                            None => Ok(None),
+                        }
+                    })
+                })
+                .await?;
+            let Some(claim) = claim else {
+                return Ok(());
+            };
+            self.begin(claim.run, claim.fence, Some(permit));
+        }
+        Ok(())
+    }
+
+    /// Begins to drive a claimed run.
+    pub(super) fn begin(self: &Arc<Self>, run: Run, fence: i64, permit: Option<OwnedSemaphorePermit>) {
+        let stop = self.shutdown.soft().child_token();
+        let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
+        self.active().insert(run.id, active);
+        let this = Arc::clone(self);
+        self.shutdown.spawn("run", async move {
+            let id = run.id;
+            let desk = Arc::new(this.desk(run, fence));
+            let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
+            if work.await.is_err() {
+                tracing::error!(run = %id, "a run panicked");
+                let failure = Failure::new("InternalError", format!("The server failed while it ran {id}."));
+                this.fail(&desk, &Machine::default(), failure).await;
+            }
+            desk.log.close();
+            drop(permit);
+            this.active().remove(&id);
+            this.left.notify_waiters();
+            this.bell.notify_one();
+            this.clear_away(&desk).await;
+        });
+    }
+
+    fn desk(&self, run: Run, fence: i64) -> Desk {
+        Desk {
+            db: self.db.clone(),
+            log: self.events.log(run.thread),
+            clock: Arc::clone(&self.clock),
+            run,
+            worker: self.id,
+            fence,
+        }
+    }
+
+    /// Drives a run to where it ends, and writes down how, unless the loop itself did.
+    async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
+        let run = &desk.run;
+        let Some(known) = self.agents.of_assistant(run.assistant) else {
+            let text = "The agent of this run is not configured on this server any more.".to_owned();
+            return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
+        };
+        let opening = match opening::open(desk, &known).await {
+            Ok(opening) => opening,
+            Err(error) => return tracing::error!(run = %run.id, %error, "could not load the state of a run"),
+        };
+        let Opening { mut machine, notes, segment, plan, only_notes } = opening;
+        let journal = LaneJournal::main(Arc::clone(desk), segment);
+        if run.attempt > ATTEMPTS {
+            let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
+            return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
+        }
+        let driving = Loop {
+            agent: &known.agent,
+            plan,
+            lineage: &run.lineage,
+            scope: self.scope(run, &known, stop),
+            journal: &journal,
+            breakpoints: Breakpoints {
+                before: run.request.interrupt_before.clone(),
+                after: run.request.interrupt_after.clone(),
+            },
+        };
+        let driven = if only_notes {
+            driving.close(&machine, notes).await
+        } else {
+            driving.drive(&mut machine, notes).await
+        };
+        match driven {
+            Ok(Ending::Failed(failure)) => tracing::info!(run = %run.id, class = %failure.class, "run failed"),
+            Ok(Ending::Done | Ending::Parked(_) | Ending::Paused) => {}
+            Err(Stop::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
+            Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,
+            Err(Stop::Cancelled) => self.cancelled(desk, &machine, &journal).await,
+        }
+    }
+
+    fn scope(&self, run: &Run, known: &Known, stop: CancellationToken) -> Scope {
+        let configurable = run.request.config.get("configurable").and_then(|c| c.as_object());
+        let context = match configurable {
+            Some(configurable) if run.request.context.is_empty() => configurable.clone(),
+            Some(_) | None => run.request.context.clone(),
+        };
+        Scope {
+            agent: known.agent.name.clone(),
+            path: run.lineage.path.clone().into(),
+            thread: run.thread,
+            run: run.id,
+            assistant: run.assistant,
+            depth: 0,
+            context: Arc::new(context),
+            clock: Arc::clone(&self.clock),
+            stop,
+            answer: None,
+        }
+    }
+
+    async fn fail(&self, desk: &Arc<Desk>, machine: &Machine, failure: Failure) {
+        let journal = LaneJournal::main(Arc::clone(desk), None);
+        let ended = Fact::Ended { status: RunStatus::Error, error: Some(failure) };
+        if let Err(stop) = journal.commit(machine, vec![Note::Fact(ended)]).await {
+            tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed; it will be taken over");
+        }
+    }
+
+    /// A loop was told to stop: by a client, or because the server goes down.
+    async fn cancelled(&self, desk: &Arc<Desk>, machine: &Machine, journal: &LaneJournal) {
+        let wanted = self.active().get(&desk.run.id).and_then(|active| active.wanted);
+        let done = match wanted {
+            Some(CancelAction::Interrupt) => {
+                let error = Failure::new("UserInterrupt", "The run was cancelled by request.");
+                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error) };
+                let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
+                stored.map_err(|stop| format!("{stop:?}"))
+            }
+            Some(CancelAction::Rollback) => self.roll_back(desk).await.map_err(|error| error.to_string()),
+            None => self.release(desk).await.map_err(|error| error.to_string()),
+        };
+        if let Err(error) = done {
+            tracing::error!(run = %desk.run.id, %error, "could not store that a run was cancelled");
+        }
+    }
+
+    /// Undoes what a run did.
+    async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
+        let (desk, now) = (Arc::clone(desk), self.clock.now());
+        self.db
+            .write(move |tx| {
+                Box::pin(async move {
+                    if !desk.holds_lease(tx, now).await? {
+                        return Ok(());
+                    }
+                    let run = &desk.run;
+                    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+                    db::runs::delete(tx, run.thread, run.id).await?;
+                    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
+                    super::admission::leave_thread(tx, run, ThreadStatus::Idle, Some(error), now).await
+                })
+            })
+            .await
+    }
+
+    /// Gives a run back, for the next process to go on with.
+    async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
+        let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
+        self.db
+            .write(move |tx| {
+                Box::pin(async move { db::runs::release(tx, run, worker, fence).await })
+            })
+            .await
+    }
+
+    /// Removes the thread of a stateless run, once those who wait for the result have read it.
+    async fn clear_away(&self, desk: &Arc<Desk>) {
+        if !desk.run.request.temporary || self.shutdown.soft().is_cancelled() {
+            return;
+        }
+        for _ in 0..200 {
+            // One is the desk's own.
+            if Arc::strong_count(&desk.log) <= 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        let thread = desk.run.thread;
+        let deleted = self
+            .db
+            .write(move |tx| {
+                Box::pin(async move { db::threads::delete(tx, thread).await })
+            })
+            .await;
+        if let Err(error) = deleted {
+            tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
+        }
+    }
+
+    /// Tells a run to stop. False if it is not at work here.
+    pub(super) fn stop(&self, run: RunId, action: CancelAction) -> bool {
+        let mut active = self.active();
+        let Some(active) = active.get_mut(&run) else {
+            return false;
+        };
+        active.wanted.get_or_insert(action);
+        active.stop.cancel();
+        true
+    }
+
+    /// Waits until no run works on `thread` in this process.
+    pub(super) async fn quiet(&self, thread: ThreadId) {
+        loop {
+            let left = self.left.notified();
+            if !self.active().values().any(|active| active.thread == thread) {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

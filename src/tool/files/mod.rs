@@ -1,0 +1,234 @@
+//! The file tools, over whatever keeps the files.
+//!
+//! A [`Workspace`] keeps files by absolute path; [`StateFiles`] keeps them in the thread's state. The tools know the
+//! rules of paths and patterns and the words of the results, not where a file lies. Neighbour:
+//! [`crate::middleware::files`] offers them and guards against oversized results.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::{CallOutcome, Halt, Scope, Tool};
+use crate::domain::call::Answer;
+use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::state::{File, State, Update};
+use crate::domain::time::Timestamp;
+use crate::model::ToolSpec;
+
+mod change;
+pub mod path;
+mod pattern;
+mod read;
+mod search;
+
+/// How many characters a file tool shows at most in one result.
+const LONGEST_RESULT: usize = 80_000;
+
+/// Something that keeps files by absolute, normal path. Directories exist by the files in them.
+#[async_trait]
+pub trait Workspace: Send + Sync {
+    /// The paths at and below `path`, sorted.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String>;
+
+    /// The file at `path`, if there is one.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String>;
+
+    /// Writes a file, and returns what that writes into the state.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn write(&self, path: &str, file: File) -> Result<Update, String>;
+
+    /// Deletes files, and returns what that writes into the state.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn delete(&self, paths: Vec<String>) -> Result<Update, String>;
+}
+
+/// The files in the state of the thread, shared with subagents.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StateFiles;
+
+#[async_trait]
+impl Workspace for StateFiles {
+    async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
+        let inside = |file: &&String| *file == path || path::below(file, path).is_some();
+        Ok(state.files.keys().filter(inside).cloned().collect())
+    }
+
+    async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
+        Ok(state.files.get(path).cloned())
+    }
+
+    async fn write(&self, path: &str, file: File) -> Result<Update, String> {
+        Ok(Update { files: [(path.to_owned(), Some(Arc::new(file)))].into(), ..Update::none() })
+    }
+
+    async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
+        Ok(Update { files: paths.into_iter().map(|path| (path, None)).collect(), ..Update::none() })
+    }
+}
+
+/// What a file tool found or did.
+struct Found {
+    content: Content,
+    writes: Update,
+}
+
+impl Found {
+    fn text(text: impl Into<String>) -> Self {
+        Self { content: Content::Text(text.into()), writes: Update::none() }
+    }
+}
+
+/// Where an operation works, and when.
+struct Desk<'a> {
+    workspace: &'a dyn Workspace,
+    state: &'a State,
+    now: Timestamp,
+}
+
+/// The file tools, in the order in which the model sees them.
+pub fn tools(workspace: &Arc<dyn Workspace>) -> Vec<Arc<dyn Tool>> {
+    Operation::ALL
+        .into_iter()
+        .map(|operation| {
+            let tool = FileTool { spec: Arc::new(operation.spec()), operation, workspace: Arc::clone(workspace) };
+            Arc::new(tool) as Arc<dyn Tool>
+        })
+        .collect()
+}
+
+/// The names of the file tools.
+pub const NAMES: [&str; 7] = ["ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep"];
+
+/// The path that a call of this tool would change, normal; none when it changes nothing or the path is not allowed.
+pub fn changed_path(call: &ToolCall) -> Option<String> {
+    match call.name.as_str() {
+        "write_file" | "edit_file" | "delete" => path::normalise(call.args.get("file_path")?.as_str()?).ok(),
+        _ => None,
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    List,
+    Read,
+    Write,
+    Edit,
+    Delete,
+    Glob,
+    Grep,
+}
+
+struct FileTool {
+    spec: Arc<ToolSpec>,
+    operation: Operation,
+    workspace: Arc<dyn Workspace>,
+}
+
+#[async_trait]
+impl Tool for FileTool {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let desk = Desk { workspace: &*self.workspace, state, now: scope.now() };
+        let found = self.operation.perform(&desk, call).await;
+        Ok(CallOutcome::Answer(match found {
+            Ok(Found { content, writes }) => {
+                let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, content));
+                answer.writes.merge(writes);
+                answer
+            }
+            Err(text) => Answer::error(call, text),
+        }))
+    }
+}
+
+fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
+    serde_json::from_value(Value::Object(call.args.clone()))
+        .map_err(|error| format!("Error: the arguments of `{}` cannot be used: {error}.", call.name))
+}
+
+impl Operation {
+    const ALL: [Self; 7] = [Self::List, Self::Read, Self::Write, Self::Edit, Self::Delete, Self::Glob, Self::Grep];
+
+    async fn perform(self, desk: &Desk<'_>, call: &ToolCall) -> Result<Found, String> {
+        match self {
+            Self::List => search::list(desk, arguments(call)?).await,
+            Self::Read => read::read(desk, arguments(call)?).await,
+            Self::Write => change::write(desk, arguments(call)?).await,
+            Self::Edit => change::edit(desk, arguments(call)?).await,
+            Self::Delete => change::delete(desk, arguments(call)?).await,
+            Self::Glob => search::glob(desk, arguments(call)?).await,
+            Self::Grep => search::grep(desk, arguments(call)?).await,
+        }
+    }
+
+    fn spec(self) -> ToolSpec {
+        let (name, description, properties, required) = match self {
+            Self::List => ("ls", LS, json!({"path": text("Absolute path of the directory.")}), json!(["path"])),
+            Self::Read => ("read_file", READ, read::properties(), json!(["file_path"])),
+            Self::Write => {
+                let properties = json!({"file_path": file_path(), "content": text("The whole new content.")});
+                ("write_file", WRITE, properties, json!(["file_path", "content"]))
+            }
+            Self::Edit => {
+                ("edit_file", EDIT, change::edit_properties(), json!(["file_path", "old_string", "new_string"]))
+            }
+            Self::Delete => ("delete", DELETE, json!({"file_path": file_path()}), json!(["file_path"])),
+            Self::Glob => {
+                let properties = json!({"pattern": text("The glob pattern."), "path": search::place()});
+                ("glob", GLOB, properties, json!(["pattern"]))
+            }
+            Self::Grep => ("grep", GREP, search::grep_properties(), json!(["pattern"])),
+        };
+        let parameters = json!({"type": "object", "properties": properties, "required": required});
+        ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters }
+    }
+}
+
+/// A text argument.
+fn text(description: &str) -> Value {
+    json!({"type": "string", "description": description})
+}
+
+/// The argument that names a file.
+fn file_path() -> Value {
+    text("Absolute path of the file, beginning with /.")
+}
+
+const LS: &str = "Lists what lies directly in a directory, as absolute paths. Directories end with a slash.";
+const READ: &str = "Shows lines of a text file, unchanged, under a header that tells which lines they are, how many \
+    there are, and the offset of the next ones. Long files come in parts: ask again with that offset. Images, sound, \
+    video and other binary files are shown as such. Read a file before you change it.";
+const WRITE: &str = "Writes a whole file. A file that exists is replaced; to change part of one, use edit_file.";
+const EDIT: &str = "Replaces text in a file. The old text must stand there exactly once, white space included; add \
+    lines around it until it does, or set replace_all.";
+const DELETE: &str = "Deletes a file, or a directory with everything in it. There is no way back.";
+const GLOB: &str = "Finds files by their paths. `*` and `?` stay within a name, `**` spans directories, `{a,b}` are \
+    alternatives. A pattern without a slash matches names at any depth; names with a leading dot need a dot in the pattern.";
+const GREP: &str = "Finds lines that contain a text. The text is taken literally, it is no regular expression. Shows \
+    the files, the lines with their numbers (output_mode content), or how many there are in each file (count).";
+
+/// `text`, cut after [`LONGEST_RESULT`] characters with a hint how to see the rest.
+fn bounded(text: String, hint: &str) -> String {
+    match text.char_indices().nth(LONGEST_RESULT) {
+        None => text,
+        Some((end, _)) => format!("{}\n[The result was cut here, it is too long. {hint}]", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests;

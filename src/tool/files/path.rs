@@ -1,0 +1,70 @@
+//! Paths in a workspace: absolute, with `/`, and never leading out of it.
+
+/// The one spelling of `path`: absolute, without `.`, empty parts and a trailing `/`. The root is `/`.
+///
+/// # Errors
+/// The text for the model, when the path could lead out of the workspace.
+pub fn normalise(path: &str) -> Result<String, String> {
+    let path = path.replace('\\', "/");
+    let refuse = |why: &str| Err(format!("Error: the path '{path}' is not allowed: {why}."));
+    if path.starts_with('~') {
+        return refuse("it must not begin with ~");
+    }
+    let mut letters = path.trim_start_matches('/').chars();
+    if letters.next().is_some_and(|letter| letter.is_ascii_alphabetic()) && letters.next() == Some(':') {
+        return refuse("it must not name a drive; paths begin with /");
+    }
+    if path.contains('\0') {
+        return refuse("it contains a zero character");
+    }
+    let mut clean = String::new();
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        if part == ".." {
+            return refuse("it must not contain ..");
+        }
+        clean.push('/');
+        clean.push_str(part);
+    }
+    Ok(if clean.is_empty() { "/".to_owned() } else { clean })
+}
+
+/// What comes after `directory` in `path`, if `path` lies below it. Both are normal.
+pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
+    path.strip_prefix(directory.trim_end_matches('/'))?.strip_prefix('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_has_one_spelling() {
+        let cases = [
+            ("a.txt", "/a.txt"),
+            ("/a//b/./c/", "/a/b/c"),
+            ("", "/"),
+            ("/", "/"),
+            ("./x", "/x"),
+            ("a\\b", "/a/b"),
+            ("/a/..b/c..", "/a/..b/c.."),
+        ];
+        for (given, normal) in cases {
+            assert_eq!(normalise(given).as_deref(), Ok(normal));
+        }
+    }
+
+    #[test]
+    fn paths_that_could_lead_out_are_refused() {
+        for path in ["../x", "/a/../x", "a\\..\\x", "~/x", "~root", "C:\\x", "c:/x", "/C:/x", "/a\0b"] {
+            assert!(normalise(path).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn below_a_directory_means_inside_it() {
+        assert_eq!(below("/a/b/c", "/a"), Some("b/c"));
+        assert_eq!(below("/a", "/"), Some("a"));
+        assert_eq!(below("/ab", "/a"), None);
+        assert_eq!(below("/a", "/a"), None);
+    }
+}

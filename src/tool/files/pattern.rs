@@ -1,0 +1,191 @@
+//! Glob patterns over the paths of a workspace.
+//!
+//! A pattern without `/` matches a name at any depth; a leading `/` ties it to the directory that is searched. Names
+//! that begin with a dot are matched only by a part of the pattern that begins with a dot.
+
+use globset::{GlobBuilder, GlobMatcher};
+
+use super::path::below;
+
+/// How many alternatives the braces of one pattern may yield.
+const MOST_ALTERNATIVES: usize = 256;
+/// How long a pattern may be.
+const LONGEST: usize = 1_000;
+
+/// A compiled pattern.
+pub(super) struct Pattern(Vec<Vec<Part>>);
+
+/// What one part of a path has to look like.
+enum Part {
+    /// `**`: any number of parts.
+    Any,
+    /// One part; whether it begins with a dot.
+    One(GlobMatcher, bool),
+}
+
+impl Pattern {
+    /// Compiles `pattern`, meant for paths below `directory`.
+    ///
+    /// # Errors
+    /// The text for the model.
+    pub(super) fn new(pattern: &str, directory: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("Error: the pattern '{pattern}' cannot be used: {why}.");
+        if pattern.trim().is_empty() {
+            return Err(wrong("it is empty"));
+        }
+        if pattern.len() > LONGEST {
+            return Err(format!("Error: the pattern is longer than {LONGEST} bytes."));
+        }
+        if pattern.split('/').any(|part| part == "..") {
+            return Err(wrong("it must not contain .."));
+        }
+        let relative = below(pattern, directory).filter(|_| directory != "/").unwrap_or(pattern);
+        let mut alternatives = vec![];
+        expand(relative, &mut alternatives).map_err(wrong)?;
+        let floats = !pattern.contains('/');
+        alternatives
+            .iter()
+            .map(|alternative| parts(alternative, floats).map_err(|why| wrong(&why)))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Whether it matches `path`, which is relative to the directory.
+    pub(super) fn matches(&self, path: &str) -> bool {
+        let names: Vec<&str> = path.split('/').collect();
+        self.0.iter().any(|parts| fits(parts, &names))
+    }
+}
+
+/// Writes out the braces of `pattern`: `{a,b}/c` is `a/c` and `b/c`.
+fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), &'static str> {
+    let Some(Braces { open, choices, close }) = first_braces(pattern)? else {
+        if into.len() == MOST_ALTERNATIVES {
+            return Err("its braces yield too many alternatives");
+        }
+        into.push(pattern.to_owned());
+        return Ok(());
+    };
+    for choice in choices {
+        expand(&format!("{}{choice}{}", &pattern[..open], &pattern[close + 1..]), into)?;
+    }
+    Ok(())
+}
+
+/// Where braces open, what they offer, and where they close.
+struct Braces<'a> {
+    open: usize,
+    choices: Vec<&'a str>,
+    close: usize,
+}
+
+fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, &'static str> {
+    let Some(open) = pattern.find('{') else {
+        return Ok(None);
+    };
+    let (mut depth, mut from, mut choices) = (0_usize, open + 1, vec![]);
+    for (at, letter) in pattern.char_indices().skip_while(|(at, _)| *at < open) {
+        match letter {
+            '{' => depth += 1,
+            ',' if depth == 1 => {
+                choices.push(&pattern[from..at]);
+                from = at + 1;
+            }
+            '}' if depth == 1 => {
+                choices.push(&pattern[from..at]);
+                return Ok(Some(Braces { open, choices, close: at }));
+            }
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    Err("a { has no }")
+}
+
+fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
+    let mut parts = vec![];
+    if floats {
+        parts.push(Part::Any);
+    }
+    for text in pattern.split('/').filter(|text| !text.is_empty() && *text != ".") {
+        if text == "**" {
+            parts.push(Part::Any);
+            continue;
+        }
+        let glob = GlobBuilder::new(text).literal_separator(true).build().map_err(|error| error.kind().to_string())?;
+        parts.push(Part::One(glob.compile_matcher(), text.starts_with('.')));
+    }
+    Ok(parts)
+}
+
+/// Whether `names` fit `parts`, looked at from the end: `fit[n]` tells whether the names from `n` on fit what is left.
+fn fits(parts: &[Part], names: &[&str]) -> bool {
+    let mut fit: Vec<bool> = (0..=names.len()).map(|at| at == names.len()).collect();
+    for part in parts.iter().rev() {
+        let mut next = vec![false; names.len() + 1];
+        for at in (0..=names.len()).rev() {
+            next[at] = match part {
+                Part::Any => fit[at] || at < names.len() && !names[at].starts_with('.') && next[at + 1],
+                Part::One(glob, dotted) => {
+                    at < names.len()
+                        && fit[at + 1]
+                        && (*dotted || !names[at].starts_with('.'))
+                        && glob.is_match(names[at])
+                }
+            };
+        }
+        fit = next;
+    }
+    fit.first().copied().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_promised() {
+        let cases = [
+            ("*.md", "a.md", true),
+            ("*.md", "deep/er/a.md", true),
+            ("/*.md", "a.md", true),
+            ("/*.md", "deep/a.md", false),
+            ("deep/*.md", "deep/a.md", true),
+            ("deep/*.md", "very/deep/a.md", false),
+            ("**/*.md", "very/deep/a.md", true),
+            ("**/*.md", "a.md", true),
+            ("deep/**", "deep/a/b", true),
+            ("a/**/z", "a/z", true),
+            ("a/**/z", "a/b/c/z", true),
+            ("*", ".env", false),
+            (".*", "x/.env", true),
+            ("**/a", ".git/a", false),
+            (".git/**", ".git/a", true),
+            ("[ab].txt", "b.txt", true),
+            ("?.txt", "ab.txt", false),
+            ("*.{md,txt}", "x/b.txt", true),
+            ("{src/*,docs/**/*}.md", "docs/a/b.md", true),
+            ("{src/*,docs/**/*}.md", "lib/b.md", false),
+            ("{.a,b}", ".a", true),
+            ("{.a,b}{1,2}", "b2", true),
+        ];
+        for (pattern, path, expected) in cases {
+            let compiled = Pattern::new(pattern, "/").expect(pattern);
+            assert_eq!(compiled.matches(path), expected, "{pattern} on {path}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_may_repeat_the_directory() {
+        let pattern = Pattern::new("/proj/*.md", "/proj").expect("a pattern");
+        assert!(pattern.matches("a.md"));
+        assert!(!pattern.matches("sub/a.md"));
+    }
+
+    #[test]
+    fn patterns_that_mean_nothing_are_refused() {
+        for pattern in ["", " ", "[a", "{a,b", "../*", "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}"] {
+            assert!(Pattern::new(pattern, "/").is_err(), "{pattern}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Tools behind HTTP: one POST for each call.
+//!
+//! The request says which call it is (`Idempotency-Key`), who makes it and for whom. What comes back is the result, a
+//! write into the state, or a wish to delegate; anything else is a failure that the loop turns into an error result.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Response, StatusCode, Url, redirect};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{CallOutcome, Delegation, Halt, Scope, Tool};
+use crate::domain::Invalid;
+use crate::domain::call::Answer;
+use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
+use crate::domain::machine::Failure;
+use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update, is_private};
+use crate::model::ToolSpec;
+
+/// The header by which a tool recognises a call that it has seen before.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// The longest answer that is read.
+const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
+/// How much of a refusal is shown to the model.
+const SHOWN_CHARS: usize = 2_000;
+
+/// A client fit for tools: it follows no redirects, since those could carry a call to where it was not meant to go.
+///
+/// # Errors
+/// When the system offers no TLS.
+pub fn client() -> Result<Client, reqwest::Error> {
+    Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10)).build()
+}
+
+/// A tool behind HTTP.
+pub struct RemoteTool {
+    spec: Arc<ToolSpec>,
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    timeout: Duration,
+    after_crash: AfterCrash,
+    on_error: OnError,
+}
+
+impl RemoteTool {
+    /// The tool `name` as its owner describes it, reached through `client` (see [`client`]).
+    ///
+    /// # Errors
+    /// Names the field of the definition that cannot be used.
+    pub fn new(name: &str, definition: &ToolDefinition, client: Client) -> Result<Self, Invalid> {
+        let url = Url::parse(&definition.url).map_err(|error| Invalid::new("url", error.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(Invalid::new(
+                "url",
+                format!("begins with `{}:`, but must with `http:` or `https:`", url.scheme()),
+            ));
+        }
+        if definition.parameters.get("type").and_then(Value::as_str) != Some("object") {
+            return Err(Invalid::new("parameters", "must be a JSON Schema with \"type\": \"object\""));
+        }
+        jsonschema::validator_for(&definition.parameters)
+            .map_err(|error| Invalid::new("parameters", format!("is not a JSON Schema: {error}")))?;
+        let timeout = Duration::try_from_secs_f64(definition.timeout_s)
+            .ok()
+            .filter(|timeout| !timeout.is_zero())
+            .ok_or_else(|| Invalid::new("timeout_s", "must be a number of seconds above 0"))?;
+        let spec = ToolSpec {
+            name: name.to_owned(),
+            description: definition.description.clone(),
+            parameters: definition.parameters.clone(),
+        };
+        Ok(Self {
+            spec: Arc::new(spec),
+            client,
+            url,
+            headers: headers(&definition.headers)?,
+            timeout,
+            after_crash: definition.after_crash,
+            on_error: definition.on_error,
+        })
+    }
+
+    async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
+        let body = json!({
+            "name": call.name,
+            "args": call.args,
+            "tool_call_id": call.id,
+            "agent_name": scope.agent,
+            "agent_path": scope.path.as_ref(),
+            "thread_id": scope.thread,
+            "run_id": scope.run,
+            "context": scope.context.as_ref(),
+        });
+        let request = self
+            .client
+            .post(self.url.clone())
+            .headers(self.headers.clone())
+            .header(IDEMPOTENCY_KEY, key(&call.id))
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string())
+            .timeout(self.timeout);
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let status = response.status();
+        let text = self.read(response).await?;
+        if status != StatusCode::OK {
+            return Err(self.refused(status, &text));
+        }
+        let answer = serde_json::from_slice(&text)
+            .map_err(|error| self.misunderstood(&format!("the answer is not JSON ({error})")))?;
+        self.outcome(call, answer)
+    }
+
+    /// Reads the body, but no more than anybody has use for.
+    async fn read(&self, mut response: Response) -> Result<Vec<u8>, Failure> {
+        let is_ok = response.status() == StatusCode::OK;
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
+            body.extend_from_slice(&chunk);
+            // Of a refusal only the first characters are shown, at most four bytes each.
+            if !is_ok && body.len() >= SHOWN_CHARS * 4 {
+                break;
+            }
+            if body.len() > LONGEST_ANSWER {
+                return Err(self.misunderstood(&format!("the answer is longer than {LONGEST_ANSWER} bytes")));
+            }
+        }
+        Ok(body)
+    }
+
+    /// What the answer means.
+    fn outcome(&self, call: &ToolCall, answer: Value) -> Result<CallOutcome, Failure> {
+        let fields = match answer {
+            Value::String(text) => return Ok(result(call, text.into(), None, Update::none())),
+            Value::Object(_) => answer,
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+                return Err(self.misunderstood("the answer is neither a JSON string nor an object with `content`"));
+            }
+        };
+        let answer: RemoteAnswer = serde_json::from_value(fields)
+            .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
+        if let Some(wish) = answer.delegate {
+            return Ok(CallOutcome::Delegate(Delegation {
+                subagent: wish.subagent_type,
+                description: wish.description,
+            }));
+        }
+        let Some(content) = answer.content else {
+            return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
+        };
+        if let Some(field) = answer.update.fields.keys().find(|field| is_private(field)) {
+            return Err(
+                self.misunderstood(&format!("the answer writes the field `{field}`, which belongs to the server"))
+            );
+        }
+        Ok(result(call, content, answer.artifact, answer.update))
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> Failure {
+        let name = &self.spec.name;
+        // A connection that takes too long counts as no connection: the tool has not seen the call.
+        if error.is_timeout() && !error.is_connect() {
+            let message = format!("the tool `{name}` did not answer within {} s", self.timeout.as_secs_f64());
+            return Failure::new("ToolTimeoutError", message);
+        }
+        let what = if error.is_connect() { "could not be reached" } else { "broke off its answer" };
+        Failure::new("ToolConnectionError", format!("the tool `{name}` {what}"))
+    }
+
+    fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
+        let mut body = String::from_utf8_lossy(body).into_owned();
+        // A server that echoes what it was sent must not hand our secrets to the model.
+        for secret in self.headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+            body = body.replace(secret, "***");
+        }
+        let shown: String = body.chars().take(SHOWN_CHARS).collect();
+        let message = format!("the tool `{}` answered with status {}: {shown}", self.spec.name, status.as_u16());
+        Failure::new("ToolHttpError", message)
+    }
+
+    fn misunderstood(&self, why: &str) -> Failure {
+        Failure::new("ToolAnswerError", format!("the tool `{}` cannot be understood: {why}", self.spec.name))
+    }
+}
+
+#[async_trait]
+impl Tool for RemoteTool {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    fn after_crash(&self) -> AfterCrash {
+        self.after_crash
+    }
+
+    fn on_error(&self) -> OnError {
+        self.on_error
+    }
+
+    async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        tokio::select! {
+            biased;
+            () = scope.stop.cancelled() => Err(Halt::Stopped),
+            outcome = self.post(scope, call) => outcome.map_err(Halt::Fail),
+        }
+    }
+}
+
+/// An answer that is more than a text.
+#[derive(Deserialize)]
+struct RemoteAnswer {
+    content: Option<Content>,
+    artifact: Option<Value>,
+    #[serde(default)]
+    update: Update,
+    delegate: Option<Wish>,
+}
+
+/// A wish to delegate.
+#[derive(Deserialize)]
+struct Wish {
+    description: String,
+    subagent_type: String,
+}
+
+fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {
+    let role = Role::Tool { tool_call_id: call.id.clone(), artifact, status: ToolStatus::Success };
+    let message = Message { name: Some(call.name.clone()), ..Message::new(role, content) };
+    let mut answer = Answer::message(message);
+    answer.writes.merge(update);
+    CallOutcome::Answer(answer)
+}
+
+/// The id as a header value; bytes that cannot stand in a header are written as `%xx`.
+fn key(id: &str) -> String {
+    id.bytes()
+        .map(|byte| if byte.is_ascii_graphic() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
+        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
+        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY {
+            return Err(wrong("is set by the server itself"));
+        }
+        let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;
+        value.set_sensitive(true);
+        headers.insert(key, value);
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use std::future::Future;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::HeaderMap as Headers;
+use axum::response::{IntoResponse, Redirect};
+use axum::routing::post;
+use serde_json::Map;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::domain::definition::ToolKind;
+use crate::domain::time::Timestamp;
+
+fn definition(url: String) -> ToolDefinition {
+    ToolDefinition {
+        kind: ToolKind::Http,
+        description: "Looks a fact up.".to_owned(),
+        url,
+        parameters: json!({"type": "object"}),
+        headers: BTreeMap::from([("authorization".to_owned(), "Bearer hush-hush".to_owned())]),
+        timeout_s: 0.3,
+        after_crash: AfterCrash::Ask,
+        on_error: OnError::Report,
+    }
+}
+
+fn lookup() -> ToolCall {
+    ToolCall::new("call 1", "lookup", Map::from_iter([("query".to_owned(), json!("x"))]))
+}
+
+/// Serves what a tool server may say, while `scene` lasts.
+async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
+    let app = Router::new()
+        .route("/echo", post(|headers: Headers, body: Bytes| async move { echo(&headers, &body) }))
+        .route("/text", post(|| async { "\"42\"" }))
+        .route("/empty", post(|| async { "{}" }))
+        .route("/list", post(|| async { "[1]" }))
+        .route("/broken", post(|| async { "4 2" }))
+        .route("/private", post(|| async { r#"{"content": "", "update": {"_secret": 1}}"# }))
+        .route(
+            "/file",
+            post(|| async { r#"{"content": "", "update": {"files": {"/a": {"content": "A"}}, "notes": 1}}"# }),
+        )
+        .route("/spawn", post(|| async { r#"{"delegate": {"description": "d", "subagent_type": "s"}}"# }))
+        .route("/fail", post(|headers: Headers| async move { (StatusCode::BAD_GATEWAY, refusal(&headers)) }))
+        .route("/moved", post(|| async { Redirect::temporary("/text") }))
+        .route("/huge", post(|| async { "x".repeat(LONGEST_ANSWER + 1) }))
+        .route("/slow", post(std::future::pending::<()>));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    tokio::select! {
+        served = axum::serve(listener, app) => panic!("the server ended: {served:?}"),
+        outcome = scene(format!("http://{address}")) => outcome,
+    }
+}
+
+fn echo(headers: &Headers, body: &Bytes) -> impl IntoResponse + use<> {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+    let auth = headers.get("authorization").and_then(|value| value.to_str().ok());
+    json!({"content": "ok", "artifact": {"key": key, "auth": auth, "body": body}}).to_string()
+}
+
+fn refusal(headers: &Headers) -> String {
+    let auth = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    format!("you sent {auth} {}", "y".repeat(5_000))
+}
+
+async fn calling(path: &str) -> Result<CallOutcome, Halt> {
+    with_server(async |base| made(&base, path, &Scope::sample(Timestamp(0))).await).await
+}
+
+fn made(base: &str, path: &str, scope: &Scope) -> impl Future<Output = Result<CallOutcome, Halt>> {
+    let client = client().expect("a client");
+    let tool = RemoteTool::new("lookup", &definition(format!("{base}{path}")), client).expect("a definition");
+    async move { tool.call(scope, &State::default(), &lookup()).await }
+}
+
+async fn failing(path: &str) -> Failure {
+    match calling(path).await {
+        Err(Halt::Fail(failure)) => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(content: &str, artifact: Option<Value>) -> Message {
+    let role = Role::Tool { tool_call_id: "call 1".to_owned(), artifact, status: ToolStatus::Success };
+    Message { name: Some("lookup".to_owned()), ..Message::new(role, content) }
+}
+
+#[tokio::test]
+async fn a_json_string_is_the_result() {
+    assert_eq!(calling("/text").await, Ok(CallOutcome::Answer(Answer::message(answer("42", None)))));
+}
+
+#[tokio::test]
+async fn the_request_says_which_call_it_is_and_who_makes_it() {
+    let expected = json!({
+        "key": "call%201",
+        "auth": "Bearer hush-hush",
+        "body": {
+            "name": "lookup", "args": {"query": "x"}, "tool_call_id": "call 1", "agent_name": "researcher",
+            "agent_path": ["main", "researcher"], "thread_id": "00000000-0000-0000-0000-000000000001",
+            "run_id": "00000000-0000-0000-0000-000000000002", "context": {"user": "u1"},
+        },
+    });
+    assert_eq!(calling("/echo").await, Ok(CallOutcome::Answer(Answer::message(answer("ok", Some(expected))))));
+}
+
+#[tokio::test]
+async fn an_answer_may_write_into_the_state() {
+    let Ok(CallOutcome::Answer(answer)) = calling("/file").await else { panic!("no answer") };
+    assert!(answer.writes.files.contains_key("/a"));
+    assert_eq!(answer.writes.fields.get("notes"), Some(&json!(1)));
+}
+
+#[tokio::test]
+async fn an_answer_may_ask_for_a_delegation() {
+    let wish = Delegation { subagent: "s".to_owned(), description: "d".to_owned() };
+    assert_eq!(calling("/spawn").await, Ok(CallOutcome::Delegate(wish)));
+}
+
+#[tokio::test]
+async fn another_status_is_a_failure_with_the_beginning_of_the_body_but_no_secrets() {
+    let failure = failing("/fail").await;
+    assert_eq!(failure.class, "ToolHttpError");
+    assert!(failure.message.starts_with("the tool `lookup` answered with status 502: you sent *** yyy"), "{failure:?}");
+    assert!(failure.message.chars().count() < SHOWN_CHARS + 60);
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let failure = failing("/moved").await;
+    assert!(failure.message.contains("status 307"), "{failure:?}");
+}
+
+#[tokio::test]
+async fn answers_of_another_form_are_failures() {
+    for path in ["/empty", "/list", "/broken", "/private", "/huge"] {
+        assert_eq!(failing(path).await.class, "ToolAnswerError", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_tool_is_a_failure() {
+    let failure = failing("/slow").await;
+    assert_eq!(failure, Failure::new("ToolTimeoutError", "the tool `lookup` did not answer within 0.3 s"));
+}
+
+#[tokio::test]
+async fn an_absent_server_is_a_failure_that_does_not_show_the_address() {
+    let outcome = made("http://127.0.0.1:1", "/?token=hush", &Scope::sample(Timestamp(0))).await;
+    let expected = Failure::new("ToolConnectionError", "the tool `lookup` could not be reached");
+    assert_eq!(outcome, Err(Halt::Fail(expected)));
+}
+
+#[tokio::test]
+async fn a_run_that_was_told_to_stop_does_not_wait() {
+    let scope = Scope::sample(Timestamp(0));
+    scope.stop.cancel();
+    let outcome = with_server(async |base| made(&base, "/slow", &scope).await).await;
+    assert_eq!(outcome, Err(Halt::Stopped));
+}
+
+#[test]
+fn a_definition_that_cannot_work_is_refused_by_field() {
+    let good = definition("http://example.org/x".to_owned());
+    let header = |name: &str| BTreeMap::from([(name.to_owned(), String::new())]);
+    let cases = [
+        ("url", ToolDefinition { url: "ftp://example.org".to_owned(), ..good.clone() }),
+        ("url", ToolDefinition { url: "here".to_owned(), ..good.clone() }),
+        ("parameters", ToolDefinition { parameters: json!({"type": "string"}), ..good.clone() }),
+        ("parameters", ToolDefinition { parameters: json!({"type": "object", "required": 7}), ..good.clone() }),
+        ("timeout_s", ToolDefinition { timeout_s: 0.0, ..good.clone() }),
+        ("timeout_s", ToolDefinition { timeout_s: f64::NAN, ..good.clone() }),
+        ("headers.a b", ToolDefinition { headers: header("a b"), ..good.clone() }),
+        ("headers.Idempotency-Key", ToolDefinition { headers: header("Idempotency-Key"), ..good }),
+    ];
+    for (field, definition) in cases {
+        let refused = RemoteTool::new("t", &definition, Client::builder().build().expect("a client")).err();
+        assert_eq!(refused.map(|invalid| invalid.field).as_deref(), Some(field));
+    }
+}

@@ -1,0 +1,193 @@
+//! The house has rooms, and this is who may enter which. A folder is a boundary because this test says so.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
+const MAY_USE: [(&str, &[&str]); 11] = [
+    ("domain", &[]),
+    ("model", &["domain"]),
+    ("tool", &["domain", "model"]),
+    ("middleware", &["domain", "model", "tool"]),
+    ("agent", &["domain", "model", "tool", "middleware"]),
+    ("db", &["domain"]),
+    ("events", &["domain", "db", "shutdown"]),
+    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "shutdown"]),
+    ("http", &["domain", "db", "events", "runtime", "shutdown"]),
+    ("config", &["domain"]),
+    ("shutdown", &[]),
+];
+
+/// Files that know all parts.
+const KNOW_ALL: [&str; 3] = ["app", "lib", "main"];
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: [&str; 13] = [
+    "util", "utils", "helper", "helpers", "common", "misc", "manager", "service", "services", "handler", "impl",
+    "core", "types",
+];
+
+/// The longest file, without the tests at its end.
+const LONGEST_FILE: usize = 450;
+
+/// One source file: its room, its place, and its text.
+struct Source {
+    room: String,
+    place: String,
+    text: String,
+}
+
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    files.sort();
+    assert!(files.len() > 10, "the sources were not found");
+    let source = |file: &PathBuf| {
+        let place = file.strip_prefix(&root).expect("the file is below src");
+        let room = place.iter().next().expect("a file has a name").to_string_lossy();
+        Source {
+            room: room.trim_end_matches(".rs").to_owned(),
+            place: place.display().to_string(),
+            text: fs::read_to_string(file).expect("the file can be read"),
+        }
+    };
+    files.iter().map(source).collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder can be read") {
+        let path = entry.expect("the entry can be read").path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// The rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
+fn mentions(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut group_depth: Option<usize> = None;
+    for (at, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if let Some(depth) = &mut group_depth {
+            if *depth == 1 {
+                found.extend(first_word(code.trim_start()).map(|room| (at + 1, room)));
+            }
+            *depth = (*depth + code.matches('{').count()).saturating_sub(code.matches('}').count());
+            if *depth == 0 {
+                group_depth = None;
+            }
+            continue;
+        }
+        for (start, _) in code.match_indices("crate::") {
+            let rest = &code[start + "crate::".len()..];
+            match rest.strip_prefix('{') {
+                None => found.extend(first_word(rest).map(|room| (at + 1, room))),
+                Some(group) if group.contains('}') => {
+                    found.extend(top_level(group).into_iter().map(|room| (at + 1, room)));
+                }
+                Some(_) => group_depth = Some(1),
+            }
+        }
+    }
+    found
+}
+
+/// The first word of each entry of a group on one line.
+fn top_level(group: &str) -> Vec<String> {
+    let mut depth = 1;
+    let mut entries = vec![String::new()];
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => entries.push(String::new()),
+            _ => {}
+        }
+        if let Some(entry) = entries.last_mut().filter(|_| c != ',') {
+            entry.push(c);
+        }
+    }
+    entries.iter().filter_map(|entry| first_word(entry.trim())).collect()
+}
+
+fn first_word(text: &str) -> Option<String> {
+    let word: String = text.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+    (!word.is_empty()).then_some(word)
+}
+
+/// The text up to the tests at its end.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or(text)
+}
+
+/// Every arrow that is forbidden, as `place:line: room uses other`.
+fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
+    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
+    let mut wrong = Vec::new();
+    for source in sources.iter().filter(|source| !KNOW_ALL.contains(&source.room.as_str())) {
+        let Some(may_use) = allowed.get(source.room.as_str()) else {
+            wrong.push(format!("{}: there is no room `{}` in the plan", source.place, source.room));
+            continue;
+        };
+        if source.place.ends_with("tests.rs") {
+            continue;
+        }
+        for (line, other) in mentions(without_tests(&source.text)) {
+            let is_room = allowed.contains_key(other.as_str()) || KNOW_ALL.contains(&other.as_str());
+            if is_room && other != source.room && !may_use.contains(&other.as_str()) {
+                wrong.push(format!("{}:{line}: `{}` must not use `{other}`", source.place, source.room));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn no_room_uses_one_that_it_must_not_know() {
+    let wrong = forbidden_arrows(&sources());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_forbidden_arrow_is_found_in_every_way_of_writing_it() {
+    let find = |room: &str, text: &str| {
+        let source = Source { room: room.to_owned(), place: format!("{room}/mod.rs"), text: text.to_owned() };
+        forbidden_arrows(&[source])
+    };
+    assert_eq!(find("db", "use crate::http::Server;"), ["db/mod.rs:1: `db` must not use `http`"]);
+    assert_eq!(find("db", "use crate::{domain::id::RunId, http};"), ["db/mod.rs:1: `db` must not use `http`"]);
+    assert_eq!(
+        find("db", "use crate::{\n    domain,\n    agent::{a, b},\n};"),
+        ["db/mod.rs:3: `db` must not use `agent`"]
+    );
+    assert_eq!(find("domain", "fn f() { crate::config::load() }"), ["domain/mod.rs:1: `domain` must not use `config`"]);
+    assert_eq!(find("config", "use crate::app::App;"), ["config/mod.rs:1: `config` must not use `app`"]);
+    assert_eq!(find("attic", ""), ["attic/mod.rs: there is no room `attic` in the plan"]);
+    assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let length = |source: &Source| without_tests(&source.text).lines().count();
+    let is_test = |source: &&Source| source.place.ends_with("tests.rs");
+    let long: Vec<String> = sources()
+        .iter()
+        .filter(|source| !is_test(source) && length(source) > LONGEST_FILE)
+        .map(|source| format!("{} has {} lines, more than {LONGEST_FILE}", source.place, length(source)))
+        .collect();
+    assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+#[test]
+fn no_module_has_a_name_that_says_nothing() {
+    let is_empty = |source: &&Source| {
+        Path::new(&source.place).with_extension("").iter().any(|part| EMPTY_NAMES.iter().any(|name| part == *name))
+    };
+    let empty: Vec<String> = sources().iter().filter(is_empty).map(|source| source.place.clone()).collect();
+    assert!(empty.is_empty(), "these names say nothing: {}", empty.join(", "));
+}

@@ -1,0 +1,3 @@
+//! The tests of the whole, in one binary: one module for each promise.
+
+mod layers;
