@@ -1,0 +1,129 @@
+//! Builds the parts, and owns the order in which they start and stop.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use futures::FutureExt;
+use tokio::net::TcpListener;
+
+use crate::agent::assemble::Workshop;
+use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection};
+use crate::db::Db;
+use crate::domain::definition::{ToolDefinition, ToolKind};
+use crate::domain::time::{Clock, SystemClock};
+use crate::events::Events;
+use crate::http::{self, Api, ApiSettings};
+use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
+use crate::runtime::{Parts, Runs};
+use crate::shutdown::Shutdown;
+use crate::tool::remote::{self, RemoteTool};
+use crate::tool::{Tool, demo};
+
+/// The server, with everything it is made of.
+pub struct App {
+    config: Config,
+    db: Db,
+    events: Events,
+    runs: Runs,
+    clock: Arc<dyn Clock>,
+    shutdown: Shutdown,
+}
+
+impl App {
+    /// Opens the database, assembles the agents, and goes on with the runs that were left unfinished.
+    ///
+    /// # Errors
+    /// When the database cannot be opened or an agent cannot be assembled.
+    pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let spawn = {
+            let shutdown = shutdown.clone();
+            move |name, task| drop(shutdown.spawn(name, task))
+        };
+        let url = config.storage.url.expose();
+        let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
+        let events = Events::new(db.clone());
+        let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
+        let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
+        let runs = Runs::open(Parts {
+            db: db.clone(),
+            events: events.clone(),
+            agents: Arc::new(agents),
+            clock: Arc::clone(&clock),
+            shutdown: shutdown.clone(),
+            lease: config.runtime.lease(),
+            max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
+        })
+        .await
+        .context("could not take the lease on the runs")?;
+        Ok(Self { config, db, events, runs, clock, shutdown })
+    }
+
+    /// Serves until the shutdown begins, then lets everybody finish.
+    ///
+    /// # Errors
+    /// When the listener fails or an essential task broke.
+    pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
+        let address = listener.local_addr()?;
+        let api = Api {
+            db: self.db.clone(),
+            events: self.events.clone(),
+            runs: self.runs.clone(),
+            clock: Arc::clone(&self.clock),
+            settings: ApiSettings {
+                max_body_bytes: self.config.server.max_body_bytes,
+                heartbeat: self.config.server.keep_alive(),
+                cors_origins: self.config.server.cors_origins.clone(),
+            },
+        };
+        tracing::info!(%address, database = %self.config.storage.url, "listening");
+        let soft = self.shutdown.soft().clone();
+        let serving = axum::serve(http::tap(listener), http::router(api))
+            .with_graceful_shutdown(async move { soft.cancelled().await });
+        let hard = self.shutdown.hard().clone();
+        let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
+        self.shutdown.begin();
+        self.runs.close().await;
+        self.db.close().await;
+        self.shutdown.finished().await.map_err(|broken| anyhow!("{broken}"))?;
+        served.transpose().context("the listener failed").map(|_| ())
+    }
+}
+
+/// The places where models come from.
+fn providers(config: &Config) -> Providers {
+    let configured = config.providers.iter().map(|(name, section)| (name.clone(), provider(section)));
+    Providers::new(configured.collect(), config::variable)
+}
+
+fn provider(section: &ProviderSection) -> ProviderConfig {
+    let kind = match section.kind {
+        Some(ProviderKind::OpenAi) | None => Kind::OpenAi,
+        Some(ProviderKind::Anthropic) => Kind::Anthropic,
+        Some(ProviderKind::GoogleGenAi) => Kind::GoogleGenAi,
+        Some(ProviderKind::Ollama) => Kind::Ollama,
+        Some(ProviderKind::Scripted) => Kind::Scripted,
+    };
+    let api_key = match section.key() {
+        KeySource::Inline(key) => Key::Inline(key),
+        KeySource::Variable { name, value } => Key::Env { name, value },
+        KeySource::File(path) => Key::File(path),
+        KeySource::None => Key::None,
+    };
+    ProviderConfig { kind, base_url: section.base_url.clone(), api_key }
+}
+
+/// The declared tools.
+fn tools(config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
+    let client = remote::client().context("could not make a client for tools")?;
+    let tool = |(name, definition): (&String, &ToolDefinition)| {
+        let made: Arc<dyn Tool> = match definition.kind {
+            ToolKind::Http => Arc::new(RemoteTool::new(name, definition, client.clone())?),
+            ToolKind::Builtin => demo::built_in(name, definition)
+                .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,
+        };
+        Ok((name.clone(), made))
+    };
+    config.tools.iter().map(tool).collect()
+}

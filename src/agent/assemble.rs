@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, ToolDefinition, Workspace,
+    AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace,
 };
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
@@ -282,15 +282,4 @@ impl Model for Unusable {
     ) -> Result<futures::stream::BoxStream<'static, Result<crate::model::ModelEvent, ModelError>>, ModelError> {
         Err(self.0.clone())
     }
-}
-
-/// The definitions of tools, made into tools.
-///
-/// # Errors
-/// When a definition cannot be a tool; names the tool and the field.
-pub fn tools(
-    definitions: &BTreeMap<String, ToolDefinition>,
-    make: impl Fn(&str, &ToolDefinition) -> Result<Arc<dyn Tool>, crate::domain::Invalid>,
-) -> Result<BTreeMap<String, Arc<dyn Tool>>, crate::domain::Invalid> {
-    definitions.iter().map(|(name, definition)| Ok((name.clone(), make(name, definition)?))).collect()
 }

@@ -107,7 +107,7 @@ impl Loop<'_> {
                 }
                 AfterCrash::Ask => {
                     let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
-                    notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                     return None;
                 }
             }
@@ -185,11 +185,11 @@ impl Loop<'_> {
                 }
                 Came::Back(Err(Halt::Ask(question))) => {
                     let asked = machine.call_asked(at, *question).cloned();
-                    notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                 }
                 Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
-                    notes.push(Note::Fact(Fact::Asked { interrupts: questions }));
+                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
                 Came::Back(Err(Halt::Fail(failure))) => upset.failure = Some(failure),
                 Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,

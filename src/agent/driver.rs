@@ -143,7 +143,7 @@ impl Loop<'_> {
             }
             Err(Halt::Ask(question)) => {
                 let asked = machine.hook_asked(&self.plan, *question).cloned();
-                notes.push(Note::Fact(Fact::Asked { interrupts: asked.into_iter().collect() }));
+                notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
@@ -193,7 +193,8 @@ impl Loop<'_> {
             }
             Some(Err(error)) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
-                self.say(&head, Chunk::Void);
+                let void = Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void };
+                self.journal.say(void);
                 Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
             }
         }
@@ -201,25 +202,27 @@ impl Loop<'_> {
 
     async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Message, ModelError> {
         let mut stream = self.agent.model.ask(request).await?;
-        self.say(head, Chunk::Begin);
+        let mut ordinals = 0..;
+        let mut say = |chunk| {
+            let ordinal = ordinals.next().unwrap_or(u32::MAX);
+            self.journal.say(Delta { answer: Arc::clone(head), ordinal, chunk });
+        };
+        say(Chunk::Begin);
         while let Some(event) = stream.next().await {
             let chunk = match event? {
                 ModelEvent::Text(text) => Chunk::Text(text),
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
                 ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
                 ModelEvent::Done(message) => {
-                    self.say(head, end_of(&message));
+                    say(end_of(&message));
                     return Ok(*message);
                 }
             };
-            self.say(head, chunk);
+            say(chunk);
         }
         Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
     }
 
-    fn say(&self, head: &Arc<AnswerHead>, chunk: Chunk) {
-        self.journal.say(Delta { answer: Arc::clone(head), chunk });
-    }
 }
 
 /// Why a step was left.

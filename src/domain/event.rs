@@ -94,6 +94,9 @@ pub enum Fact {
     },
     /// The agent asks, and waits.
     Asked {
+        /// The newest checkpoint of the agent; who joins late finds its state there.
+        #[serde(default)]
+        head: Option<CheckpointId>,
         /// What it asks. A parent repeats the questions of its children.
         interrupts: Vec<Interrupt>,
     },
@@ -118,6 +121,8 @@ pub enum Fact {
 pub struct Delta {
     /// The answer it belongs to.
     pub answer: Arc<AnswerHead>,
+    /// Its number among the pieces of the answer, from 0. A reader who misses one sees it by the gap.
+    pub ordinal: u32,
     /// The piece.
     pub chunk: Chunk,
 }

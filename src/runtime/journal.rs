@@ -136,7 +136,7 @@ impl LaneJournal {
 
     fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, fact: Fact, seq: i64) -> EventBody {
         match &fact {
-            Fact::Asked { interrupts } => {
+            Fact::Asked { interrupts, .. } => {
                 let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
                 let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
                 batch.asked.extend(asked);

@@ -1,0 +1,140 @@
+//! One event of a stream as bytes: `event`, `data`, `id`, each on a line that ends with CRLF.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Serialize;
+
+/// One event of a stream. Its data is one line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Its name.
+    pub event: Name,
+    /// Its data.
+    pub data: Bytes,
+    /// Its place in the log, for streams that can be taken up again.
+    pub id: Option<Cursor>,
+}
+
+/// The name of a frame: a word, and the namespace of a subagent behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The word (`values`, `messages/partial`).
+    pub word: &'static str,
+    /// The namespace, for what happens inside a subagent.
+    pub namespace: Option<Arc<str>>,
+}
+
+/// A place in the log as seen by a client: an event, and which of the frames that it became.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// The number of the event.
+    pub seq: i64,
+    /// The number of the frame among those of the event, from 0.
+    pub frame: u32,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.seq, self.frame)
+    }
+}
+
+/// A `Last-Event-ID` that this server never gave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be the id of an event of this stream, or -1 for all of it")]
+pub struct NotACursor;
+
+impl FromStr for Cursor {
+    type Err = NotACursor;
+
+    /// Reads `12-0`. A bare number means the whole event, so that `-1` is the place before everything.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        if let Ok(seq) = text.parse() {
+            return Ok(Self { seq, frame: u32::MAX });
+        }
+        let (seq, frame) = text.split_once('-').ok_or(NotACursor)?;
+        Ok(Self { seq: seq.parse().map_err(|_| NotACursor)?, frame: frame.parse().map_err(|_| NotACursor)? })
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(word: &'static str) -> Self {
+        Self { word, namespace: None }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word)?;
+        self.namespace.as_ref().map_or(Ok(()), |namespace| write!(f, "|{namespace}"))
+    }
+}
+
+impl Frame {
+    /// A frame whose data is `value` as JSON.
+    pub fn of(event: impl Into<Name>, value: &impl Serialize) -> Self {
+        Self::new(event, json(value))
+    }
+
+    /// A frame whose data is already encoded.
+    pub fn new(event: impl Into<Name>, data: impl Into<Bytes>) -> Self {
+        Self { event: event.into(), data: data.into(), id: None }
+    }
+
+    /// Appends the frame's bytes to `buffer`.
+    pub fn write(&self, buffer: &mut BytesMut) {
+        let namespace = self.event.namespace.as_deref().unwrap_or_default();
+        buffer.reserve(64 + self.event.word.len() + namespace.len() + self.data.len());
+        buffer.put_slice(b"event: ");
+        buffer.put_slice(self.event.word.as_bytes());
+        if !namespace.is_empty() {
+            buffer.put_u8(b'|');
+            buffer.put_slice(namespace.as_bytes());
+        }
+        buffer.put_slice(b"\r\ndata: ");
+        buffer.put_slice(&self.data);
+        if let Some(id) = self.id {
+            buffer.put_slice(b"\r\nid: ");
+            buffer.put_slice(id.to_string().as_bytes());
+        }
+        buffer.put_slice(b"\r\n\r\n");
+    }
+}
+
+/// `value` as JSON. What is streamed consists of JSON and cannot fail to become JSON.
+pub fn json(value: &impl Serialize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(256);
+    if let Err(error) = serde_json::to_writer(&mut bytes, value) {
+        tracing::error!(%error, "an event could not be encoded");
+        return b"null".to_vec();
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_event_data_and_id_on_lines_of_their_own() {
+        let mut buffer = BytesMut::new();
+        let name = Name { word: "values", namespace: Some(Arc::from("tools:1")) };
+        let id = Some(Cursor { seq: 12, frame: 1 });
+        Frame { id, ..Frame::new(name, "{}") }.write(&mut buffer);
+        Frame::new("error", "[]").write(&mut buffer);
+        let expected = "event: values|tools:1\r\ndata: {}\r\nid: 12-1\r\n\r\nevent: error\r\ndata: []\r\n\r\n";
+        assert_eq!(buffer, expected.as_bytes());
+    }
+
+    #[test]
+    fn a_cursor_reads_what_it_wrote_and_minus_one_is_before_everything() {
+        let cursor = Cursor { seq: 12, frame: 1 };
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        assert!("-1".parse::<Cursor>().is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
+        assert_eq!("x".parse::<Cursor>(), Err(NotACursor));
+    }
+}

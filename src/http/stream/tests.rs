@@ -1,0 +1,154 @@
+//! The answer as a client reads it, over a log that the test writes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::StreamExt;
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::db::DbError;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{EventBody, Fact, Origin};
+use crate::domain::id::{AssistantId, RunId};
+use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
+
+/// A log that a test writes; it ends when the sender is dropped.
+struct Written(mpsc::UnboundedReceiver<Arc<Event>>);
+
+impl Log for Written {
+    async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
+        Ok(self.0.recv().await)
+    }
+
+    async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
+        Err(DbError("there are no states in this test".to_owned()))
+    }
+}
+
+fn event(seq: i64, fact: Fact) -> Arc<Event> {
+    let agent = "main-agent".to_owned();
+    let origin = Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None };
+    let run = RunId::mint();
+    Arc::new(Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) })
+}
+
+fn started(resumed: bool) -> Fact {
+    Fact::Started { base: None, attempt: 1, resumed }
+}
+
+fn custom(word: &str) -> Fact {
+    Fact::Custom { value: Value::from(word) }
+}
+
+fn ended() -> Fact {
+    Fact::Ended { status: RunStatus::Success, error: None }
+}
+
+fn request(modes: &[Mode]) -> StreamRequest {
+    let facts = Facts {
+        run: RunId::mint(),
+        thread: ThreadId::mint(),
+        graph_id: "agent".to_owned(),
+        assistant: AssistantId::of_graph("agent"),
+        attempt: 1,
+        created_at: Timestamp(0),
+        metadata: Map::new(),
+    };
+    StreamRequest {
+        facts,
+        modes: modes.to_vec(),
+        subgraphs: false,
+        resumable: false,
+        seen: None,
+        filter: None,
+        heartbeat: Duration::from_secs(5),
+        on_leave: None,
+    }
+}
+
+/// All that a client gets of `facts`, which are written before it comes; one text per write.
+async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
+    let (sender, log) = mpsc::unbounded_channel();
+    for (seq, fact) in (1..).zip(facts) {
+        assert!(sender.send(event(seq, fact.clone())).is_ok());
+    }
+    drop(sender);
+    body(Written(log), request).map(text).collect().await
+}
+
+fn text(bytes: Result<Bytes, Infallible>) -> String {
+    let Ok(bytes) = bytes;
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn what_is_ready_goes_out_in_one_write() {
+    let writes = answer(&[started(false), custom("a"), custom("b"), ended()], request(&[Mode::Custom])).await;
+    assert_eq!(writes.len(), 1);
+    assert!(writes[0].starts_with("event: metadata\r\ndata: {\"run_id\":"));
+    assert!(writes[0].ends_with("event: custom\r\ndata: \"a\"\r\n\r\nevent: custom\r\ndata: \"b\"\r\n\r\n"));
+}
+
+#[tokio::test]
+async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks() {
+    let facts = [started(true), custom("a"), custom("b"), ended()];
+    let modes = [Mode::Custom, Mode::Values];
+    let all = answer(&facts, StreamRequest { resumable: true, ..request(&modes) }).await.concat();
+    let ids: Vec<_> = all.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
+    assert_eq!(ids, ["1-0", "1-1", "2-0", "3-0"]);
+    let seen = "1-0".parse().ok();
+    let rest = answer(&facts, StreamRequest { resumable: true, seen, ..request(&modes) }).await.concat();
+    let ids: Vec<_> = rest.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
+    assert_eq!(ids, ["1-1", "2-0", "3-0"]);
+}
+
+#[tokio::test]
+async fn a_filter_leaves_only_what_was_asked_for_twice() {
+    let facts = [started(true), custom("a"), ended()];
+    let filter = Some(vec![Mode::Custom, Mode::Updates]);
+    let filtered = answer(&facts, StreamRequest { filter, ..request(&[Mode::Custom, Mode::Values]) }).await;
+    assert_eq!(filtered.concat(), "event: custom\r\ndata: \"a\"\r\n\r\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_line_shows_signs_of_life() {
+    let (sender, log) = mpsc::unbounded_channel();
+    let begun = tokio::time::Instant::now();
+    let mut body = Box::pin(body(Written(log), request(&[Mode::Custom])));
+    assert_eq!(body.next().await.map(text).as_deref(), Some(": heartbeat\r\n\r\n"));
+    assert_eq!(begun.elapsed().as_secs(), 5);
+    assert!(sender.send(event(1, custom("a"))).is_ok());
+    assert!(body.next().await.map(text).is_some_and(|text| text.starts_with("event: custom")));
+    drop(sender);
+    assert_eq!(body.next().await.map(text), None);
+}
+
+#[tokio::test]
+async fn leaving_is_noticed_before_the_end_and_not_after_it() {
+    let left = Arc::new(AtomicUsize::new(0));
+    let guard = || {
+        let left = Arc::clone(&left);
+        let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || {
+            left.fetch_add(1, Ordering::SeqCst);
+        });
+        StreamRequest { on_leave: Some(on_leave), ..request(&[Mode::Custom]) }
+    };
+    answer(&[custom("a"), ended()], guard()).await;
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+    let (sender, log) = mpsc::unbounded_channel();
+    assert!(sender.send(event(1, custom("a"))).is_ok());
+    let mut body = Box::pin(body(Written(log), guard()));
+    assert!(body.next().await.is_some());
+    drop(body);
+    assert_eq!(left.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_read_ends_the_stream_with_an_error() {
+    let base = Some(CheckpointId::mint());
+    let facts = [Fact::Started { base, attempt: 1, resumed: false }];
+    let told = answer(&facts, request(&[Mode::Values])).await.concat();
+    assert!(told.starts_with("event: error\r\ndata: {\"error\":\"InternalServerError\""), "{told}");
+}

@@ -1,0 +1,141 @@
+//! The modes `messages` and `messages-tuple`: what is said, as it is said.
+//!
+//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. The finished message is not;
+//! when it comes, whatever the reader still lacks of it is said then. So the pieces that one reader got always add up to
+//! the message, and nothing is said twice.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::{BufMut, BytesMut};
+use serde_json::Value;
+
+use super::Facts;
+use super::answer::{Answer, Speaker, metadata_frame};
+use super::lane::LaneView;
+use super::metadata::Source;
+use super::mode::{Mode, Modes};
+use crate::domain::event::{Chunk, Delta, Origin};
+use crate::domain::id::TaskId;
+use crate::domain::machine::MODEL;
+use crate::domain::message::{Message, Role};
+use crate::domain::run::namespace_text;
+use crate::domain::state::Update;
+use crate::http::stream::frame::{Frame, Name, json};
+
+/// What was said so far, for one reader.
+pub(super) struct Messages {
+    modes: Modes,
+    /// Answers that are being given, by the id of the message.
+    answers: HashMap<String, Answer>,
+    /// The ids of messages that were shown as a whole.
+    told: HashSet<String>,
+}
+
+impl Messages {
+    pub fn new(modes: Modes) -> Self {
+        Self { modes, answers: HashMap::new(), told: HashSet::new() }
+    }
+
+    /// Takes a piece of an answer.
+    pub fn piece(&mut self, facts: &Facts, origin: &Origin, delta: &Delta, out: &mut Vec<Frame>) {
+        let head = &delta.answer;
+        match &delta.chunk {
+            Chunk::Begin if !self.knows(&head.message) => {
+                let model = Some((head.provider.as_str(), head.model.as_str()));
+                let source = Source { origin, node: MODEL, task: head.task, step: Some(head.step), call: 0, model };
+                let speaker = self.speaker(facts, &source, &head.message);
+                let mut answer = Answer::new(speaker);
+                answer.take(delta.ordinal, &delta.chunk, out);
+                self.answers.insert(head.message.clone(), answer);
+            }
+            Chunk::Void => {
+                self.answers.remove(&head.message);
+            }
+            chunk => {
+                if let Some(answer) = self.answers.get_mut(&head.message) {
+                    answer.take(delta.ordinal, chunk, out);
+                }
+            }
+        }
+    }
+
+    fn knows(&self, message: &str) -> bool {
+        self.answers.contains_key(message) || self.told.contains(message)
+    }
+
+    /// Takes what a task wrote: answers are completed, results of tools shown.
+    pub fn written(&mut self, facts: &Facts, source: &Source<'_>, update: &Update, out: &mut Vec<Frame>) {
+        for message in &update.messages {
+            match &message.role {
+                Role::Ai { .. } if source.is_model() => self.answer(facts, source, message, out),
+                Role::Tool { .. } => self.tell(facts, source, message, out),
+                Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, facts: &Facts, source: &Source<'_>, message: &Message, out: &mut Vec<Frame>) {
+        let id = message.id.as_deref().unwrap_or_default();
+        if self.told.contains(id) {
+            return;
+        }
+        let mut answer = self.answers.remove(id).unwrap_or_else(|| {
+            let word = |name| message.response_metadata.get(name).and_then(Value::as_str).unwrap_or_default();
+            let model = Some((word("model_provider"), word("model_name")));
+            let source = Source { model, ..*source };
+            Answer::new(self.speaker(facts, &source, id))
+        });
+        answer.complete(message, out);
+        self.told.insert(id.to_owned());
+    }
+
+    fn tell(&mut self, facts: &Facts, source: &Source<'_>, message: &Message, out: &mut Vec<Frame>) {
+        let id = message.id.as_deref().unwrap_or_default();
+        if !self.told.insert(id.to_owned()) {
+            return;
+        }
+        let metadata = source.encode(facts);
+        let text = json(message);
+        if let Some(name) = self.tuple_name(source.origin) {
+            let mut data = BytesMut::with_capacity(text.len() + metadata.len() + 3);
+            data.put_u8(b'[');
+            data.put_slice(&text);
+            data.put_u8(b',');
+            data.put_slice(metadata.as_bytes());
+            data.put_u8(b']');
+            out.push(Frame::new(name, data.freeze()));
+        }
+        if self.modes.has(Mode::Messages) {
+            out.push(metadata_frame(id, &metadata));
+            let mut data = Vec::with_capacity(text.len() + 2);
+            data.push(b'[');
+            data.extend_from_slice(&text);
+            data.push(b']');
+            out.push(Frame::new("messages/complete", data));
+        }
+    }
+
+    fn speaker(&self, facts: &Facts, source: &Source<'_>, message: &str) -> Speaker {
+        Speaker {
+            message: message.to_owned(),
+            provider: source.model.map_or_else(String::new, |(provider, _)| provider.to_owned()),
+            tuple: self.tuple_name(source.origin),
+            whole: self.modes.has(Mode::Messages),
+            metadata: source.encode(facts),
+        }
+    }
+
+    fn tuple_name(&self, origin: &Origin) -> Option<Name> {
+        let namespace = || (!origin.namespace.is_empty()).then(|| Arc::from(namespace_text(&origin.namespace)));
+        self.modes.has(Mode::MessagesTuple).then(|| Name { word: "messages", namespace: namespace() })
+    }
+}
+
+impl LaneView {
+    /// The source of what a task of this agent says.
+    pub fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
+        let task = TaskId::of_step(self.head, node, call);
+        Source { origin: &self.origin, node, task, step: self.next_step(), call, model: None }
+    }
+}

@@ -1,0 +1,133 @@
+//! The object that accompanies every streamed message and says where it comes from.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::Facts;
+use crate::domain::event::Origin;
+use crate::domain::id::TaskId;
+use crate::domain::machine::{MODEL, TOOLS};
+use crate::domain::run::namespace_text;
+use crate::http::stream::frame::json;
+
+/// Where a message comes from.
+pub(super) struct Source<'a> {
+    /// The agent.
+    pub origin: &'a Origin,
+    /// The node: `model`, `tools`, or a hook.
+    pub node: &'a str,
+    /// The task that made it.
+    pub task: TaskId,
+    /// The number of the step, when it is known.
+    pub step: Option<i64>,
+    /// Which call of the step, for results of tools.
+    pub call: usize,
+    /// The provider and the name of the model that said it.
+    pub model: Option<(&'a str, &'a str)>,
+}
+
+#[derive(Serialize)]
+struct Metadata<'a> {
+    lc_agent_name: &'a str,
+    agent_path: &'a [String],
+    tool_call_id: Option<&'a str>,
+    created_by: &'a str,
+    graph_id: &'a str,
+    assistant_id: String,
+    run_attempt: u32,
+    run_id: String,
+    thread_id: String,
+    langgraph_step: Option<i64>,
+    langgraph_node: &'a str,
+    langgraph_triggers: [String; 1],
+    langgraph_path: Value,
+    langgraph_checkpoint_ns: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint_ns: Option<String>,
+    #[serde(flatten)]
+    model: Option<ModelMetadata<'a>>,
+    #[serde(flatten)]
+    extra: &'a Map<String, Value>,
+}
+
+#[derive(Serialize)]
+struct ModelMetadata<'a> {
+    ls_provider: &'a str,
+    ls_model_name: &'a str,
+    ls_model_type: &'a str,
+    ls_temperature: Option<f64>,
+}
+
+impl Source<'_> {
+    /// The object, encoded. It is the same for all pieces of a message.
+    pub fn encode(&self, facts: &Facts) -> Arc<str> {
+        let inside = namespace_text(&self.origin.namespace);
+        let own = format!("{}:{}", self.node, self.task);
+        let full = if inside.is_empty() { own } else { format!("{inside}|{own}") };
+        let is_call = self.node == TOOLS;
+        let checkpoint_ns = match (inside.is_empty(), is_call) {
+            (false, _) => Some(inside),
+            (true, false) => Some(full.clone()),
+            (true, true) => None,
+        };
+        let metadata = Metadata {
+            lc_agent_name: &self.origin.agent,
+            agent_path: &self.origin.path,
+            tool_call_id: self.origin.cause.as_deref(),
+            created_by: "system",
+            graph_id: &facts.graph_id,
+            assistant_id: facts.assistant.to_string(),
+            run_attempt: facts.attempt,
+            run_id: facts.run.to_string(),
+            thread_id: facts.thread.to_string(),
+            langgraph_step: self.step,
+            langgraph_node: self.node,
+            langgraph_triggers: [triggers(self.node)],
+            langgraph_path: if is_call {
+                json!(["__pregel_push", self.call, false])
+            } else {
+                json!(["__pregel_pull", self.node])
+            },
+            langgraph_checkpoint_ns: full,
+            checkpoint_ns,
+            model: self.model.map(|(provider, name)| ModelMetadata {
+                ls_provider: provider,
+                ls_model_name: name,
+                ls_model_type: "chat",
+                ls_temperature: None,
+            }),
+            extra: &facts.metadata,
+        };
+        Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
+    }
+
+    /// Whether the model itself speaks.
+    pub fn is_model(&self) -> bool {
+        self.node == MODEL
+    }
+}
+
+/// Takes away what the requester may not overwrite.
+pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
+    const OWN: [&str; 9] = [
+        "lc_agent_name",
+        "agent_path",
+        "tool_call_id",
+        "created_by",
+        "graph_id",
+        "assistant_id",
+        "run_attempt",
+        "run_id",
+        "thread_id",
+    ];
+    let is_own = |name: &str| OWN.contains(&name) || name.starts_with("langgraph_") || name.starts_with("ls_");
+    extra.retain(|name, _| !is_own(name) && name != "checkpoint_ns");
+    extra
+}
+
+/// What clients are told started a task of `node`.
+pub(super) fn triggers(node: &str) -> String {
+    if node == TOOLS { "__pregel_push".to_owned() } else { format!("branch:to:{node}") }
+}

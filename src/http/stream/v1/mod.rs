@@ -1,0 +1,347 @@
+//! The stream modes of the first protocol: events of the log become frames.
+//!
+//! A [`Presenter`] is pure: it waits for nothing and looks at nothing but the events. There is one for each reader, for it
+//! remembers what this reader has seen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::frame::Frame;
+use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::event::{Event, EventBody, Fact, Origin};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
+use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::machine::{Failure, START, TOOLS};
+use crate::domain::run::{Run, RunStatus};
+use crate::domain::state::{State, Update};
+use crate::domain::time::Timestamp;
+use lane::{Ahead, LaneView};
+use messages::Messages;
+pub use mode::{Mode, Modes};
+use steps::{Coming, Steps};
+use values::Public;
+
+mod answer;
+mod lane;
+mod messages;
+mod metadata;
+mod mode;
+mod partial;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod values;
+
+/// What frames tell about the run besides what happens in it.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// The run.
+    pub run: RunId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// The definition of its agent.
+    pub graph_id: String,
+    /// The assistant it was asked of.
+    pub assistant: AssistantId,
+    /// Which attempt it is.
+    pub attempt: u32,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// What else goes into the metadata of messages and tasks: the `metadata` of the request's `config`.
+    pub metadata: Map<String, Value>,
+}
+
+impl Facts {
+    /// The facts of a stored run.
+    pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
+        let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
+        Self {
+            run: run.id,
+            thread: run.thread,
+            graph_id: graph_id.into(),
+            assistant: run.assistant,
+            attempt: run.attempt.max(1),
+            created_at: run.created_at,
+            metadata: metadata.unwrap_or_default(),
+        }
+    }
+}
+
+/// Turns the events of one run into the frames of one reader.
+pub struct Presenter {
+    facts: Facts,
+    modes: Modes,
+    subgraphs: bool,
+    /// Whether the reader wants the frame that names the run.
+    opens: bool,
+    lanes: HashMap<Lane, LaneView>,
+    /// The newest checkpoints by namespace.
+    heads: BTreeMap<String, CheckpointId>,
+    messages: Messages,
+    /// Who first asked a question; callers repeat it.
+    askers: HashMap<InterruptId, Arc<Origin>>,
+}
+
+impl Presenter {
+    /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
+    pub fn new(facts: Facts, modes: Modes, subgraphs: bool) -> Self {
+        Self {
+            facts: Facts { metadata: metadata::without_own(facts.metadata), ..facts },
+            modes,
+            subgraphs,
+            opens: true,
+            lanes: HashMap::new(),
+            heads: BTreeMap::new(),
+            messages: Messages::new(modes),
+            askers: HashMap::new(),
+        }
+    }
+
+    /// Leaves out the frame that names the run, for readers who asked for certain modes only.
+    pub fn without_opening(mut self) -> Self {
+        self.opens = false;
+        self
+    }
+
+    /// The checkpoint whose state [`Presenter::present`] needs together with `event`, if it needs one.
+    pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
+        if !self.modes.need_state() || !self.shows(&event.origin) {
+            return None;
+        }
+        let is_unknown = || self.lanes.get(&event.origin.lane).is_none_or(|view| view.state.is_none());
+        match &event.body {
+            EventBody::Fact(Fact::Started { base, .. }) => *base,
+            EventBody::Entry(entry) if is_unknown() => entry.parent,
+            EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
+            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) => None,
+        }
+    }
+
+    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
+    pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
+        let mut out = Vec::new();
+        if self.modes.tell_steps() {
+            self.begin_tasks(event, &mut out);
+        }
+        if !self.shows(&event.origin) {
+            self.note_askers(event);
+            return out;
+        }
+        if let EventBody::Delta(delta) = &event.body {
+            if self.modes.tell_messages() {
+                self.messages.piece(&self.facts, &event.origin, delta, &mut out);
+            }
+            return out;
+        }
+        let lane = event.origin.lane;
+        let mut view = self.lanes.remove(&lane).unwrap_or_else(|| LaneView::new(&event.origin));
+        if let Some(base) = base {
+            view.state = Some(Arc::unwrap_or_clone(base));
+        }
+        match &event.body {
+            EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, &mut out),
+            EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, &mut out),
+            EventBody::Delta(_) => {}
+        }
+        self.lanes.insert(lane, view);
+        out
+    }
+
+    /// Remembers who asks, when nothing else is shown of him: his callers will repeat the questions.
+    fn note_askers(&mut self, event: &Event) {
+        if let EventBody::Fact(Fact::Asked { interrupts, .. }) = &event.body {
+            for interrupt in interrupts {
+                self.askers.entry(interrupt.id.clone()).or_insert_with(|| Arc::clone(&event.origin));
+            }
+        }
+    }
+
+    /// Whether the reader sees this agent.
+    fn shows(&self, origin: &Origin) -> bool {
+        self.subgraphs || origin.namespace.is_empty()
+    }
+
+    fn fact(&mut self, view: &mut LaneView, fact: &Fact, at: Timestamp, out: &mut Vec<Frame>) {
+        match fact {
+            Fact::Started { base, attempt, resumed } => self.started(view, (*base, *attempt, *resumed), at, out),
+            Fact::Answered { head, call, writes } => {
+                view.head = Some(*head);
+                view.answered.push(*call);
+                self.call_written(view, *call, writes, at, out);
+            }
+            Fact::Asked { head, interrupts } => {
+                view.head = head.or(view.head);
+                self.asked(view, interrupts, at, out);
+            }
+            Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
+            Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
+            Fact::Ended { status, error } if view.is_main() => out.extend(error_frame(*status, error.as_ref())),
+            Fact::Paused | Fact::Custom { .. } | Fact::Ended { .. } => {}
+        }
+    }
+
+    fn started(
+        &mut self,
+        view: &mut LaneView,
+        (base, attempt, resumed): (Option<CheckpointId>, u32, bool),
+        at: Timestamp,
+        out: &mut Vec<Frame>,
+    ) {
+        let fresh = (base.is_none() && self.modes.need_state()).then(State::default);
+        let state = fresh.or_else(|| view.state.take());
+        *view = LaneView { state, head: base, whole: true, ..LaneView::new(&view.origin) };
+        self.note_head(view);
+        if view.is_main() {
+            self.facts.attempt = attempt;
+            if self.opens {
+                out.push(Frame::of("metadata", &json!({"run_id": self.facts.run, "attempt": attempt})));
+            }
+        }
+        if resumed {
+            if self.modes.has(Mode::Values) {
+                out.extend(values::values(view));
+            }
+            view.ahead = self.modes.tell_steps().then_some(Ahead { entry: None, at });
+        }
+    }
+
+    fn entry(&mut self, view: &mut LaneView, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
+        if view.state.is_none() && entry.parent.is_none() && self.modes.need_state() {
+            view.state = Some(State::default());
+        }
+        // A reader who joined in the middle learns here onto what the step was made.
+        view.head = entry.parent;
+        view.step = Some(entry.step - 1);
+        if entry.source == Source::Loop && entry.node == TOOLS {
+            self.calls_written(view, entry, at, out);
+        } else if entry.source == Source::Loop && entry.node != START {
+            self.node_written(view, entry, at, out);
+        }
+        view.advance(entry);
+        self.note_head(view);
+        let changed = entry.writes.iter().any(|update| !Public(update).is_empty());
+        if changed && self.modes.has(Mode::Values) {
+            out.extend(values::values(view));
+        }
+        if self.modes.tell_steps() {
+            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), at });
+        }
+    }
+
+    fn node_written(&mut self, view: &LaneView, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+        let nothing = Update::none();
+        let update = entry.writes.first().unwrap_or(&nothing);
+        if self.modes.tell_messages() {
+            self.messages.written(&self.facts, &view.source(&entry.node, 0), update, out);
+        }
+        if self.modes.has(Mode::Updates) {
+            out.push(values::updates(view, &entry.node, update, false));
+        }
+        self.steps(at).end(view, &entry.node, 0, update, out);
+    }
+
+    fn calls_written(&mut self, view: &LaneView, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+        for (call, update) in entry.writes.iter().enumerate() {
+            if view.answered.contains(&call) {
+                continue;
+            }
+            // Announced before this reader came, or by an earlier run.
+            let cached = view.whole && entry.shown.contains(&call);
+            if !cached {
+                self.call_written(view, call, update, at, out);
+            } else if self.modes.has(Mode::Updates) {
+                out.push(values::updates(view, TOOLS, update, true));
+            }
+        }
+    }
+
+    fn call_written(&mut self, view: &LaneView, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
+        if self.modes.tell_messages() {
+            self.messages.written(&self.facts, &view.source(TOOLS, call), update, out);
+        }
+        if self.modes.has(Mode::Updates) {
+            out.push(values::updates(view, TOOLS, update, false));
+        }
+        self.steps(at).end(view, TOOLS, call, update, out);
+    }
+
+    fn asked(&mut self, view: &mut LaneView, interrupts: &[Interrupt], at: Timestamp, out: &mut Vec<Frame>) {
+        let mut by_task: Vec<(TaskId, String, Vec<Value>)> = vec![];
+        for interrupt in interrupts {
+            if !view.asked.insert(interrupt.id.clone()) {
+                continue;
+            }
+            let asker = self.askers.entry(interrupt.id.clone()).or_insert_with(|| Arc::clone(&view.origin));
+            let question = values::interrupt(interrupt, asker);
+            let (task, node) = task_of(view, asker, interrupt);
+            if self.modes.has(Mode::Updates) {
+                out.push(values::updates_asking(view, std::slice::from_ref(&question)));
+            }
+            if self.modes.has(Mode::Values) {
+                out.extend(values::values_asking(view, std::slice::from_ref(&question)));
+            }
+            match by_task.iter_mut().find(|(known, ..)| *known == task) {
+                Some((.., questions)) => questions.push(question),
+                None => by_task.push((task, node, vec![question])),
+            }
+        }
+        for (task, node, questions) in by_task {
+            self.steps(at).end_asking(view, &node, task, &questions, out);
+        }
+    }
+
+    fn steps(&self, at: Timestamp) -> Steps<'_> {
+        Steps { facts: &self.facts, modes: self.modes, heads: &self.heads, at }
+    }
+
+    fn note_head(&mut self, view: &LaneView) {
+        if let (true, Some(head)) = (self.modes.tell_steps(), view.head) {
+            self.heads.insert(view.namespace.as_deref().unwrap_or_default().to_owned(), head);
+        }
+    }
+
+    /// Shows the tasks that are known to have begun now that `event` is here: its own agent's, and the calls of the
+    /// agents above it.
+    fn begin_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
+        let below = &event.origin.namespace;
+        let mut ready: Vec<(Lane, Coming, Ahead)> = self
+            .lanes
+            .iter_mut()
+            .filter(|(_, view)| below.starts_with(&view.origin.namespace))
+            .filter_map(|(lane, view)| {
+                let is_own = *lane == event.origin.lane;
+                let coming = if is_own { Coming::told_by(event, view) } else { Coming::Calls };
+                Some((*lane, coming, view.ahead.take()?))
+            })
+            .collect();
+        ready.sort_by_key(|(lane, ..)| self.lanes.get(lane).map_or(0, |view| view.origin.namespace.len()));
+        for (lane, coming, ahead) in ready {
+            if let Some(view) = self.lanes.get(&lane) {
+                self.steps(event.at).begin(view, &ahead, &coming, out);
+            }
+        }
+    }
+}
+
+/// The task of `view`'s agent under which a question is filed, and its node. For a question that a subagent asked this is
+/// the call that the subagent works on.
+fn task_of(view: &LaneView, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
+    match (asker.namespace.get(view.origin.namespace.len()), &interrupt.asker) {
+        (Some(call), _) => (*call, TOOLS.to_owned()),
+        (None, Asker::Call(_)) => (interrupt.task, TOOLS.to_owned()),
+        (None, Asker::Hook(name)) => (interrupt.task, name.clone()),
+    }
+}
+
+/// `error`: why the run failed, if it did.
+fn error_frame(status: RunStatus, error: Option<&Failure>) -> Option<Frame> {
+    let told = |class: &str, message: &str| Frame::of("error", &json!({"error": class, "message": message}));
+    match (error, status) {
+        (Some(failure), _) => Some(told(&failure.class, &failure.message)),
+        (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
+        (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
+        (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
+    }
+}

@@ -1,0 +1,96 @@
+//! The stream modes of the first protocol, and sets of them.
+
+/// What a client wants to see of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// The whole state after each step that changed it.
+    Values,
+    /// What each step wrote.
+    Updates,
+    /// Messages as they grow, each time as a whole.
+    Messages,
+    /// Messages as they grow, piece by piece.
+    MessagesTuple,
+    /// What tools and policies tell.
+    Custom,
+    /// Tasks as they begin and end.
+    Tasks,
+    /// Checkpoints as they are made.
+    Checkpoints,
+    /// Tasks and checkpoints in one stream.
+    Debug,
+    /// Accepted for the sake of clients that always ask for it; shows nothing of its own.
+    Events,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Values,
+        Self::Updates,
+        Self::Messages,
+        Self::MessagesTuple,
+        Self::Custom,
+        Self::Tasks,
+        Self::Checkpoints,
+        Self::Debug,
+        Self::Events,
+    ];
+
+    /// The word for it in requests.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Values => "values",
+            Self::Updates => "updates",
+            Self::Messages => "messages",
+            Self::MessagesTuple => "messages-tuple",
+            Self::Custom => "custom",
+            Self::Tasks => "tasks",
+            Self::Checkpoints => "checkpoints",
+            Self::Debug => "debug",
+            Self::Events => "events",
+        }
+    }
+
+    /// The mode of this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.word() == word)
+    }
+}
+
+/// A set of modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Modes(u16);
+
+impl Modes {
+    /// Whether the set holds `mode`.
+    pub fn has(self, mode: Mode) -> bool {
+        self.0 & (1 << mode as u16) != 0
+    }
+
+    /// The modes that are in both sets.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether messages are wanted, in either form.
+    pub(super) fn tell_messages(self) -> bool {
+        self.has(Mode::Messages) || self.has(Mode::MessagesTuple)
+    }
+
+    /// Whether tasks or checkpoints are wanted, in any form.
+    pub(super) fn tell_steps(self) -> bool {
+        self.has(Mode::Tasks) || self.has(Mode::Checkpoints) || self.has(Mode::Debug)
+    }
+
+    /// Whether the state has to be followed.
+    pub(super) fn need_state(self) -> bool {
+        self.has(Mode::Values) || self.tell_steps()
+    }
+}
+
+impl FromIterator<Mode> for Modes {
+    fn from_iter<T: IntoIterator<Item = Mode>>(modes: T) -> Self {
+        Self(modes.into_iter().fold(0, |set, mode| set | 1 << mode as u16))
+    }
+}

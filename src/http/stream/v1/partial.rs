@@ -1,0 +1,145 @@
+//! JSON texts that are still growing.
+
+use serde_json::{Map, Value};
+
+/// The arguments that can be read from the beginning of their text; what is cut off at the end is left out.
+pub(super) fn arguments(text: &str) -> Map<String, Value> {
+    let whole = Growth::of(text);
+    let candidates = [whole.closed(text, text.len()), whole.closed(text, whole.safe)];
+    candidates
+        .iter()
+        .find_map(|candidate| match serde_json::from_str(candidate) {
+            Ok(Value::Object(arguments)) => Some(arguments),
+            Ok(_) | Err(_) => None,
+        })
+        .unwrap_or_default()
+}
+
+/// How far a text has grown: what is open at its end, and the last place at which it could be closed at once.
+struct Growth {
+    open: Vec<u8>,
+    in_text: bool,
+    escaped: bool,
+    safe: usize,
+    open_at_safe: Vec<u8>,
+}
+
+impl Growth {
+    fn of(text: &str) -> Self {
+        let mut it = Self { open: vec![], in_text: false, escaped: false, safe: 0, open_at_safe: vec![] };
+        for (at, byte) in text.bytes().enumerate() {
+            it.take(at, byte);
+        }
+        it
+    }
+
+    fn take(&mut self, at: usize, byte: u8) {
+        if self.in_text {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' => self.escaped = true,
+                b'"' => self.in_text = false,
+                _ => {}
+            }
+            return;
+        }
+        match byte {
+            b'"' => self.in_text = true,
+            b'{' | b'[' => {
+                self.open.push(if byte == b'{' { b'}' } else { b']' });
+                self.mark(at + 1);
+            }
+            b'}' | b']' => {
+                self.open.pop();
+                self.mark(at + 1);
+            }
+            b',' => self.mark(at),
+            _ => {}
+        }
+    }
+
+    fn mark(&mut self, at: usize) {
+        self.safe = at;
+        self.open_at_safe.clone_from(&self.open);
+    }
+
+    /// The text up to `end`, closed.
+    fn closed(&self, text: &str, end: usize) -> String {
+        let mut closed = text[..end].to_owned();
+        let open = if end == self.safe { &self.open_at_safe } else { &self.open };
+        if end == text.len() && self.in_text {
+            if self.escaped {
+                closed.pop();
+            }
+            closed.push('"');
+        }
+        closed.extend(open.iter().rev().map(|byte| char::from(*byte)));
+        closed
+    }
+}
+
+/// What remains to be said of the JSON text `whole` after `said`, which may be spaced differently. None if `said` is no
+/// beginning of it.
+pub(super) fn remainder<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
+    if said.is_empty() {
+        return Some(whole);
+    }
+    if serde_json::from_str::<Value>(said).is_ok() {
+        return Some("");
+    }
+    let mut rest = whole;
+    let (mut in_text, mut escaped) = (false, false);
+    for letter in said.chars() {
+        if !in_text && letter.is_ascii_whitespace() {
+            continue;
+        }
+        rest = rest.strip_prefix(letter)?;
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' if in_text => escaped = true,
+            '"' => in_text = !in_text,
+            _ => {}
+        }
+    }
+    Some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_as_far_as_they_were_said() {
+        let cases = [
+            ("", json!({})),
+            ("{\"que", json!({})),
+            ("{\"query\":", json!({})),
+            ("{\"query\": \"q", json!({"query": "q"})),
+            ("{\"query\": \"a\\", json!({"query": "a"})),
+            ("{\"a\": 1, \"b", json!({"a": 1})),
+            ("{\"a\": [1, {\"b\": \"c\"", json!({"a": [1, {"b": "c"}]})),
+            ("{\"a\": [1], \"b\":", json!({"a": [1]})),
+            ("{\"a\": \"x\"}", json!({"a": "x"})),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Value::Object(arguments(text)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_remainder_continues_what_was_said_whatever_its_spacing() {
+        let whole = "{\"a\":\"x y\",\"b\":[1,2]}";
+        let cases = [
+            ("", Some(whole)),
+            ("{\"a\": \"x", Some(" y\",\"b\":[1,2]}")),
+            ("{ \"a\": \"x y\", \"b\": [1, ", Some("2]}")),
+            ("{\"a\": \"x y\", \"b\": [1, 2]}", Some("")),
+            ("{\"c", None),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(remainder(said, whole), expected, "{said}");
+        }
+    }
+}

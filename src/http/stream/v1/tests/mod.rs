@@ -1,0 +1,257 @@
+//! Runs as the loop writes them into the log, and what readers make of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::domain::call::{Answer, Fate};
+use crate::domain::event::{AnswerHead, Chunk, Delta};
+use crate::domain::interrupt::{Question, QuestionKind};
+use crate::domain::machine::{MODEL, Machine, Plan};
+use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+
+mod messages;
+mod runs;
+mod steps;
+
+/// An agent at work.
+pub(super) struct Agent {
+    pub origin: Arc<Origin>,
+    pub machine: Machine,
+    plan: Plan,
+}
+
+/// A thread whose log is being written.
+pub(super) struct Play {
+    pub events: Vec<Event>,
+    pub states: HashMap<CheckpointId, Arc<State>>,
+    run: RunId,
+    asking: bool,
+}
+
+pub(super) const HITL: &str = "HumanInTheLoopMiddleware.after_model";
+
+pub(super) fn call(id: &str, name: &str, args: Value) -> ToolCall {
+    let Value::Object(args) = args else { panic!("arguments are an object") };
+    ToolCall::new(id, name, args)
+}
+
+impl Play {
+    pub fn new() -> Self {
+        Self { events: vec![], states: HashMap::new(), run: RunId::mint(), asking: false }
+    }
+
+    /// A thread whose agents ask before they call tools.
+    pub fn asking() -> Self {
+        Self { asking: true, ..Self::new() }
+    }
+
+    fn agent(&self, origin: Origin) -> Agent {
+        let after_model = if self.asking { vec![HITL.to_owned()] } else { vec![] };
+        let plan = Plan { after_model, step_limit: 100, ..Plan::default() };
+        Agent { origin: Arc::new(origin), machine: Machine::default(), plan }
+    }
+
+    pub fn main(&self) -> Agent {
+        let agent = "main-agent".to_owned();
+        self.agent(Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None })
+    }
+
+    /// The subagent that works on a call of `parent`.
+    pub fn child(&self, parent: &Agent, at: usize, cause: &str) -> Agent {
+        let agent = "researcher".to_owned();
+        let mut namespace = parent.origin.namespace.clone();
+        namespace.push(parent.machine.call_task(at));
+        let path = parent.origin.path.iter().cloned().chain([agent.clone()]).collect();
+        let lane = Lane::Child(RunId::mint());
+        self.agent(Origin { lane, namespace, path, agent, cause: Some(cause.to_owned()) })
+    }
+
+    fn put(&mut self, agent: &Agent, body: EventBody) {
+        let seq = self.events.len() as i64 + 1;
+        let at = Timestamp(1_795_250_000_000_000 + seq);
+        self.events.push(Event { seq, run: self.run, at, origin: Arc::clone(&agent.origin), body });
+    }
+
+    pub fn fact(&mut self, agent: &Agent, fact: Fact) {
+        self.put(agent, EventBody::Fact(fact));
+    }
+
+    fn entry(&mut self, agent: &Agent, entry: Entry) {
+        self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
+        self.put(agent, EventBody::Entry(Arc::new(entry)));
+    }
+
+    pub fn start(&mut self, agent: &Agent, resumed: bool) {
+        self.fact(agent, Fact::Started { base: agent.machine.head, attempt: 1, resumed });
+    }
+
+    pub fn input(&mut self, agent: &mut Agent, text: &str) {
+        let input = Update::messages([Message::human(text).with_id(format!("h-{text}"))]);
+        let before = agent.machine.state.clone();
+        let [first, second] = agent.machine.begin(&agent.plan, input, [CheckpointId::mint(), CheckpointId::mint()]);
+        self.states.insert(first.id, Arc::new(before));
+        self.put(agent, EventBody::Entry(Arc::new(first)));
+        self.entry(agent, second);
+    }
+
+    /// The model answers: piece by piece, then as a whole.
+    pub fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
+        let head = Arc::new(AnswerHead {
+            message: id.to_owned(),
+            task: TaskId::of_step(agent.machine.head, MODEL, 0),
+            step: agent.machine.step.map_or(0, |step| step + 1),
+            provider: "openai".to_owned(),
+            model: "mock".to_owned(),
+        });
+        let message = message(&agent.origin.agent, id, text, calls);
+        for (ordinal, chunk) in (0..).zip(pieces(text, calls, &message)) {
+            self.put(agent, EventBody::Delta(Delta { answer: Arc::clone(&head), ordinal, chunk }));
+        }
+        let entry = agent.machine.model_done(&agent.plan, message, Update::none(), CheckpointId::mint());
+        self.entry(agent, entry);
+    }
+
+    /// A call is answered; `alone` while others still run.
+    pub fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
+        let Some(call) = agent.machine.call(at) else { panic!("there is no call {at}") };
+        let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
+        let answer = Answer { shown: alone, ..Answer::message(message) };
+        if let (true, Some(head)) = (alone, agent.machine.head) {
+            self.fact(agent, Fact::Answered { head, call: at, writes: answer.writes.clone() });
+        }
+        agent.machine.set_fate(at, Fate::Answered(Box::new(answer)));
+    }
+
+    pub fn tools(&mut self, agent: &mut Agent) {
+        let Some(entry) = agent.machine.tools_done(&agent.plan, CheckpointId::mint()) else { panic!("calls are open") };
+        self.entry(agent, entry);
+    }
+
+    /// A hook writes, or passes in silence.
+    pub fn hook(&mut self, agent: &mut Agent, update: Update) {
+        if let Some(entry) = agent.machine.hook_done(&agent.plan, update, None, CheckpointId::mint()) {
+            self.entry(agent, entry);
+        }
+    }
+
+    /// The hook after the model asks.
+    pub fn ask(&mut self, agent: &mut Agent) -> Interrupt {
+        let question = Question {
+            kind: QuestionKind::ToolApproval,
+            value: json!({"action_requests": [], "review_configs": []}),
+            schema: json!({}),
+            calls: vec!["c1".to_owned()],
+        };
+        let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else { panic!("no hook is next") };
+        self.repeat(agent, &asked);
+        asked
+    }
+
+    pub fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
+        self.fact(agent, Fact::Asked { head: agent.machine.head, interrupts: vec![asked.clone()] });
+    }
+
+    pub fn end(&mut self, agent: &Agent) {
+        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None });
+    }
+
+    /// What a reader gets of these events.
+    pub fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+        let facts = Facts {
+            run: self.run,
+            thread: ThreadId::mint(),
+            graph_id: "agent".to_owned(),
+            assistant: AssistantId::of_graph("agent"),
+            attempt: 1,
+            created_at: Timestamp(1_795_250_000_000_000),
+            metadata: Map::new(),
+        };
+        let mut presenter = Presenter::new(facts, modes.iter().copied().collect(), subgraphs);
+        events
+            .iter()
+            .flat_map(|event| {
+                let base = presenter.wants_state(event).map(|id| Arc::clone(&self.states[&id]));
+                presenter.present(event, base)
+            })
+            .collect()
+    }
+
+    pub fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+        self.read(&self.events, modes, subgraphs)
+    }
+}
+
+/// The finished message.
+fn message(agent: &str, id: &str, text: &str, calls: &[ToolCall]) -> Message {
+    let usage_metadata = Some(json!({"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}));
+    let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata };
+    let mut message = Message { name: Some(agent.to_owned()), ..Message::new(role, text).with_id(id) };
+    message.response_metadata = ended();
+    message
+}
+
+fn ended() -> Map<String, Value> {
+    let ended = [("finish_reason", "stop"), ("model_name", "mock"), ("model_provider", "openai")];
+    ended.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}
+
+fn pieces(text: &str, calls: &[ToolCall], message: &Message) -> Vec<Chunk> {
+    let mut pieces = vec![Chunk::Begin];
+    pieces.extend(text.split_inclusive(' ').map(|word| Chunk::Text(word.to_owned())));
+    for (index, call) in calls.iter().enumerate() {
+        let (id, name) = (Some(call.id.clone()), Some(call.name.clone()));
+        pieces.push(Chunk::Call { index, id, name, args: String::new() });
+        let args = json!(call.args).to_string();
+        let (first, second) = args.split_at(args.len() / 2);
+        for part in [first, second] {
+            pieces.push(Chunk::Call { index, id: None, name: None, args: part.to_owned() });
+        }
+    }
+    let Role::Ai { usage_metadata, .. } = &message.role else { panic!("a model speaks") };
+    pieces.push(Chunk::End { response_metadata: ended(), usage: usage_metadata.clone() });
+    pieces
+}
+
+pub(super) fn data(frame: &Frame) -> Value {
+    serde_json::from_slice(&frame.data).unwrap_or_else(|error| panic!("{error} in {frame:?}"))
+}
+
+/// Frames in short: the word, `@depth` inside a subagent, and what it is about.
+pub(super) fn lines(frames: &[Frame]) -> Vec<String> {
+    frames.iter().map(line).collect()
+}
+
+fn line(frame: &Frame) -> String {
+    let depth = frame.event.namespace.as_ref().map_or(0, |namespace| namespace.split('|').count());
+    let depth = if depth == 0 { String::new() } else { format!("@{depth}") };
+    format!("{}{depth} {}", frame.event.word, about(frame.event.word, &data(frame))).trim_end().to_owned()
+}
+
+fn about(word: &str, data: &Value) -> String {
+    let count = |value: &Value| value.as_array().map_or(0, Vec::len);
+    match word {
+        "values" => {
+            let asks = if data["__interrupt__"].is_array() { " asks" } else { "" };
+            format!("{}{asks}", count(&data["messages"]))
+        }
+        "updates" => {
+            let keys: Vec<_> = data.as_object().into_iter().flat_map(Map::keys).cloned().collect();
+            keys.join(" ")
+        }
+        "messages" | "messages/partial" | "messages/complete" => {
+            format!("{}: {}", data[0]["type"], data[0]["content"]).replace('"', "")
+        }
+        "tasks" => {
+            let kind = if data["input"].is_null() { "ends" } else { "begins" };
+            let asks = if count(&data["interrupts"]) > 0 { " asking" } else { "" };
+            format!("{} {kind}{asks}", data["name"]).replace('"', "")
+        }
+        "checkpoints" => format!("{} next {}", data["metadata"]["step"], data["next"]).replace('"', ""),
+        "debug" => data["type"].as_str().unwrap_or_default().to_owned(),
+        "error" => data["error"].as_str().unwrap_or_default().to_owned(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,88 @@
+//! The modes `tasks`, `checkpoints` and `debug`.
+
+use super::*;
+
+fn delegation() -> Play {
+    let mut play = Play::asking();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "", &[call("c1", "task", json!({"description": "look"}))]);
+    play.hook(&mut main, Update::none());
+    let mut child = play.child(&main, 0, "c1");
+    play.start(&child, false);
+    play.input(&mut child, "look");
+    play.say(&mut child, "s1", "", &[call("c2", "lookup", json!({}))]);
+    let asked = play.ask(&mut child);
+    play.end(&child);
+    play.repeat(&main, &asked);
+    play.end(&main);
+    play
+}
+
+#[test]
+fn a_task_begins_before_what_it_does_and_ends_before_the_state() {
+    let mut play = Play::new();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "hello", &[]);
+    play.end(&main);
+    let frames = play.all(&[Mode::Values, Mode::Updates, Mode::Tasks, Mode::Checkpoints], false);
+    let expected = [
+        "metadata",
+        "checkpoints -1 next [__start__]",
+        "values 1",
+        "checkpoints 0 next [model]",
+        "tasks model begins",
+        "updates model",
+        "tasks model ends",
+        "values 2",
+        "checkpoints 1 next []",
+    ];
+    assert_eq!(lines(&frames), expected);
+    assert_eq!(data(&frames[4])["id"], data(&frames[6])["id"]);
+    assert_eq!(data(&frames[4])["id"], data(&frames[3])["tasks"][0]["id"]);
+}
+
+#[test]
+fn the_task_of_a_call_begins_before_its_subagent_and_carries_the_call() {
+    let frames = delegation().all(&[Mode::Tasks], true);
+    let expected = [
+        "metadata",
+        "tasks model begins",
+        "tasks model ends",
+        "tasks tools begins",
+        "tasks@1 model begins",
+        "tasks@1 model ends",
+        "tasks@1 HumanInTheLoopMiddleware.after_model begins",
+        "tasks@1 HumanInTheLoopMiddleware.after_model ends asking",
+        "tasks tools ends asking",
+    ];
+    assert_eq!(lines(&frames), expected);
+    let begun = data(&frames[3]);
+    assert_eq!(begun["input"][0]["id"], "c1");
+    let namespace = format!("tools:{}", begun["id"].as_str().unwrap_or_default());
+    assert_eq!(frames[4].event.namespace.as_deref(), Some(namespace.as_str()));
+    assert_eq!(data(&frames[8])["id"], begun["id"]);
+}
+
+#[test]
+fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
+    let frames = delegation().all(&[Mode::Checkpoints, Mode::Debug], true);
+    let of = |word: &str, depth: bool| {
+        let found = frames.iter().filter(|frame| frame.event.word == word && frame.event.namespace.is_some() == depth);
+        found.map(data).collect::<Vec<_>>()
+    };
+    let (outer, inner) = (of("checkpoints", false), of("checkpoints", true));
+    let caller = &outer[2]["config"]["configurable"]["checkpoint_id"];
+    assert_eq!(&inner[1]["metadata"]["parents"][""], caller);
+    assert_eq!(&inner[1]["config"]["configurable"]["checkpoint_map"][""], caller);
+    assert_eq!(
+        inner[1]["parent_config"]["configurable"]["checkpoint_id"],
+        inner[0]["config"]["configurable"]["checkpoint_id"]
+    );
+    let debug = of("debug", true);
+    assert_eq!(debug[1]["payload"]["checkpoint"]["checkpoint_map"][""], *caller);
+    assert_eq!(debug[1]["type"], "checkpoint");
+}

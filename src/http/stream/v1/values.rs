@@ -1,0 +1,115 @@
+//! The modes `values`, `updates` and `custom`: states, and what steps wrote.
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::lane::LaneView;
+use crate::domain::event::Origin;
+use crate::domain::interrupt::Interrupt;
+use crate::domain::state::{Update, is_private};
+use crate::http::stream::frame::{Frame, json};
+
+/// The key under which clients look for questions.
+const INTERRUPT: &str = "__interrupt__";
+
+/// The public part of an update; `null` when there is none.
+pub(super) struct Public<'a>(pub &'a Update);
+
+impl Public<'_> {
+    /// Whether the update holds nothing that clients see.
+    pub fn is_empty(&self) -> bool {
+        self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| is_private(name))
+    }
+
+    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Update { messages, files, fields } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        if !messages.is_empty() {
+            map.serialize_entry("messages", messages)?;
+        }
+        if !files.is_empty() {
+            map.serialize_entry("files", files)?;
+        }
+        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Public<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.is_empty() { serializer.serialize_none() } else { self.write(serializer) }
+    }
+}
+
+/// The public part of an update; `{}` when there is none.
+pub(super) struct Written<'a>(pub &'a Update);
+
+impl Serialize for Written<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Public(self.0).write(serializer)
+    }
+}
+
+/// What one node wrote.
+struct NodeUpdate<'a> {
+    node: &'a str,
+    update: &'a Update,
+    cached: bool,
+}
+
+impl Serialize for NodeUpdate<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry(self.node, &Public(self.update))?;
+        if self.cached {
+            map.serialize_entry("__metadata__", &json!({"cached": true}))?;
+        }
+        map.end()
+    }
+}
+
+/// `updates`: what `node` wrote. `cached` when an earlier run did the work.
+pub(super) fn updates(view: &LaneView, node: &str, update: &Update, cached: bool) -> Frame {
+    Frame::of(view.name("updates"), &NodeUpdate { node, update, cached })
+}
+
+/// `updates`: questions, or none for a breakpoint.
+pub(super) fn updates_asking(view: &LaneView, interrupts: &[Value]) -> Frame {
+    Frame::of(view.name("updates"), &json!({ INTERRUPT: interrupts }))
+}
+
+/// `values`: the state, if it is known.
+pub(super) fn values(view: &LaneView) -> Option<Frame> {
+    view.state.as_ref().map(|state| Frame::of(view.name("values"), state))
+}
+
+/// `values`: the state and a question.
+pub(super) fn values_asking(view: &LaneView, interrupts: &[Value]) -> Option<Frame> {
+    let mut data = json(view.state.as_ref()?);
+    // The state is an object with at least two keys.
+    data.pop();
+    data.extend_from_slice(b",\"__interrupt__\":");
+    data.extend_from_slice(&json(&interrupts));
+    data.push(b'}');
+    Some(Frame::new(view.name("values"), data))
+}
+
+/// `custom`: a word of a tool or policy.
+pub(super) fn custom(view: &LaneView, value: &Value) -> Frame {
+    Frame::of(view.name("custom"), value)
+}
+
+/// A question as streams show it, with who asks and about which calls.
+pub(super) fn interrupt(interrupt: &Interrupt, asker: &Origin) -> Value {
+    json!({
+        "value": interrupt.question.value,
+        "id": interrupt.id,
+        "response_schema": null,
+        "agent_name": asker.agent,
+        "agent_path": asker.path,
+        "tool_call_ids": interrupt.question.calls,
+    })
+}
