@@ -1,5 +1,6 @@
 //! adjutant
 pub mod agent;
+pub mod app;
 pub mod config;
 pub mod db;
 pub mod domain;

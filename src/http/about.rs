@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",
     responses((status = 200, description = "It is", body = Value, example = json!({"ok": true, "services": {}}))))]
-pub async fn ok() -> Json<Value> {
+pub(super) async fn ok() -> Json<Value> {
     Json(json!({"ok": true, "services": {}}))
 }
 
 /// What the server is and what it can do.
 #[utoipa::path(get, path = "/info", tag = "Server",
     responses((status = 200, description = "Its version and what it can do", body = Value)))]
-pub async fn info() -> Json<Value> {
+pub(super) async fn info() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "server": "adjutant",

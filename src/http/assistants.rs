@@ -15,7 +15,7 @@ use super::{Answer, Api};
 #[utoipa::path(post, path = "/assistants/search", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub async fn search(
+pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(mut body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
@@ -31,12 +31,13 @@ pub async fn search(
 /// Counts assistants.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> Answer<usize> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> Answer<usize> {
     Ok(Json(find(&api, &body).len()))
 }
 
 fn find(api: &Api, wanted: &AssistantSearch) -> Vec<AssistantView> {
-    let all = api.runs.assistants().iter().map(AssistantView::from);
+    let all = api.runs.assistants();
+    let all = all.iter().map(AssistantView::from);
     let mut found: Vec<AssistantView> = all.filter(|view| wanted.wants(view)).collect();
     wanted.sort(&mut found);
     found
@@ -46,7 +47,7 @@ fn find(api: &Api, wanted: &AssistantSearch) -> Vec<AssistantView> {
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<AssistantView> {
-    let card = api.runs.assistants().iter().find(|card| card.id == path.assistant_id);
-    card.map(|card| Json(card.into())).ok_or_else(|| ApiError::not_found("assistant_not_found"))
+pub(super) async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<AssistantView> {
+    let card = api.runs.assistants().into_iter().find(|card| card.id == path.assistant_id);
+    card.map(|card| Json(AssistantView::from(&card))).ok_or_else(|| ApiError::not_found("assistant_not_found"))
 }

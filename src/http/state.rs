@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use axum::Json;
 use axum::extract::State;
 use serde_json::Value;
-use uuid::Uuid;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
@@ -26,7 +25,7 @@ use crate::runtime::StateWrite;
     params(ThreadPath, ("subgraphs" = Option<bool>, Query, description = "Accepted; the answer is the same")),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<StateView> {
+pub(super) async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<StateView> {
     let views = look(&api, path.thread_id, Part::Newest).await?;
     Ok(Json(views.into_iter().next().unwrap_or_else(|| StateView::empty(None))))
 }
@@ -35,7 +34,7 @@ pub async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<StateView> 
 #[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "State", params(CheckpointPath),
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub async fn at(State(api): State<Api>, path: CheckpointPath) -> Answer<StateView> {
+pub(super) async fn at(State(api): State<Api>, path: CheckpointPath) -> Answer<StateView> {
     show_at(&api, path.thread_id, path.checkpoint_id).await
 }
 
@@ -44,7 +43,7 @@ pub async fn at(State(api): State<Api>, path: CheckpointPath) -> Answer<StateVie
     request_body = StateAt,
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub async fn at_posted(State(api): State<Api>, path: ThreadPath, ApiJson(body): ApiJson<StateAt>) -> Answer<StateView> {
+pub(super) async fn at_posted(State(api): State<Api>, path: ThreadPath, ApiJson(body): ApiJson<StateAt>) -> Answer<StateView> {
     match wire::checkpoint(None, Some(&body.checkpoint))? {
         Some(checkpoint) => show_at(&api, path.thread_id, checkpoint).await,
         None => get(State(api), path).await,
@@ -64,7 +63,7 @@ async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answe
         (status = 400, description = "There is no such node", body = ErrorBody),
         (status = 404, description = "There is no such thread or checkpoint", body = ErrorBody),
         (status = 409, description = "Runs are at work on the thread", body = ErrorBody)))]
-pub async fn update(
+pub(super) async fn update(
     State(api): State<Api>,
     path: ThreadPath,
     ApiJson(body): ApiJson<StateUpdate>,
@@ -82,7 +81,7 @@ pub async fn update(
         ("before" = Option<Uuid>, Query, description = "Only those before this checkpoint")),
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Vec<StateView>> {
+pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Vec<StateView>> {
     let page = params.page(1)?;
     let before = wire::checkpoint(params.text("before"), None)?;
     look(&api, path.thread_id, Part::History(query(page, before))).await.map(Json)
@@ -93,7 +92,7 @@ pub async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -
     request_body = HistorySearch,
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub async fn history_posted(
+pub(super) async fn history_posted(
     State(api): State<Api>,
     path: ThreadPath,
     ApiJson(body): ApiJson<HistorySearch>,
@@ -152,9 +151,9 @@ async fn look(api: &Api, thread: ThreadId, part: Part) -> Result<Vec<StateView>,
     let scene = scene.ok_or_else(|| ApiError::no_thread(thread))?;
     let graph = scene.thread.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
     let plan = api.runs.plan_of(graph);
-    let card = api.runs.assistants().iter().find(|card| card.graph_id == graph);
-    let agent = card.map_or(graph, |card| card.name.as_str());
-    Ok((0..scene.checkpoints.len()).map(|at| scene.view(at, plan, agent)).collect())
+    let card = api.runs.assistants().into_iter().find(|card| card.graph_id == graph);
+    let agent = card.map_or_else(|| graph.to_owned(), |card| card.name);
+    Ok((0..scene.checkpoints.len()).map(|at| scene.view(at, plan, &agent)).collect())
 }
 
 /// Reads all that is needed to show a part of the history of a thread. None if there is no such thread.

@@ -28,7 +28,7 @@ use crate::domain::thread::Thread;
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate,
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 409, description = "It exists already", body = ErrorBody)))]
-pub async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
+pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
     let if_exists = body.if_exists.unwrap_or_default();
     let thread = body.into_thread(api.clock.now())?;
     let (id, wanted) = (thread.id, thread.clone());
@@ -44,7 +44,7 @@ pub async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
+pub(super) async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
     show(&api, path.thread_id).await.map(Json)
 }
 
@@ -54,7 +54,7 @@ pub async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView>
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 204, description = "Done, and nothing is shown"),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub async fn patch(
+pub(super) async fn patch(
     State(api): State<Api>,
     path: ThreadPath,
     headers: HeaderMap,
@@ -75,7 +75,7 @@ pub async fn patch(
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "It is gone"),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
+pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there { Ok(no_content()) } else { Err(ApiError::no_thread(path.thread_id)) }
 }
@@ -84,7 +84,7 @@ pub async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
+pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select, extract } = body.check()?;
     let (found, total) = api
         .db
@@ -109,7 +109,7 @@ pub async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>
 /// Counts threads.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
     let wanted = body.check()?.wanted;
     Ok(Json(api.db.read(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
 }

@@ -64,7 +64,6 @@ impl From<&AssistantCard> for AssistantView {
 
 /// Which assistants are wanted.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct AssistantSearch {
     /// Only those of this agent definition.
     pub graph_id: Option<String>,

@@ -162,13 +162,12 @@ impl From<Vec<Asked>> for InterruptList {
 
 /// The answer to a question: `decisions` for tool calls, `response` for anything else; one of the two.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct InterruptResolve {
     /// One decision for each action request, in their order.
     #[schema(value_type = Option<Vec<Object>>, example = json!([{"type": "approve"}]))]
     pub decisions: Option<Value>,
     /// The answer to any other question.
-    #[serde(deserialize_with = "given")]
+    #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<Object>)]
     pub response: Option<Value>,
 }

@@ -12,11 +12,11 @@ use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
 use crate::http::error::ApiError;
+use crate::http::stream::Mode;
 use crate::runtime::{AssistantRef, Target, Wish};
 
 /// A wish for a run. Unknown fields are ignored.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct RunCreate {
     /// Who shall run: an assistant's UUID or a graph id.
     #[schema(required = true, value_type = String)]
@@ -82,7 +82,6 @@ pub struct RunCreate {
 
 /// What a client may send instead of input.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct CommandBody {
     /// The answer to the open question, or an object of answers by interrupt id.
     #[schema(value_type = Option<Object>)]
@@ -94,10 +93,6 @@ pub struct CommandBody {
     #[schema(value_type = Option<Vec<String>>)]
     pub goto: Option<Value>,
 }
-
-/// The stream modes there are.
-pub const STREAM_MODES: [&str; 9] =
-    ["values", "messages", "messages-tuple", "updates", "events", "debug", "tasks", "checkpoints", "custom"];
 
 /// Where a request for a run came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,10 +183,10 @@ impl RunCreate {
 
     fn modes(&self) -> Result<Vec<String>, Invalid> {
         let modes = texts("stream_mode", self.stream_mode.as_ref())?;
-        let unknown = modes.iter().enumerate().find(|(_, mode)| !STREAM_MODES.contains(&mode.as_str()));
+        let unknown = modes.iter().enumerate().find(|(_, mode)| Mode::from_word(mode).is_none());
         match unknown {
             Some((at, mode)) => {
-                let reason = format!("is {mode:?}, but allowed are: {}", STREAM_MODES.join(", "));
+                let reason = format!("is {mode:?}, but allowed are: {}", Mode::ALL.map(Mode::word).join(", "));
                 Err(Invalid::new(format!("stream_mode[{at}]"), reason))
             }
             None if modes.is_empty() => Ok(vec!["values".to_owned()]),
@@ -460,7 +455,6 @@ impl From<Run> for ChildRunView {
 
 /// Which runs to cancel: some of one thread, or all of a status.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct RunsCancel {
     /// The thread of `run_ids`.
     #[schema(format = Uuid)]

@@ -235,7 +235,6 @@ impl StateView {
 
 /// A write into the state of a thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct StateUpdate {
     /// What to write: an object, a list of objects, or null.
     #[schema(value_type = Option<Object>)]
@@ -282,7 +281,6 @@ pub struct StateAt {
 
 /// Which part of a history is wanted.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct HistorySearch {
     /// How many at most.
     #[schema(minimum = 1, maximum = 1000, default = 1)]

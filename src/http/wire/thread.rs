@@ -18,7 +18,6 @@ use crate::http::extract::{Page, Select};
 
 /// A wish for a new thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct ThreadCreate {
     /// Its id; minted when absent.
     #[schema(format = Uuid)]
@@ -95,7 +94,6 @@ fn read_id(id: &str) -> Result<ThreadId, ApiError> {
 
 /// A change of a thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct ThreadPatch {
     /// Keys to set in the metadata; the others stay.
     #[schema(value_type = Option<Object>)]
@@ -106,7 +104,6 @@ pub struct ThreadPatch {
 
 /// Which threads are wanted.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub struct ThreadSearch {
     /// Only these.
     #[schema(value_type = Option<Vec<Uuid>>)]
