@@ -12,7 +12,7 @@ mod machine;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, get, history, load_state};
+pub use load::{HistoryQuery, get, history, load_state, next_after};
 pub use machine::{input_of, machine, machine_at, node_of};
 
 use super::engine::on_engine;
