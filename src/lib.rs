@@ -64,6 +64,15 @@
 //! **a table**: the same numbered file in both folders of `migrations/`, one file of functions in `db/`, a test on both
 //! engines.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::wildcard_enum_match_arm,
+        clippy::disallowed_methods,
+        reason = "a test names the one variant it is about, and ends with its tasks"
+    )
+)]
+
 pub mod agent;
 pub mod app;
 pub mod config;

@@ -24,8 +24,7 @@ fn main() -> ExitCode {
         print!("{text}");
         return if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let ended = loaded.map_err(anyhow::Error::from).and_then(serve);
-    match ended {
+    match loaded.map_err(anyhow::Error::from).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

@@ -299,6 +299,13 @@ impl Runs {
         Ok(())
     }
 
+    /// Stops a run without waiting for anything, for a client that has left. What it did stays.
+    pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
+        let runs = self.clone();
+        // Nobody is left who could be told how it went.
+        drop(self.0.shutdown.spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }));
+    }
+
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
     ///
     /// # Errors
