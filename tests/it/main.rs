@@ -8,6 +8,7 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod crash;
 mod layers;
 mod support;
 mod threads;
