@@ -130,7 +130,7 @@ fn child(run: &Value) -> Value {
 
 fn question(asked: &Value) -> Value {
     let requests = asked["value"]["action_requests"].clone();
-    json!([asked["kind"], asked["status"], asked["agent_path"], requests, asked["resolution"]])
+    json!([asked["kind"], asked["status"], asked["agent_path"], requests, asked["resolution"]["answer"]])
 }
 
 /// Everything that is wrong with how the story ended, compared with the undisturbed one.
@@ -163,8 +163,8 @@ pub(super) async fn complaints(client: &Client, mark: &str, effects: &[Effect], 
     }
     complain(found.files != right.files, format!("the files are {} instead of {}", found.files, right.files));
     complain(found.steps != right.steps, format!("the steps are {:?} instead of {:?}", found.steps, right.steps));
-    complain(found.children != right.children, format!("the children are {:#?} instead of {:#?}", found.children, right.children));
-    complain(found.asked != right.asked, format!("asked was {:#?} instead of {:#?}", found.asked, right.asked));
+    complain(found.children != right.children, format!("the children are {:?} instead of {:?}", found.children, right.children));
+    complain(found.asked != right.asked, format!("asked was {:?} instead of {:?}", found.asked, right.asked));
     let counted = counted(effects, mark);
     let keys = |effects: &BTreeMap<(String, String), usize>| effects.keys().cloned().collect::<BTreeSet<_>>();
     for (tool, key) in keys(&counted).difference(&keys(&right.effects)) {
