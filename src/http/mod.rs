@@ -170,6 +170,3 @@ fn cors(origins: &[String]) -> CorsLayer {
 
 /// What a handler that answers with JSON returns.
 type Answer<T> = Result<Json<T>, ApiError>;
-
-#[cfg(test)]
-mod tests;

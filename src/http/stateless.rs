@@ -5,7 +5,6 @@ use axum::extract::State;
 use axum::http::header;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::Api;
 use super::error::{ApiError, ErrorBody};
