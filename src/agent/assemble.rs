@@ -7,9 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Agent;
 use super::roster::{Build, Roster};
-use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace,
-};
+use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::approval::Approval;

@@ -175,7 +175,7 @@ impl Loop<'_> {
         while let Some((at, came)) = running.next().await {
             match came {
                 Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
-                    settle(machine, at, answer);
+                    self.receive(machine, at, answer);
                 }
                 Came::Back(Ok(CallOutcome::Delegate(wish))) => {
                     self.flush(machine, notes).await?;
@@ -201,6 +201,20 @@ impl Loop<'_> {
             }
         }
         Ok(upset)
+    }
+
+    /// Takes in a result, past the policies.
+    fn receive(&self, machine: &mut Machine, at: usize, answer: Answer) {
+        let answer = match machine.call(at) {
+            Some(call) => self
+                .agent
+                .stack
+                .iter()
+                .rev()
+                .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
+            None => answer,
+        };
+        settle(machine, at, answer);
     }
 
     /// Announces the answer of one of several calls, unless it completes the step, which then tells it itself.
@@ -266,6 +280,8 @@ fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
     match decisions?.decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
-        Decision::Reject { message } => Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()))),
+        Decision::Reject { message } => {
+            Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned())))
+        }
     }
 }

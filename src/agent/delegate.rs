@@ -105,8 +105,7 @@ impl Loop<'_> {
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
                 };
-                let mut notes =
-                    vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed: begun })];
+                let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed: begun })];
                 if !begun {
                     let ids = [CheckpointId::mint(), CheckpointId::mint()];
                     notes.extend(Note::input(&mut machine, &below.plan, input.clone(), ids));

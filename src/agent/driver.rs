@@ -110,7 +110,8 @@ impl Loop<'_> {
             Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };
-        let under_way = matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
+        let under_way =
+            matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
         !under_way && Breakpoints::hit(&self.breakpoints.before, node)
     }
 
@@ -121,13 +122,7 @@ impl Loop<'_> {
         }
     }
 
-    async fn run_hook(
-        &self,
-        machine: &mut Machine,
-        notes: &mut Notes,
-        moment: Moment,
-        at: usize,
-    ) -> Result<(), Left> {
+    async fn run_hook(&self, machine: &mut Machine, notes: &mut Notes, moment: Moment, at: usize) -> Result<(), Left> {
         let Some(policy) = self.agent.hook(moment, at) else {
             let failure = Failure::new("RuntimeError", "the agent's definition changed: a hook under way is gone");
             return Err(Halt::Fail(failure).into());
@@ -222,7 +217,6 @@ impl Loop<'_> {
         }
         Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
     }
-
 }
 
 /// Why a step was left.
@@ -272,6 +266,7 @@ fn mint_answer_id() -> String {
 }
 
 /// Gives every message of an update an id.
+#[expect(clippy::disallowed_methods, reason = "clients compare messages with their own, whose ids have no order")]
 pub fn with_ids(mut update: Update) -> Update {
     for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
         Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());

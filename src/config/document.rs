@@ -25,9 +25,12 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
         let position = error.span().map(|span| position(text, span.start));
         Problem::in_file(file, error.message().trim().replace('\n', ", ")).at(position)
     });
+    let mut problems: Vec<Problem> = problems.collect();
+    problems.sort_by_key(|problem| problem.position);
+    problems.dedup();
     let mut walk = Walk { text, places: Places::new() };
     let value = walk.table(&FieldPath::default(), table.get_ref());
-    Document { value, places: walk.places, problems: problems.collect() }
+    Document { value, places: walk.places, problems }
 }
 
 /// The line and column of a byte of `text`.

@@ -30,7 +30,7 @@ impl Default for Server {
             listen: "127.0.0.1:8123".to_owned(),
             cors_origins: vec!["*".to_owned()],
             max_body_bytes: 32 * 1024 * 1024,
-            keep_alive_s: 15.0,
+            keep_alive_s: 5.0,
             shutdown_s: 30.0,
         }
     }

@@ -1,1 +1,471 @@
+use std::fs;
 
+use secrecy::ExposeSecret;
+
+use super::*;
+
+/// A working directory with files.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn with(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn load(&self) -> Loaded {
+        self.load_with(&Settings::default()).unwrap()
+    }
+
+    fn load_with(&self, settings: &Settings) -> Result<Loaded, Problems> {
+        load_from(self.0.path(), settings)
+    }
+
+    /// Everything that is said about the configuration.
+    fn complaints(&self) -> String {
+        match self.load_with(&Settings::default()) {
+            Ok(loaded) => loaded.warnings.to_string(),
+            Err(problems) => problems.to_string(),
+        }
+    }
+}
+
+/// What is said about an `adjutant.toml`.
+fn complaints(text: &str) -> String {
+    Place::with(&[("adjutant.toml", text)]).complaints()
+}
+
+/// What is said about one agent with this TOML, next to a tool `lookup`.
+fn agent_complaints(lines: &str) -> String {
+    let text = format!("{LOOKUP}[agents.a]\nmodel = \"scripted:x\"\n{lines}");
+    complaints(&text)
+}
+
+/// Two lines that declare a tool.
+const LOOKUP: &str = "[tools]\nlookup = { kind = \"builtin\", builtin = \"lookup\" }\n";
+
+const AGENT: &str = "---\nmodel: scripted:x\n---\nDo it.";
+
+#[test]
+fn without_any_configuration_the_demonstration_runs() {
+    let loaded = Place::with(&[]).load();
+
+    assert_eq!(loaded.warnings, Problems::default());
+    assert_eq!(loaded.source, "the built-in demonstration");
+    let agent = &loaded.config.agents["agent"];
+    assert_eq!(agent.model, "scripted:demo");
+    let subagents: Vec<&str> = agent.subagents.iter().map(|subagent| subagent.name.as_str()).collect();
+    assert_eq!(subagents, ["researcher", "writer"]);
+    assert_eq!(loaded.config.tools.keys().collect::<Vec<_>>(), ["lookup", "publish"]);
+}
+
+#[test]
+fn what_is_not_set_has_its_default() {
+    let config = Place::with(&[("adjutant.toml", "")]).load().config;
+
+    assert_eq!(config.server, Server::default());
+    assert_eq!(config.server.listen, "127.0.0.1:8123");
+    assert_eq!(config.server.max_body_bytes, 33_554_432);
+    assert_eq!(config.storage.url.expose(), "sqlite://adjutant.db");
+    assert_eq!(config.runtime.lease(), std::time::Duration::from_secs(15));
+    assert_eq!(config.log, Log::default());
+}
+
+#[test]
+fn a_configuration_without_agents_is_odd_but_usable() {
+    assert_eq!(
+        complaints(""),
+        "adjutant.toml: warning: agents: there are none, so the server has no agent until one is defined over HTTP"
+    );
+}
+
+#[test]
+fn all_problems_are_told_at_once_with_their_places() {
+    let text = r#"extra = 1
+[server]
+listen = 8123
+lisen = "x"
+max_body_bytes = -3
+[agents.a]
+model = "laab:x"
+tools = ["lokup", 3, "lookup"]
+max_subagent_depth = 33
+recursion_limit = 0
+[tools.lookup]
+kind = "builtin"
+builtin = "lookup"
+[providers.lab]
+kind = "openai"
+"#;
+    assert_eq!(
+        complaints(text),
+        "\
+adjutant.toml:1:1: error: extra: unknown key; allowed are: server, storage, runtime, log, providers, tools, agents, agents_dir
+adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
+adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, cors_origins, max_body_bytes, keep_alive_s, shutdown_s
+adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
+adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted
+adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
+adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
+adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
+adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number from 1 up"
+    );
+}
+
+#[test]
+fn a_field_that_could_not_be_read_is_told_only_once() {
+    assert_eq!(
+        complaints("[agents.a]\nmodel = 3\n"),
+        "adjutant.toml:2:1: error: agents.a.model: must be a text, not a whole number"
+    );
+}
+
+#[test]
+fn broken_lines_are_told_with_their_places() {
+    assert_eq!(
+        complaints("[server]\nlisten = \n[log\n"),
+        "adjutant.toml:2:10: error: string values must be quoted, expected literal string\n\
+         adjutant.toml:3:5: error: unclosed table, expected `]`"
+    );
+}
+
+#[test]
+fn a_subagent_needs_a_name_and_a_description() {
+    assert_eq!(
+        agent_complaints("[[agents.a.subagents]]\nname = \"\"\n"),
+        "adjutant.toml:5:1: error: agents.a.subagents[0].description: must be given: the delegating model chooses by it\n\
+         adjutant.toml:6:1: error: agents.a.subagents[0].name: must be given: the name it is called by"
+    );
+}
+
+#[test]
+fn two_subagents_must_not_have_one_name() {
+    let text = "\
+[[agents.a.subagents]]
+name = \"critic\"
+description = \"Finds what is wrong with a text.\"
+[[agents.a.subagents]]
+name = \"critic\"
+description = \"Finds what is right with a text.\"
+";
+    assert_eq!(
+        agent_complaints(text),
+        "adjutant.toml:9:1: error: agents.a.subagents[1].name: `critic` is already the name of subagents[0]"
+    );
+}
+
+#[test]
+fn a_subagent_may_replace_the_general_purpose_one() {
+    let text = "\
+[[agents.a.subagents]]
+name = \"general-purpose\"
+description = \"Does whatever has to be done.\"
+";
+    assert_eq!(agent_complaints(text), "");
+}
+
+#[test]
+fn descriptions_that_are_short_or_alike_are_only_warned_of() {
+    let text = "\
+[[agents.a.subagents]]
+name = \"one\"
+description = \"Helps.\"
+[[agents.a.subagents]]
+name = \"two\"
+description = \"Helps.\"
+";
+    assert_eq!(
+        agent_complaints(text),
+        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: is so short that a model can hardly choose by it\n\
+         adjutant.toml:10:1: warning: agents.a.subagents[1].description: is the same as that of subagents[0], so that no \
+         model can choose"
+    );
+}
+
+#[test]
+fn approvals_concern_tools_that_are_there_and_allow_something() {
+    assert_eq!(
+        agent_complaints(
+            "tools = [\"lookup\"]\ninterrupt_on = { lookup = { allowed_decisions = [] }, lokup = true }\n"
+        ),
+        "adjutant.toml:6:29: error: agents.a.interrupt_on.lookup.allowed_decisions: must name at least one of approve, \
+         edit, reject, respond\n\
+         adjutant.toml:6:55: error: agents.a.interrupt_on.lokup: the agent has no tool `lokup`; did you mean `lookup`? \
+         it has: lookup"
+    );
+}
+
+#[test]
+fn an_unknown_decision_is_an_error() {
+    assert_eq!(
+        agent_complaints("tools = [\"lookup\"]\ninterrupt_on.lookup.allowed_decisions = [\"aprove\"]\n"),
+        "adjutant.toml:6:42: error: agents.a.interrupt_on.lookup.allowed_decisions[0]: `aprove` is not allowed; did you \
+         mean `approve`? allowed are: approve, edit, reject, respond"
+    );
+}
+
+#[test]
+fn approvals_may_concern_the_tools_of_subagents_that_share_them() {
+    let text = "\
+interrupt_on = { lookup = true, write_file = true }
+[[agents.a.subagents]]
+name = \"researcher\"
+description = \"Researches one question.\"
+tools = [\"lookup\"]
+";
+    assert_eq!(agent_complaints(text), "");
+}
+
+#[test]
+fn a_response_format_must_be_the_schema_of_an_object() {
+    assert_eq!(
+        agent_complaints("response_format = { type = \"object\", properties = { n = { type = \"numbr\" } } }\n"),
+        "adjutant.toml:5:59: error: agents.a.response_format.properties.n.type: is not valid in a JSON Schema: \"numbr\" \
+         is not valid under any of the schemas listed in the 'anyOf' keyword"
+    );
+    assert_eq!(
+        agent_complaints("response_format = { type = \"string\" }\n"),
+        "adjutant.toml:5:1: error: agents.a.response_format: must be a JSON Schema of an object: `type = \"object\"`, \
+         `properties`, …"
+    );
+}
+
+#[test]
+fn a_tool_must_be_described_and_reachable_and_have_a_name_of_its_own() {
+    let text = "\
+[agents.a]
+model = \"scripted:x\"
+[tools.task]
+kind = \"http\"
+url = \"ftp://example.org\"
+parameters = { type = \"array\" }
+timeout_s = 0
+[tools.\"a b\"]
+kind = \"builtin\"
+builtin = \"publsh\"
+";
+    assert_eq!(
+        complaints(text),
+        "\
+adjutant.toml:3:8: error: tools.task: the name `task` belongs to a tool of the server; choose another
+adjutant.toml:3:8: error: tools.task.description: must be given: the model chooses by it
+adjutant.toml:5:1: error: tools.task.url: must begin with http:// or https:// and name a host
+adjutant.toml:6:1: error: tools.task.parameters: must be a JSON Schema of an object: `type = \"object\"`, `properties`, …
+adjutant.toml:7:1: error: tools.task.timeout_s: must be more than 0 and at most 86400 seconds
+adjutant.toml:8:8: error: tools.\"a b\": the tool name `a b` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`
+adjutant.toml:10:1: error: tools.\"a b\".builtin: there is no built-in tool `publsh`; did you mean `publish`? there are: lookup, publish"
+    );
+}
+
+#[test]
+fn the_command_line_precedes_the_file() {
+    let place = Place::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
+    let settings = Settings {
+        listen: Some("0.0.0.0:2".to_owned()),
+        database_url: Some("sqlite::memory:".to_owned()),
+        log: Some("debug".to_owned()),
+        ..Settings::default()
+    };
+
+    let config = place.load_with(&settings).unwrap().config;
+
+    assert_eq!(
+        (config.server.listen.as_str(), config.storage.url.expose(), config.log.filter.as_str()),
+        ("0.0.0.0:2", "sqlite::memory:", "debug")
+    );
+}
+
+#[test]
+fn a_wrong_argument_is_blamed_on_the_command_line() {
+    let settings = Settings { listen: Some("nowhere".to_owned()), ..Settings::default() };
+    let problems = Place::with(&[("adjutant.toml", "")]).load_with(&settings).unwrap_err();
+    assert_eq!(
+        problems.0[0].to_string(),
+        "--listen or ADJUTANT_LISTEN: error: server.listen: `nowhere` must be `host:port`, as in `127.0.0.1:8123`"
+    );
+}
+
+#[test]
+fn a_named_file_must_exist() {
+    let settings = Settings { config: Some("other.toml".into()), ..Settings::default() };
+    let problems = Place::with(&[]).load_with(&settings).unwrap_err();
+    assert_eq!(problems.to_string(), "other.toml: error: cannot be read: No such file or directory (os error 2)");
+}
+
+#[test]
+fn secrets_are_never_printed() {
+    let text = "\
+[storage]
+url = \"postgres://user:hunter2@db/adjutant?password=hunter2\"
+[providers.lab]
+kind = \"openai\"
+api_key = \"hunter2\"
+[tools.mine]
+description = \"Does what I need.\"
+url = \"http://127.0.0.1/\"
+parameters = { type = \"object\" }
+headers = { Authorization = \"Bearer hunter2\" }
+[agents.a]
+model = \"lab:x\"
+";
+    let loaded = Place::with(&[("adjutant.toml", text)]).load();
+
+    assert!(!format!("{loaded:?}").contains("hunter2"));
+    assert!(!verdict(&Ok(loaded.clone())).0.contains("hunter2"));
+    assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
+    let KeySource::Inline(key) = loaded.config.providers["lab"].key() else { panic!("the key is given") };
+    assert_eq!(key.expose_secret(), "hunter2");
+}
+
+#[test]
+fn a_secret_of_the_wrong_type_is_not_repeated() {
+    assert_eq!(
+        complaints("[providers.lab]\nkind = \"openai\"\napi_key = 4711\n[agents.a]\nmodel = \"lab:x\"\n"),
+        "adjutant.toml:3:1: error: providers.lab.api_key: must be a text, not a whole number"
+    );
+}
+
+#[test]
+fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
+    let text = "[providers.lab]\nkind = \"openai\"\napi_key_env = \"ADJUTANT_TEST_NO_SUCH_KEY\"\n[agents.a]\nmodel = \"lab:x\"";
+    let config = Place::with(&[("adjutant.toml", text)]).load().config;
+    let KeySource::Variable { name, value } = config.providers["lab"].key() else { panic!("a variable is named") };
+    assert_eq!((name.as_str(), value.is_none()), ("ADJUTANT_TEST_NO_SUCH_KEY", true));
+}
+
+#[test]
+fn a_key_file_lies_beside_the_configuration() {
+    let text = "[providers.lab]\nkind = \"openai\"\napi_key_file = \"lab.key\"\n";
+    let place = Place::with(&[("conf/adjutant.toml", text)]);
+    let settings = Settings { config: Some("conf/adjutant.toml".into()), ..Settings::default() };
+    let config = place.load_with(&settings).unwrap().config;
+    let KeySource::File(path) = config.providers["lab"].key() else { panic!("a file is named") };
+    assert_eq!(path, place.0.path().join("conf/lab.key"));
+}
+
+#[test]
+fn a_provider_has_one_kind_and_one_source_of_its_key() {
+    assert_eq!(
+        complaints("[providers.lab]\napi_key = \"x\"\napi_key_env = \"X\"\n[agents.a]\nmodel = \"lab:x\"\n"),
+        "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of openai, anthropic, google_genai, ollama, \
+         scripted\n\
+         adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
+    );
+}
+
+#[test]
+fn a_folder_is_an_agent() {
+    let place = Place::with(&[
+        ("agents/writer/AGENTS.md", "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n"),
+        ("agents/writer/agent.toml", "todos = true\n"),
+        ("agents/writer/subagents/critic.md", "---\ndescription: Finds what is wrong.\n---\nYou criticise."),
+        ("agents/writer/subagents/scout/AGENTS.md", "---\nname: finder\ndescription: Finds sources.\n---\nYou find."),
+        ("agents/.hidden/AGENTS.md", "nothing"),
+    ]);
+    let loaded = place.load();
+
+    assert_eq!(loaded.warnings, Problems::default());
+    let agents: Vec<&String> = loaded.config.agents.keys().collect();
+    assert_eq!(agents, ["writer"]);
+    let writer = &loaded.config.agents["writer"];
+    assert_eq!((writer.name.as_deref(), writer.todos, writer.system_prompt.as_str()), (None, true, "You write."));
+    let subagents: Vec<(&str, &str)> = writer.subagents.iter().map(|s| (&*s.name, &*s.system_prompt)).collect();
+    assert_eq!(subagents, [("critic", "You criticise."), ("finder", "You find.")]);
+}
+
+#[test]
+fn problems_in_folders_are_told_with_their_files_and_lines() {
+    let place = Place::with(&[
+        ("agents/w/AGENTS.md", "---\nname:\nmodel: scripted:x\ntools: [nope]\nfoo: 1\n---\nText"),
+        ("agents/w/agent.toml", "model = \"x\"\n"),
+        ("agents/w/subagents/bad.md", "---\nname: bad\n  x: [\n---\n"),
+        ("agents/w/subagents/endless.md", "---\nname: bad\n"),
+        ("agents/w/subagents/mute/AGENTS.md", "Speak."),
+        ("agents/w/subagents/mute/subagents/x.md", ""),
+        ("agents/w/subagents/twice.md", "---\ndescription: Says it twice.\nsystem_prompt: A\n---\nB"),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "\
+agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the default
+agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
+agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, description, model, system_prompt, tools, subagents, \
+interrupt_on, response_format, todos, files, recursion_limit, max_subagent_depth, general_purpose_subagent, \
+task_description, task_system_prompt, on_pending_interrupt, model_settings
+agents/w/agent.toml:1:1: error: model: is also given in the AGENTS.md beside this file
+agents/w/subagents/bad.md:3:4: error: the settings at the top are no YAML: mapping values are not allowed in this context
+agents/w/subagents/endless.md:1:1: error: the settings at the top must end with a line `---`
+agents/w/subagents/mute/AGENTS.md: error: description: must be given: the delegating model chooses by it
+agents/w/subagents/mute/subagents: error: a subagent has no subagents of its own; put them beside it
+agents/w/subagents/twice.md:3:1: error: system_prompt: must not be given, since the text of the file is the system prompt"
+    );
+}
+
+#[test]
+fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
+    let place = Place::with(&[
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/subagents/critic.md", "---\nname: \"\"\ndescription: Finds what is wrong.\n---\n"),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "agents/w/subagents/critic.md:2:1: error: name: must be given: the name it is called by"
+    );
+}
+
+#[test]
+fn one_agent_in_two_places_is_an_error_that_names_both() {
+    let place =
+        Place::with(&[("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"), ("agents/w/AGENTS.md", AGENT)]);
+    assert_eq!(place.complaints(), "adjutant.toml:1:9: error: agents.w: is also defined in agents/w");
+}
+
+#[test]
+fn parts_of_other_layouts_are_refused_and_other_files_named() {
+    let place = Place::with(&[
+        ("agents/README.txt", ""),
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/deepagents.toml", ""),
+        ("agents/w/notes.txt", ""),
+        ("agents/w/skills/x/SKILL.md", ""),
+        ("agents/x/.keep", ""),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "\
+agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
+agents/w/deepagents.toml: error: this layout is not read yet; put the settings into AGENTS.md or agent.toml
+agents/w/notes.txt: warning: is not read
+agents/w/skills: error: this layout is not read yet; put the settings into AGENTS.md or agent.toml
+agents/x: error: has neither an AGENTS.md nor an agent.toml"
+    );
+}
+
+#[test]
+fn the_verdict_lists_agents_and_counts_problems() {
+    let (text, is_usable) = verdict(&Ok(Place::with(&[]).load()));
+    assert!(is_usable);
+    assert_eq!(
+        text,
+        "\
+configuration: the built-in demonstration
+listens on 127.0.0.1:8123, keeps its data in sqlite://adjutant.db
+agent agent (editor): model scripted:demo, tools publish
+  asks before publish
+  subagent general-purpose: built in
+  subagent researcher: model as its parent, tools lookup
+  subagent writer: model as its parent, tools none
+0 errors, 0 warnings
+"
+    );
+    let (text, is_usable) = verdict(
+        &Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]).load_with(&Settings::default()),
+    );
+    assert!(!is_usable);
+    assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
+}

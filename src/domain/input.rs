@@ -52,7 +52,9 @@ pub fn read_update(values: &Value) -> Result<Update, Invalid> {
             }
             Ok(all)
         }
-        Value::Bool(_) | Value::Number(_) | Value::String(_) => Err(under("input")(not("an object of state fields", values))),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            Err(under("input")(not("an object of state fields", values)))
+        }
     }
 }
 
@@ -92,10 +94,10 @@ fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
             .enumerate()
             .map(|(at, item)| read_message(item).map_err(under(&format!("messages[{at}]"))))
             .collect(),
-        Value::String(_) | Value::Object(_) => {
-            Ok(vec![read_message(value).map_err(under("messages"))?])
+        Value::String(_) | Value::Object(_) => Ok(vec![read_message(value).map_err(under("messages"))?]),
+        Value::Bool(_) | Value::Number(_) => {
+            Err(under("messages")(not("a text, a message or a list of messages", value)))
         }
-        Value::Bool(_) | Value::Number(_) => Err(under("messages")(not("a text, a message or a list of messages", value))),
     }
 }
 
@@ -217,7 +219,8 @@ fn tool_role(is_function: bool, fields: &Map<String, Value>) -> Result<Role, Inv
     let call = text(fields, "tool_call_id")?;
     // The older `function` role names the function it answers, nothing else.
     let call = if is_function { call.or(text(fields, "name")?) } else { call };
-    let tool_call_id = call.ok_or_else(|| Invalid::new("tool_call_id", "is missing: it says which call is answered"))?;
+    let tool_call_id =
+        call.ok_or_else(|| Invalid::new("tool_call_id", "is missing: it says which call is answered"))?;
     let status = optional(fields, "status", "\"success\" or \"error\"")?.unwrap_or(ToolStatus::Success);
     let artifact = fields.get("artifact").filter(|artifact| !artifact.is_null()).cloned();
     Ok(Role::Tool { tool_call_id, artifact, status })

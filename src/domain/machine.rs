@@ -21,6 +21,10 @@ use super::interrupt::{Asker, Interrupt, Question};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
+mod plan;
+
+pub use plan::{MODEL, Moment, Plan, START, TOOLS};
+
 /// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
 /// checkpoint wrote.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -74,59 +78,6 @@ pub enum Phase {
     },
     /// Nothing remains to be done.
     Ended,
-}
-
-/// The moments at which policies act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Moment {
-    /// Once, when a run begins.
-    BeforeAgent,
-    /// Before each question to the model.
-    BeforeModel,
-    /// After each answer, before its calls run.
-    AfterModel,
-    /// Once, when the agent is done.
-    AfterAgent,
-}
-
-impl Moment {
-    /// The name in the names of nodes.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::BeforeAgent => "before_agent",
-            Self::BeforeModel => "before_model",
-            Self::AfterModel => "after_model",
-            Self::AfterAgent => "after_agent",
-        }
-    }
-}
-
-/// The public names of an agent's hooks, in the order in which each moment runs them, and its step limit.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
-    /// Hooks of [`Moment::BeforeAgent`].
-    pub before_agent: Vec<String>,
-    /// Hooks of [`Moment::BeforeModel`].
-    pub before_model: Vec<String>,
-    /// Hooks of [`Moment::AfterModel`].
-    pub after_model: Vec<String>,
-    /// Hooks of [`Moment::AfterAgent`].
-    pub after_agent: Vec<String>,
-    /// How many steps one run may take; hooks, model calls and tool steps count one each.
-    pub step_limit: u32,
-}
-
-impl Plan {
-    /// The hooks of one moment.
-    pub fn hooks(&self, moment: Moment) -> &[String] {
-        match moment {
-            Moment::BeforeAgent => &self.before_agent,
-            Moment::BeforeModel => &self.before_model,
-            Moment::AfterModel => &self.after_model,
-            Moment::AfterAgent => &self.after_agent,
-        }
-    }
 }
 
 /// Why a run could not go on.
@@ -476,13 +427,6 @@ impl Machine {
         self.position.asked.iter().filter(|interrupt| interrupt.answer.is_none())
     }
 }
-
-/// The node that writes the input.
-pub const START: &str = "__start__";
-/// The node that asks the model.
-pub const MODEL: &str = "model";
-/// The node that runs tool calls.
-pub const TOOLS: &str = "tools";
 
 #[cfg(test)]
 mod tests;

@@ -59,11 +59,13 @@ impl Events {
         if let Some(state) = self.db.states().get(checkpoint) {
             return Ok(state);
         }
-        self.db.read(move |tx| {
-            Box::pin(async move {
-                let found = db::checkpoints::get(tx, thread, checkpoint).await?;
-                Ok(Arc::new(found.map(|checkpoint| checkpoint.state).unwrap_or_default()))
+        self.db
+            .read(move |tx| {
+                Box::pin(async move {
+                    let found = db::checkpoints::get(tx, thread, checkpoint).await?;
+                    Ok(Arc::new(found.map(|checkpoint| checkpoint.state).unwrap_or_default()))
+                })
             })
-        }).await
+            .await
     }
 }

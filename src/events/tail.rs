@@ -136,9 +136,7 @@ impl Tail {
         let (thread, run) = (self.run.thread, self.run.id);
         let page: Vec<LoggedEvent> = self
             .db
-            .read(move |tx| {
-                Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await })
-            })
+            .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await }))
             .await?;
         let full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         let mut last = after;
@@ -175,12 +173,7 @@ impl Tail {
         let Lane::Child(child) = lane else {
             return Ok(main());
         };
-        let found = self
-            .db
-            .read(move |tx| {
-                Box::pin(async move { db::runs::get_by_id(tx, child).await })
-            })
-            .await?;
+        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await })).await?;
         let origin = found.map_or_else(main, |run| Arc::new(Origin::of_child(&run)));
         self.origins.insert(lane, Arc::clone(&origin));
         Ok(origin)
@@ -191,11 +184,7 @@ impl Tail {
             self.log.newest()
         } else {
             let thread = self.run.thread;
-            self.db
-                .read(move |tx| {
-                    Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })
-                })
-                .await?
+            self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?
         };
         self.after = Some(now);
         Ok(now)
@@ -204,12 +193,7 @@ impl Tail {
     /// Whether the run is over, or gone.
     async fn is_over(&self) -> DbResult<bool> {
         let run = self.run.id;
-        let found = self
-            .db
-            .read(move |tx| {
-                Box::pin(async move { db::runs::get_by_id(tx, run).await })
-            })
-            .await?;
+        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await?;
         Ok(found.is_none_or(|run| run.status.is_final()))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use super::{Middleware, NextCall, Reaction, edited, open_calls};
+use super::{Middleware, Reaction, edited, open_calls};
 use crate::domain::call::{Answer, EDITED_CALLS};
 use crate::domain::definition::ApprovalRule;
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
@@ -18,7 +18,7 @@ use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
-use crate::tool::{CallOutcome, Halt, Scope};
+use crate::tool::{Halt, Scope};
 
 /// The policy.
 pub struct Approval {
@@ -104,12 +104,8 @@ impl Middleware for Approval {
         }
     }
 
-    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        let state = next.state;
-        match next.call(call.clone()).await? {
-            CallOutcome::Answer(answer) => Ok(CallOutcome::Answer(noticed(state, &call, answer))),
-            delegated @ CallOutcome::Delegate(_) => Ok(delegated),
-        }
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
+        noticed(state, call, answer)
     }
 }
 
@@ -171,9 +167,7 @@ fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
 }
 
 /// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
-///
-/// The results of subagents do not pass through the policies around their call; the loop brings them here.
-pub fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
     let Some(ran) = edited(state, call) else {
         return answer;
     };

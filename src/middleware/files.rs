@@ -14,7 +14,7 @@ use crate::domain::message::{Content, Message, ToolCall};
 use crate::domain::state::{File, State};
 use crate::domain::time::Timestamp;
 use crate::tool::files::{NAMES, Workspace, changed_path, tools};
-use crate::tool::{CallOutcome, Halt};
+use crate::tool::{CallOutcome, Halt, Scope};
 
 /// The longest result, in characters, that stays in the conversation.
 const LONGEST_RESULT: usize = 80_000;
@@ -51,11 +51,11 @@ impl Middleware for Files {
         if let Some(refusal) = collision(&call, next.state) {
             return Ok(CallOutcome::Answer(Answer::error(&call, refusal)));
         }
-        let now = next.scope.now();
-        match next.call(call).await? {
-            CallOutcome::Answer(answer) => Ok(CallOutcome::Answer(shorten(answer, now))),
-            delegated @ CallOutcome::Delegate(_) => Ok(delegated),
-        }
+        next.call(call).await
+    }
+
+    fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: Answer) -> Answer {
+        shorten(answer, scope.now())
     }
 }
 
@@ -73,9 +73,7 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long for a conversation into files, and leaves notices in their places.
-///
-/// The results of subagents do not pass through the policies around their call; the loop brings them here.
-pub fn shorten(mut answer: Answer, now: Timestamp) -> Answer {
+fn shorten(mut answer: Answer, now: Timestamp) -> Answer {
     let mut files = vec![];
     for message in &mut answer.writes.messages {
         if let Some((path, text)) = too_long(message) {

@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 
 use crate::domain::call::EDITED_CALLS;
 use crate::domain::interrupt::Action;
+use crate::domain::call::Answer;
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
@@ -67,6 +68,13 @@ pub trait Middleware: Send + Sync {
     /// Stands around one tool call.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         next.call(call).await
+    }
+
+    /// Looks at the result of a call before it is written down: a tool's, or a subagent's, which may come long after its
+    /// call went through [`Middleware::wrap_tool_call`], maybe in another process.
+    fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
+        let _ = (scope, state, call);
+        answer
     }
 }
 

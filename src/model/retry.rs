@@ -66,7 +66,12 @@ impl Retrying {
         match error {
             ModelError::RateLimited { retry_after: Some(wish), .. }
             | ModelError::Unavailable { retry_after: Some(wish), .. } => (*wish).min(self.policy.max_retry_after),
-            _ => own,
+            ModelError::RateLimited { .. }
+            | ModelError::Unavailable { .. }
+            | ModelError::Refused { .. }
+            | ModelError::TooLong { .. }
+            | ModelError::Interrupted { .. }
+            | ModelError::Misconfigured { .. } => own,
         }
     }
 }

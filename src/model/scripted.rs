@@ -17,7 +17,7 @@
 //! 2. **The demonstration**, for the model name `demo`: see [`demo`].
 //! 3. **An echo** for every other name: `echo: <text>`, in words.
 //!
-//! What to say is decided by [`plan`], which only looks at the request; this file turns the decision into a stream.
+//! What to say is decided by [`mod@plan`], which only looks at the request; this file turns the decision into a stream.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -193,6 +193,7 @@ fn usage(text: &str, request: &ModelRequest) -> Value {
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "a call's id is a provider's affair and has no order")]
 fn call_id() -> String {
     let digits = Uuid::new_v4().simple().to_string();
     format!("call_{}", digits.get(..16).unwrap_or(&digits))

@@ -172,12 +172,7 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
-        self.desk
-            .db
-            .write(move |tx| {
-                Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })
-            })
-            .await
+        self.desk.db.write(move |tx| Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })).await
     }
 }
 
@@ -341,9 +336,7 @@ impl Journal for LaneJournal {
         let thread = self.desk.run.thread;
         self.desk
             .db
-            .read(move |tx| {
-                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
-            })
+            .read(move |tx| Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await }))
             .await
             .map_err(|error| fault(&error))
     }

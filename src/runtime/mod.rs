@@ -236,9 +236,11 @@ impl Runs {
         let (worker, now) = (self.0.id, self.0.clock.now());
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(worker);
-        let Admitted { run, claimed, displaced } = self.0.db.write(move |tx| {
-            Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await })
-        }).await??;
+        let Admitted { run, claimed, displaced } = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
+            .await??;
         if claimed {
             self.0.begin(run.clone(), 0, permit);
         }
@@ -272,23 +274,26 @@ impl Runs {
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
         let now = self.0.clock.now();
-        self.0.db.write(move |tx| {
-            Box::pin(async move {
-                let Some(found) = db::runs::find(tx, thread, run).await? else {
-                    return Ok(Err(CancelError::NoRun));
-                };
-                match found.status {
-                    RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
-                    RunStatus::Running => {
-                        db::runs::request_cancel(tx, run, action.word()).await?;
-                        Ok(Ok(()))
+        self.0
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    let Some(found) = db::runs::find(tx, thread, run).await? else {
+                        return Ok(Err(CancelError::NoRun));
+                    };
+                    match found.status {
+                        RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
+                        RunStatus::Running => {
+                            db::runs::request_cancel(tx, run, action.word()).await?;
+                            Ok(Ok(()))
+                        }
+                        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
+                            Ok(Err(CancelError::Over))
+                        }
                     }
-                    RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
-                        Ok(Err(CancelError::Over))
-                    }
-                }
+                })
             })
-        }).await??;
+            .await??;
         self.0.stop(run, action);
         self.0.bell.notify_one();
         Ok(())
@@ -305,18 +310,28 @@ impl Runs {
     ///
     /// # Errors
     /// See [`ResolveError`]; nothing is stored then.
-    pub async fn resolve(&self, thread: ThreadId, interrupt: InterruptId, answer: Value) -> Result<RunId, ResolveError> {
+    pub async fn resolve(
+        &self,
+        thread: ThreadId,
+        interrupt: InterruptId,
+        answer: Value,
+    ) -> Result<RunId, ResolveError> {
         let id = interrupt.clone();
-        let (asked, run) = self.0.db.read(move |tx| {
-            Box::pin(async move {
-                let asked = db::interrupts::find(tx, thread, &id).await?;
-                let run = match &asked {
-                    Some(asked) => db::runs::get_by_id(tx, asked.run).await?,
-                    None => None,
-                };
-                Ok(asked.zip(run))
+        let (asked, run) = self
+            .0
+            .db
+            .read(move |tx| {
+                Box::pin(async move {
+                    let asked = db::interrupts::find(tx, thread, &id).await?;
+                    let run = match &asked {
+                        Some(asked) => db::runs::get_by_id(tx, asked.run).await?,
+                        None => None,
+                    };
+                    Ok(asked.zip(run))
+                })
             })
-        }).await?.ok_or(ResolveError::NoInterrupt)?;
+            .await?
+            .ok_or(ResolveError::NoInterrupt)?;
         match (asked.status, asked.resumed_by) {
             (AskedStatus::Pending, _) => {}
             (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(&answer) => return Ok(by),
@@ -353,9 +368,10 @@ impl Runs {
     /// See [`StateWriteError`]; nothing is stored then.
     pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        self.0.db.write(move |tx| {
-            Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await })
-        }).await?
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await }))
+            .await?
     }
 
     /// Stops what works on the thread, then deletes it. False if there is none.
@@ -363,14 +379,10 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
-        for run in self.0.db.read(move |tx| {
-            Box::pin(async move { db::runs::in_flight(tx, thread).await })
-        }).await? {
+        for run in self.0.db.read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await })).await? {
             self.stop_and_wait(&run).await?;
         }
-        self.0.db.write(move |tx| {
-            Box::pin(async move { db::threads::delete(tx, thread).await })
-        }).await
+        self.0.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await
     }
 
     /// Stops the run if it is at work, then deletes it. False if there is none.
@@ -378,17 +390,15 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
-        let Some(found) = self.0.db.read(move |tx| {
-            Box::pin(async move { db::runs::find(tx, thread, run).await })
-        }).await? else {
+        let Some(found) =
+            self.0.db.read(move |tx| Box::pin(async move { db::runs::find(tx, thread, run).await })).await?
+        else {
             return Ok(false);
         };
         if !found.status.is_final() {
             self.stop_and_wait(&found).await?;
         }
-        self.0.db.write(move |tx| {
-            Box::pin(async move { db::runs::delete(tx, thread, run).await })
-        }).await
+        self.0.db.write(move |tx| Box::pin(async move { db::runs::delete(tx, thread, run).await })).await
     }
 
     async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {

@@ -1,6 +1,5 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-
 use super::journal::Desk;
 use super::resume;
 use crate::agent::Note;
@@ -11,7 +10,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::CheckpointId;
 use crate::domain::input::read_input;
 use crate::domain::machine::{Machine, Phase, Plan};
-use crate::domain::run::{Command, Resume, Run};
+use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
 
 /// A machine that is ready to be driven.
@@ -50,7 +49,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
     }
     let Found { mut machine, segment, own, .. } = found;
-    let resumed = own || run.request.input.is_none() || run.request.command.is_some();
+    let resumed = own || goes_on(&run.request);
     let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
     if own {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false });
@@ -72,6 +71,14 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     Ok(Opening { machine, notes, segment, plan, only_notes: false })
 }
 
+/// Whether a request goes on with what is under way, rather than beginning something.
+fn goes_on(request: &RunRequest) -> bool {
+    match &request.command {
+        Some(command) => command.resume.as_ref().is_some_and(|answers| !answers.is_empty()),
+        None => request.input.is_none(),
+    }
+}
+
 /// Does what a command says. True if nothing is to be driven after it.
 fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<Note>) -> bool {
     if let Some(update) = &command.update {
@@ -91,11 +98,7 @@ fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<N
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db
-            .write(move |tx| {
-                Box::pin(async move { resume::deliver(tx, thread, &answers).await })
-            })
-            .await?;
+        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, &answers).await })).await?;
     }
     desk.db
         .read(move |tx| {

@@ -96,11 +96,7 @@ impl Worker {
     /// Gives the lease on this process back; what is still running may be taken over at once.
     pub(super) async fn sign_off(&self) -> DbResult<()> {
         let id = self.id;
-        self.db
-            .write(move |tx| {
-                Box::pin(async move { db::workers::retire(tx, id).await })
-            })
-            .await
+        self.db.write(move |tx| Box::pin(async move { db::workers::retire(tx, id).await })).await
     }
 
     /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
@@ -155,9 +151,7 @@ impl Worker {
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
             .db
-            .write(move |tx| {
-                Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await })
-            })
+            .write(move |tx| Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await }))
             .await?;
         for claim in orphans {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, "run taken over");
@@ -248,11 +242,8 @@ impl Worker {
                 after: run.request.interrupt_after.clone(),
             },
         };
-        let driven = if only_notes {
-            driving.close(&machine, notes).await
-        } else {
-            driving.drive(&mut machine, notes).await
-        };
+        let driven =
+            if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };
         match driven {
             Ok(Ending::Failed(failure)) => tracing::info!(run = %run.id, class = %failure.class, "run failed"),
             Ok(Ending::Done | Ending::Parked(_) | Ending::Paused) => {}
@@ -330,11 +321,7 @@ impl Worker {
     /// Gives a run back, for the next process to go on with.
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
-        self.db
-            .write(move |tx| {
-                Box::pin(async move { db::runs::release(tx, run, worker, fence).await })
-            })
-            .await
+        self.db.write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await })).await
     }
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
@@ -350,12 +337,7 @@ impl Worker {
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
         let thread = desk.run.thread;
-        let deleted = self
-            .db
-            .write(move |tx| {
-                Box::pin(async move { db::threads::delete(tx, thread).await })
-            })
-            .await;
+        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
         if let Err(error) = deleted {
             tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
         }

@@ -46,8 +46,16 @@ pub(super) async fn write(
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     let entry = machine.written(&plan, Source::Update, &node, update, CheckpointId::mint());
-    let placed =
-        Placed { thread, lane: Lane::Main, seq, segment, run: None, entry: &entry, position: &machine.position, at: now };
+    let placed = Placed {
+        thread,
+        lane: Lane::Main,
+        seq,
+        segment,
+        run: None,
+        entry: &entry,
+        position: &machine.position,
+        at: now,
+    };
     db::checkpoints::insert(tx, &placed).await?;
     db::interrupts::drop_pending(tx, thread, None, now).await?;
     let done = machine.position.phase == Phase::Ended;

@@ -18,10 +18,10 @@ use crate::domain::state::State;
 use crate::model::ToolSpec;
 
 pub mod arguments;
+pub mod demo;
 pub mod files;
 pub mod literal;
 pub mod remote;
-pub mod demo;
 pub mod scope;
 
 pub use arguments::ArgumentCheck;

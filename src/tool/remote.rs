@@ -95,7 +95,7 @@ impl RemoteTool {
             "agent_path": scope.path.as_ref(),
             "thread_id": scope.thread,
             "run_id": scope.run,
-            "context": scope.context.as_ref(),
+            "context": (!scope.context.is_empty()).then_some(scope.context.as_ref()),
         });
         let request = self
             .client
@@ -192,6 +192,10 @@ impl RemoteTool {
 impl Tool for RemoteTool {
     fn spec(&self) -> &Arc<ToolSpec> {
         &self.spec
+    }
+
+    fn has_effects(&self) -> bool {
+        true
     }
 
     fn after_crash(&self) -> AfterCrash {

@@ -20,7 +20,10 @@ fn a_text_is_a_humans_message() {
 
 #[test]
 fn a_message_may_come_alone() {
-    assert_eq!(messages(json!({"role": "user", "content": "hi", "id": "h1"})), vec![Message::human("hi").with_id("h1")]);
+    assert_eq!(
+        messages(json!({"role": "user", "content": "hi", "id": "h1"})),
+        vec![Message::human("hi").with_id("h1")]
+    );
 }
 
 #[test]
@@ -30,7 +33,8 @@ fn a_pair_names_the_role_first() {
 
 #[test]
 fn every_spelling_of_a_role_is_known() {
-    let of = |role: &str| messages(json!([{"role": role, "content": "x", "tool_call_id": "c", "id": "i"}]))[0].role.clone();
+    let of =
+        |role: &str| messages(json!([{"role": role, "content": "x", "tool_call_id": "c", "id": "i"}]))[0].role.clone();
     assert_eq!(of("user"), Role::Human);
     assert_eq!(of("human"), Role::Human);
     assert!(matches!(of("assistant"), Role::Ai { .. }));
@@ -73,7 +77,9 @@ fn a_stored_message_can_be_sent_back() {
 
 #[test]
 fn errors_say_where() {
-    assert!(refused(json!({"messages": ["a", "b", {"role": "robot", "content": ""}]})).starts_with("messages[2].role: is"));
+    assert!(
+        refused(json!({"messages": ["a", "b", {"role": "robot", "content": ""}]})).starts_with("messages[2].role: is")
+    );
     assert!(refused(json!({"messages": [{"content": "x"}]})).starts_with("messages[0].role: is missing"));
     assert!(refused(json!({"messages": [{"role": "user"}]})).starts_with("messages[0].content: is missing"));
     assert!(refused(json!({"messages": [{"role": "user", "content": 7}]})).starts_with("messages[0].content: must be"));
@@ -99,7 +105,8 @@ fn files_may_be_texts_and_null_deletes() {
 
 #[test]
 fn private_and_output_fields_are_ignored_in_input() {
-    let input = json!({"topic": "x", "todos": [], "_hidden": 1, "hitl_edited_tool_calls": {}, "structured_response": {}});
+    let input =
+        json!({"topic": "x", "todos": [], "_hidden": 1, "hitl_edited_tool_calls": {}, "structured_response": {}});
     let update = read_input(&input).expect("the input is good");
     assert_eq!(update.fields.keys().collect::<Vec<_>>(), ["topic"]);
 }

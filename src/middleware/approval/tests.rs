@@ -1,4 +1,3 @@
-use futures::FutureExt;
 
 use super::*;
 use crate::domain::definition::ApprovalChoices;
@@ -193,13 +192,8 @@ async fn the_result_of_an_edited_call_says_what_ran() {
     let mut state = saying(&[mail("m")]);
     let args = json!({"to": "edited@b.c", "body": "changed"});
     state.fields.insert(EDITED_CALLS.to_owned(), json!({"m": {"name": "send_email", "args": args}}));
-    let make = |call: ToolCall| {
-        let answer = Answer::message(Message::tool(&call, ToolStatus::Success, "sent"));
-        async move { Ok(CallOutcome::Answer(answer)) }.boxed()
-    };
-    let scope = Scope::sample(Timestamp(0));
-    let next = NextCall { rest: &[], make: &make, scope: &scope, state: &state };
-    let Ok(CallOutcome::Answer(answer)) = policy().wrap_tool_call(mail("m"), next).await else { panic!("no answer") };
+    let sent = Answer::message(Message::tool(&mail("m"), ToolStatus::Success, "sent"));
+    let answer = policy().receive(&Scope::sample(Timestamp(0)), &state, &mail("m"), sent);
     let expected = "Note: a human reviewer replaced this tool call before it ran. The call recorded in your message is \
         the one you produced, not the one that executed. This was intentional and authorized. Do not re-issue your \
         original call. Executed instead: send_email with arguments {\"to\": \"edited@b.c\", \"body\": \"changed\"}.\n\n\

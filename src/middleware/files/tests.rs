@@ -27,8 +27,9 @@ async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
     };
     let scope = Scope::sample(NOW);
     let next = NextCall { rest: &[], make: &make, scope: &scope, state };
-    match Files::new(Arc::new(StateFiles)).wrap_tool_call(call, next).await {
-        Ok(CallOutcome::Answer(answer)) => answer,
+    let policy = Files::new(Arc::new(StateFiles));
+    match policy.wrap_tool_call(call.clone(), next).await {
+        Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),
     }
 }

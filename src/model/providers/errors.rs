@@ -27,6 +27,7 @@ const TOO_LONG: [&str; 7] = [
 
 /// Our word for a failure. `begun`: whether a piece of the answer was already passed on. The key is cut out of the
 /// text should the provider repeat it.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; see the last arm")]
 pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
     let message = |text: &str| words(text, key);
     match error {
@@ -103,6 +104,7 @@ fn said(body: &Value) -> Option<&str> {
     error.as_str().or_else(|| error.get("message")?.as_str())
 }
 
+#[expect(clippy::disallowed_methods, reason = "a date in a header means the clock of this machine")]
 fn from_headers(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     if let Some(ms) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()) {
@@ -138,7 +140,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn words(text: &str, key: Option<&SecretString>) -> String {
     let text: String = text.chars().take(LONGEST_MESSAGE).collect();
-    match key.map(|key| key.expose_secret()).filter(|key| !key.is_empty()) {
+    match key.map(ExposeSecret::expose_secret).filter(|key| !key.is_empty()) {
         Some(key) => text.replace(key, "[key]"),
         None => text,
     }

@@ -49,6 +49,7 @@ pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
     Some(json!({"provider": kind.as_str(), "message": message}))
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; what is not known is not held")]
 fn is_held(block: &AssistantContent) -> bool {
     match block {
         AssistantContent::Text(text) => item_is_held(block) && text.citations().is_empty(),
@@ -74,10 +75,7 @@ pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> 
     let text: String = native
         .content
         .iter()
-        .filter_map(|block| match block {
-            AssistantContent::Text(text) => Some(text.text.as_str()),
-            _ => None,
-        })
+        .filter_map(|block| if let AssistantContent::Text(text) = block { Some(text.text.as_str()) } else { None })
         .collect();
     let calls = message.tool_calls().len() + message.invalid_tool_calls().len();
     if text != message.content.text() || native.tool_calls().count() != calls {

@@ -162,7 +162,7 @@ impl History {
         });
         match self.said.last_mut() {
             Some(Said::User { content }) if matches!(content.last(), Some(UserContent::ToolResult(_))) => {
-                content.push(result)
+                content.push(result);
             }
             _ => self.said.push(Said::User { content: vec![result] }),
         }

@@ -19,7 +19,7 @@ mod replay;
 mod wires;
 
 /// One prepared reply.
-pub struct Reply {
+pub(super) struct Reply {
     status: u16,
     headers: Vec<(&'static str, &'static str)>,
     body: String,
@@ -28,45 +28,45 @@ pub struct Reply {
 
 impl Reply {
     /// A stream of these frames; one that begins with a blank-free word and a colon names its event.
-    pub fn stream(frames: &[&str]) -> Self {
+    pub(super) fn stream(frames: &[&str]) -> Self {
         let body = frames.iter().map(|frame| format!("{frame}\n\n")).collect();
         Self { status: 200, headers: vec![("content-type", "text/event-stream")], body, cut: false }
     }
 
     /// The same, but the connection breaks at its end.
-    pub fn cut(frames: &[&str]) -> Self {
+    pub(super) fn cut(frames: &[&str]) -> Self {
         Self { cut: true, ..Self::stream(frames) }
     }
 
-    pub fn error(status: u16, headers: &[(&'static str, &'static str)], body: Value) -> Self {
+    pub(super) fn error(status: u16, headers: &[(&'static str, &'static str)], body: Value) -> Self {
         let headers = headers.iter().copied().chain([("content-type", "application/json")]).collect();
         Self { status, headers, body: body.to_string(), cut: false }
     }
 }
 
 /// What the server received.
-pub struct Received {
-    pub uri: Uri,
-    pub headers: HeaderMap,
-    pub body: Value,
+pub(super) struct Received {
+    pub(super) uri: Uri,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Value,
 }
 
 #[derive(Clone, Default)]
-pub struct Fake {
+pub(super) struct Fake {
     replies: Arc<Mutex<VecDeque<Reply>>>,
     received: Arc<Mutex<Vec<Received>>>,
 }
 
 impl Fake {
-    pub fn last(&self) -> Received {
+    pub(super) fn last(&self) -> Received {
         self.received.lock().unwrap().pop().expect("a request")
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.received.lock().unwrap().len()
     }
 
-    pub fn prepare(&self, reply: Reply) {
+    pub(super) fn prepare(&self, reply: Reply) {
         self.replies.lock().unwrap().push_back(reply);
     }
 }
@@ -93,7 +93,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
 }
 
 /// A model of the kind behind a fake that plays these replies, without retries.
-pub async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
+pub(super) async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
     let fake = Fake { replies: Arc::new(Mutex::new(replies.into())), ..Fake::default() };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -106,7 +106,7 @@ pub async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
     (providers.model("lab:m-1").unwrap(), fake)
 }
 
-pub fn request(messages: Vec<Message>) -> ModelRequest {
+pub(super) fn request(messages: Vec<Message>) -> ModelRequest {
     let tool = ToolSpec {
         name: "look".to_owned(),
         description: "looks".to_owned(),
@@ -121,7 +121,10 @@ pub fn request(messages: Vec<Message>) -> ModelRequest {
 }
 
 /// The deltas, and what ended the answer.
-pub async fn ask(model: &Arc<dyn Model>, request: ModelRequest) -> (Vec<ModelEvent>, Result<Message, ModelError>) {
+pub(super) async fn ask(
+    model: &Arc<dyn Model>,
+    request: ModelRequest,
+) -> (Vec<ModelEvent>, Result<Message, ModelError>) {
     let mut answer = match model.ask(request).await {
         Ok(answer) => answer,
         Err(error) => return (Vec::new(), Err(error)),
@@ -137,7 +140,7 @@ pub async fn ask(model: &Arc<dyn Model>, request: ModelRequest) -> (Vec<ModelEve
     panic!("the answer ended without its end after {events:?}")
 }
 
-pub fn text_of(events: &[ModelEvent]) -> String {
+pub(super) fn text_of(events: &[ModelEvent]) -> String {
     events
         .iter()
         .filter_map(|event| if let ModelEvent::Text(text) = event { Some(text.as_str()) } else { None })
@@ -145,7 +148,7 @@ pub fn text_of(events: &[ModelEvent]) -> String {
 }
 
 /// The calls as the chunks tell them: id, name and arguments by index.
-pub fn calls_of(events: &[ModelEvent]) -> Vec<(String, String, String)> {
+pub(super) fn calls_of(events: &[ModelEvent]) -> Vec<(String, String, String)> {
     let mut calls: Vec<(String, String, String)> = Vec::new();
     for event in events {
         let ModelEvent::CallChunk { index, id, name, args } = event else { continue };

@@ -15,6 +15,7 @@ use crate::domain::time::Timestamp;
 fn definition(url: String) -> ToolDefinition {
     ToolDefinition {
         kind: ToolKind::Http,
+        builtin: None,
         description: "Looks a fact up.".to_owned(),
         url,
         parameters: json!({"type": "object"}),
@@ -22,6 +23,7 @@ fn definition(url: String) -> ToolDefinition {
         timeout_s: 0.3,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,
+        ..ToolDefinition::default()
     }
 }
 

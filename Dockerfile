@@ -1,0 +1,38 @@
+# Two stages: the first builds, the second holds nothing but the program.
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+
+# The dependencies first, so that a change of the program does not build them again.
+COPY Cargo.toml Cargo.lock ./
+RUN mkdir -p src benches \
+    && echo 'fn main() {}' > src/main.rs \
+    && touch src/lib.rs \
+    && cargo build --release --locked --bin adjutant \
+    && rm -rf src benches
+
+COPY src src
+COPY migrations migrations
+COPY openapi openapi
+COPY examples examples
+# The stand-ins above are younger than the sources.
+RUN touch src/main.rs src/lib.rs \
+    && cargo build --release --locked --bin adjutant
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --home-dir /data --no-create-home adjutant \
+    && install -d -o adjutant -g adjutant /data
+COPY --from=build /src/target/release/adjutant /usr/local/bin/adjutant
+
+# A configuration mounted at /data/adjutant.toml, or agents at /data/agents, are found; these settings precede them.
+ENV ADJUTANT_LISTEN=0.0.0.0:8123 \
+    ADJUTANT_DATABASE_URL=sqlite:///data/adjutant.db
+USER adjutant
+WORKDIR /data
+VOLUME /data
+EXPOSE 8123
+# SIGTERM, which is what `docker stop` sends, ends the server in good order.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["adjutant"]
