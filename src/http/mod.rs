@@ -4,16 +4,13 @@
 //! whatever changes a run, `db` and `events` for what is to be read), and it *answers* with a shape of [`wire`] or with
 //! an [`error::ApiError`], the only place that knows which status a failure has.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use axum::serve::{Listener, ListenerExt};
 use axum::{Json, Router};
-use tokio::net::TcpListener;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
@@ -52,14 +49,14 @@ pub struct Api {
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// What the owner of the server decided.
-    pub settings: ApiSettings,
+    pub settings: Arc<ApiSettings>,
 }
 
 /// What the owner of the server may decide about its HTTP side.
 #[derive(Debug, Clone)]
 pub struct ApiSettings {
     /// The largest request body, in bytes.
-    pub max_body_bytes: usize,
+    pub max_body: usize,
     /// How often a waiting request or a quiet stream gives a sign of life.
     pub heartbeat: Duration,
     /// The web origins whose pages may call the server; `*` allows all.
@@ -68,7 +65,7 @@ pub struct ApiSettings {
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
+        Self { max_body: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
     }
 }
 
@@ -115,26 +112,17 @@ fn table() -> OpenApiRouter<Api> {
 
 /// The whole HTTP side of the server.
 pub fn router(api: Api) -> Router {
-    let settings = api.settings.clone();
+    let settings = Arc::clone(&api.settings);
     let (routes, document) = table().split_for_parts();
     let document = Arc::new(openapi::complete(document));
     routes
         .merge(openapi::pages(document))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        .layer(DefaultBodyLimit::max(settings.max_body_bytes))
+        .layer(DefaultBodyLimit::max(settings.max_body))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(cors(&settings.cors_origins))
         .with_state(api)
-}
-
-/// A listener whose connections send small pieces at once: the events of a stream must not wait for company.
-pub fn tap(listener: TcpListener) -> impl Listener<Io: Send + Unpin, Addr = SocketAddr> {
-    listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "small pieces may be held back");
-        }
-    })
 }
 
 async fn no_route() -> ApiError {
