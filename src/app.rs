@@ -72,11 +72,11 @@ impl App {
             events: self.events.clone(),
             runs: self.runs.clone(),
             clock: Arc::clone(&self.clock),
-            settings: Arc::new(ApiSettings {
-                max_body: self.config.server.max_body_bytes,
+            settings: ApiSettings {
+                max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),
                 cors_origins: self.config.server.cors_origins.clone(),
-            }),
+            },
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
         let soft = self.shutdown.soft().clone();

@@ -42,7 +42,7 @@ pub(super) struct Ahead {
 }
 
 impl LaneView {
-    pub fn new(origin: &Arc<Origin>) -> Self {
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let is_main = origin.namespace.is_empty();
         Self {
             origin: Arc::clone(origin),
@@ -58,22 +58,22 @@ impl LaneView {
     }
 
     /// The name of a frame about this agent.
-    pub fn name(&self, word: &'static str) -> Name {
+    pub(super) fn name(&self, word: &'static str) -> Name {
         Name { word, namespace: self.namespace.clone() }
     }
 
     /// The number of the step under way.
-    pub fn next_step(&self) -> Option<i64> {
+    pub(super) fn next_step(&self) -> Option<i64> {
         self.step.map(|step| step + 1)
     }
 
     /// Whether it is the main agent.
-    pub fn is_main(&self) -> bool {
+    pub(super) fn is_main(&self) -> bool {
         self.namespace.is_none()
     }
 
     /// Takes note of a step.
-    pub fn advance(&mut self, entry: &Entry) {
+    pub(super) fn advance(&mut self, entry: &Entry) {
         if let Some(state) = &mut self.state {
             entry.writes.iter().for_each(|update| state.apply(update));
         }

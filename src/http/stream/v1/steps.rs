@@ -41,7 +41,7 @@ pub(super) enum Coming {
 
 impl Coming {
     /// What `event` tells about what came after the newest checkpoint of its agent.
-    pub fn told_by(event: &Event, view: &LaneView) -> Self {
+    pub(super) fn told_by(event: &Event, view: &LaneView) -> Self {
         match &event.body {
             EventBody::Delta(_) => Self::Node(MODEL.to_owned()),
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
@@ -140,7 +140,7 @@ struct ResultJson<'a> {
 
 impl Steps<'_> {
     /// Shows the checkpoint that waits in `ahead` and the tasks that begin after it.
-    pub fn begin(&self, view: &LaneView, ahead: &Ahead, coming: &Coming, out: &mut Vec<Frame>) {
+    pub(super) fn begin(&self, view: &LaneView, ahead: &Ahead, coming: &Coming, out: &mut Vec<Frame>) {
         let Some(state) = &view.state else {
             return;
         };
@@ -167,13 +167,13 @@ impl Steps<'_> {
     }
 
     /// Shows that a task of `node` ended.
-    pub fn end(&self, view: &LaneView, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
+    pub(super) fn end(&self, view: &LaneView, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
         let id = TaskId::of_step(view.head, node, call);
         self.result(view, ResultJson { id, name: node, error: None, result: Written(update), interrupts: &[] }, out);
     }
 
     /// Shows that a task ended with questions.
-    pub fn end_asking(&self, view: &LaneView, node: &str, id: TaskId, interrupts: &[Value], out: &mut Vec<Frame>) {
+    pub(super) fn end_asking(&self, view: &LaneView, node: &str, id: TaskId, interrupts: &[Value], out: &mut Vec<Frame>) {
         let nothing = Update::none();
         self.result(view, ResultJson { id, name: node, error: None, result: Written(&nothing), interrupts }, out);
     }
