@@ -49,14 +49,14 @@ pub struct Api {
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// What the owner of the server decided.
-    pub settings: Arc<ApiSettings>,
+    pub settings: ApiSettings,
 }
 
 /// What the owner of the server may decide about its HTTP side.
 #[derive(Debug, Clone)]
 pub struct ApiSettings {
     /// The largest request body, in bytes.
-    pub max_body: usize,
+    pub max_body_bytes: usize,
     /// How often a waiting request or a quiet stream gives a sign of life.
     pub heartbeat: Duration,
     /// The web origins whose pages may call the server; `*` allows all.
@@ -65,7 +65,7 @@ pub struct ApiSettings {
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { max_body: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
+        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
     }
 }
 
@@ -112,14 +112,14 @@ fn table() -> OpenApiRouter<Api> {
 
 /// The whole HTTP side of the server.
 pub fn router(api: Api) -> Router {
-    let settings = Arc::clone(&api.settings);
+    let settings = api.settings.clone();
     let (routes, document) = table().split_for_parts();
     let document = Arc::new(openapi::complete(document));
     routes
         .merge(openapi::pages(document))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        .layer(DefaultBodyLimit::max(settings.max_body))
+        .layer(DefaultBodyLimit::max(settings.max_body_bytes))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(cors(&settings.cors_origins))
         .with_state(api)
