@@ -24,7 +24,7 @@ use crate::runtime::CancelError;
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
     let run = begin(&api, body.check(Door::Stateless)?).await?.run;
-    Ok((short_place(&run, None), Json(RunView::from(run))).into_response())
+    Ok((short_place(&run, None), Json(RunView::just_made(run))).into_response())
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.
@@ -78,7 +78,8 @@ pub(super) async fn cancel(
         return Err(Invalid::new("body", "must have thread_id and run_ids").into());
     };
     let thread = thread_of(&thread)?;
-    let ids = ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
+    let ids =
+        ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
     let mut stopped_any = false;
     for id in ids {
         match api.runs.cancel(thread, id, action).await {
