@@ -8,6 +8,10 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod interrupts;
 mod layers;
+mod runs;
+mod stateless;
+mod streams;
 mod support;
 mod threads;
