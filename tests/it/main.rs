@@ -3,15 +3,19 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic,
     clippy::disallowed_methods,
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod approvals;
+mod delegated_interrupts;
 mod interrupts;
 mod layers;
 mod runs;
+mod shared_state;
 mod stateless;
 mod streams;
+mod subagents;
 mod support;
 mod threads;
+mod tools;

@@ -2,11 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, lookup, mail, on_both_engines, script, transcript};
+use crate::support::client::Client;
+use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, transcript};
 
 /// A wish for a run of `agent`.
 fn wish(agent: &str, text: impl ToString) -> Value {
     json!({"assistant_id": agent, "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
+}
+
+/// Returns when the thread is gone.
+async fn is_forgotten(client: &Client, thread: &str) {
+    eventually(async || client.get(&format!("/threads/{thread}")).await.status == 404).await;
 }
 
 on_both_engines! {
@@ -15,7 +21,7 @@ on_both_engines! {
         let reply = client.post("/runs/wait", wish("agent", "hello")).await;
         let thread = reply.header("location").unwrap().split('/').nth(2).unwrap().to_owned();
         assert_eq!(transcript(&reply.ok()), ["human: hello", "ai: echo: hello"]);
-        assert_eq!(client.get(&format!("/threads/{thread}")).await.status, 404);
+        is_forgotten(&client, &thread).await;
     }
 
     async fn a_stream_without_a_thread_ends_and_leaves_nothing(server: TestServer) {
@@ -25,7 +31,7 @@ on_both_engines! {
         let frames = stream.rest().await;
         assert_eq!(frames[0].event, "metadata");
         assert_eq!(transcript(&frames.last().unwrap().data), ["human: hello", "ai: echo: hello"]);
-        assert_eq!(client.post("/threads/search", json!({})).await.ok(), json!([]));
+        eventually(async || client.post("/threads/search", json!({})).await.ok() == json!([])).await;
     }
 
     async fn a_thread_that_shall_be_kept_is_kept(server: TestServer) {
@@ -49,7 +55,7 @@ on_both_engines! {
         let joined = client.get_stream(&format!("{path}/runs/{}/stream", run["run_id"].as_str().unwrap()), None).await;
         server.tools.let_go("lookup");
         joined.rest().await;
-        assert_eq!(client.get(&path).await.status, 404);
+        is_forgotten(&client, run["thread_id"].as_str().unwrap()).await;
     }
 
     async fn nobody_can_be_answered_without_a_thread(server: TestServer) {
@@ -62,7 +68,8 @@ on_both_engines! {
         let client = server.client();
         let values = client.post("/runs/wait", wish("agent", script().calls(mail("m1", "bob")))).await.ok();
         assert_eq!(values["__interrupt__"][0]["value"]["action_requests"][0]["name"], "send_email");
-        assert_eq!(client.get("/interrupts?status=pending").await.ok(), json!({"interrupts": []}));
+        let nothing = json!({"interrupts": []});
+        eventually(async || client.get("/interrupts?status=pending").await.ok() == nothing).await;
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
     }
 }
