@@ -10,8 +10,9 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
 use super::stream::{self, Cursor, Facts, Mode, StreamRequest};
 use super::waiting::{self, Leave};
+use super::wire::child::ChildRunView;
 use super::wire::json;
-use super::wire::run::{COLUMNS, CheckedRun, ChildRunView, Door, RunCreate, RunView};
+use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
 use super::{Answer, Api};
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
@@ -31,7 +32,7 @@ pub(super) async fn create(
     ApiJson(body): ApiJson<RunCreate>,
 ) -> Result<Response, ApiError> {
     let run = begin(&api, body.check(Door::Thread(path.thread_id))?).await?.run;
-    Ok((located(&run, None), Json(RunView::from(run))).into_response())
+    Ok((located(&run, None), Json(RunView::just_made(run))).into_response())
 }
 
 /// Starts a run and answers with its last values. Newlines come before the answer while it lasts.

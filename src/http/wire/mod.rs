@@ -11,6 +11,7 @@ use crate::domain::id::CheckpointId;
 use crate::domain::machine::Failure;
 
 pub mod assistant;
+pub mod child;
 pub mod interrupt;
 pub mod run;
 pub mod state;
