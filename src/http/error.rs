@@ -89,7 +89,11 @@ impl ApiError {
 
     /// The request is larger than allowed.
     pub fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "The request body is larger than this server accepts")
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            "The request body is larger than this server accepts",
+        )
     }
 
     /// The body broke off before its end.

@@ -20,7 +20,8 @@ impl History {
     fn after_input(text: &str) -> Self {
         let mut history = Self { machine: Machine::default(), plan: Plan::default(), checkpoints: vec![] };
         let input = Update::messages([Message::human(text)]);
-        let [before, after] = history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
+        let [before, after] =
+            history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
         history.keep(before, State::default(), Position::default());
         let (state, position) = (history.machine.state.clone(), history.machine.position.clone());
         history.keep(after, state, position);
