@@ -114,18 +114,14 @@ on_both_engines! {
             human.says(script().calls(mail("m1", name)).says("sent")).await;
             asked.push(human.question().await.0);
         }
-        let list = |status: &'static str| {
-            let client = client.clone();
-            async move { client.get(&format!("/interrupts?status={status}")).await.ok()["interrupts"].clone() }
-        };
-        assert_eq!(list("pending").await, json!(asked));
+        let pending = async || client.get("/interrupts?status=pending").await.ok()["interrupts"].clone();
+        assert_eq!(pending().await, json!(asked));
         let path = format!("/threads/{}/interrupts/{}/resolve",
             asked[1]["thread_id"].as_str().unwrap(), asked[1]["id"].as_str().unwrap());
         let resolved = client.post(&path, json!({"decisions": [{"type": "approve"}]})).await.ok();
         let run = format!("/threads/{}/runs/{}", asked[1]["thread_id"].as_str().unwrap(), resolved["run_id"].as_str().unwrap());
         client.get(&format!("{run}/join")).await.ok();
-        assert_eq!(list("pending").await, json!([asked[0], asked[2]]));
-        assert_eq!(list("resolved").await[0]["id"], asked[1]["id"]);
+        assert_eq!(pending().await, json!([asked[0], asked[2]]));
     }
 
     async fn an_unknown_question_is_not_there(server: TestServer) {

@@ -180,7 +180,7 @@ on_both_engines! {
         let run = alice.asks(script().calls_all(calls).says("done")).await;
         run.finishes().await;
         let children = run.children().await;
-        let shown = |child: &Value| json!([child["agent_name"], child["tool_call_id"], child["status"], child["depth"]]);
+        let shown = |child: &Value| json!([child["agent_name"], child["task_call_id"], child["status"], child["depth"]]);
         let shown: Vec<Value> = children.iter().map(shown).collect();
         assert_eq!(shown, [json!(["researcher", "t1", "success", 1]), json!(["mailer", "t2", "interrupted", 1])], "{children:#?}");
         alice.approves(&alice.question().await).await.finishes().await;

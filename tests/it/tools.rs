@@ -11,7 +11,7 @@ on_both_engines! {
         alice.says(script().calls_all([wrong, call("m2", "fail", json!({}))]).says("sorry")).await;
         let said = alice.transcript().await;
         let text = "lookup failed: Error: the arguments of `lookup` do not fit its schema. Nothing was run.\n\
-            - `query`: must be a string, but is a number\nCorrect them and call again.";
+            - `query`: must be string, but is integer\nCorrect them and call again.";
         assert_eq!(said[2], text);
         assert!(said[3].contains("- `why`: is required, but missing"), "{}", said[3]);
         assert_eq!(said[4], "ai: sorry");
@@ -42,10 +42,9 @@ on_both_engines! {
         server.tools.hold("hasty");
         alice.says(script().calls(call("h1", "hasty", json!({}))).says("too slow")).await;
         server.tools.let_go("hasty");
-        let said = ["human: …", "ai calls hasty", "hasty failed: ", "ai: too slow"];
-        let heard = alice.transcript().await;
-        assert!(heard[2].contains("did not answer within 0.2 s"), "{}", heard[2]);
-        assert_eq!((&heard[..2], &heard[3]), (&said[..2].iter().map(ToString::to_string).collect::<Vec<_>>()[..], &said[3].to_owned()));
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("hasty failed:") && said[2].contains("did not answer within 0.2 s"), "{}", said[2]);
+        assert_eq!(said[3], "ai: too slow");
     }
 
     async fn an_unknown_tool_is_answered_with_those_there_are(server: TestServer) {
