@@ -9,13 +9,19 @@
 
 mod approvals;
 mod delegated_interrupts;
+mod files;
 mod interrupts;
 mod layers;
+mod limits;
+mod models;
 mod runs;
+mod sdk;
 mod shared_state;
+mod state;
 mod stateless;
 mod streams;
 mod subagents;
 mod support;
 mod threads;
+mod todos;
 mod tools;
