@@ -22,6 +22,18 @@ pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, scene: impl FnO
     }
 }
 
+/// Waits for something that the server promises to do soon, and of which it tells nobody.
+pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
+    let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
+    for _ in 0..1000 {
+        if happened().await {
+            return;
+        }
+        pause.tick().await;
+    }
+    panic!("it did not happen");
+}
+
 /// Makes two tests of each scene, one on each engine.
 macro_rules! on_both_engines {
     ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $scene:block)*) => {
