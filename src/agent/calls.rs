@@ -106,7 +106,7 @@ impl Loop<'_> {
                     return None;
                 }
                 AfterCrash::Ask => {
-                    let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
+                    let asked = machine.call_asked(at, unknown_outcome(&call), CheckpointId::mint()).cloned();
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                     return None;
                 }
@@ -184,7 +184,7 @@ impl Loop<'_> {
                     }
                 }
                 Came::Back(Err(Halt::Ask(question))) => {
-                    let asked = machine.call_asked(at, *question).cloned();
+                    let asked = machine.call_asked(at, *question, CheckpointId::mint()).cloned();
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                 }
                 Came::Child(Ok(ChildEnd::Parked { child, questions })) => {

@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::call::{Answer, Call, Fate, pending_calls};
 use super::checkpoint::{Entry, Source};
 use super::id::{CheckpointId, InterruptId, RunId, TaskId};
-use super::interrupt::{Asker, Interrupt, Question};
+use super::interrupt::{Asker, Interrupt, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
@@ -204,7 +204,7 @@ impl Machine {
         };
         let node = plan.hooks(moment).get(next)?.clone();
         let task = TaskId::of_step(self.head, &node, 0);
-        self.ask(task, Asker::Hook(node), question)
+        self.ask(InterruptId::of_task(task), task, Asker::Hook(node), question)
     }
 
     /// The model answered with `message`; `extra` is what policies around it write.
@@ -228,7 +228,10 @@ impl Machine {
     }
 
     /// The call asks a human and will be looked at again with the answer.
-    pub fn call_asked(&mut self, at: usize, question: Question) -> Option<&Interrupt> {
+    ///
+    /// The same call may ask about an unknown outcome more than once in a step: after each crash that hit it. Each time
+    /// it is another question, lest an answer given once be taken for all; `fresh` makes its id.
+    pub fn call_asked(&mut self, at: usize, question: Question, fresh: CheckpointId) -> Option<&Interrupt> {
         let task = self.call_task(at);
         let Phase::Tools { calls } = &mut self.position.phase else {
             return None;
@@ -236,7 +239,11 @@ impl Machine {
         let call = calls.get_mut(at)?;
         call.fate = Fate::Asking;
         let asker = Asker::Call(call.id.clone());
-        self.ask(task, asker, question)
+        let id = match question.kind {
+            QuestionKind::UnknownOutcome => InterruptId::of_task(TaskId::of_step(Some(fresh), TOOLS, at)),
+            QuestionKind::ToolApproval | QuestionKind::Question => InterruptId::of_task(task),
+        };
+        self.ask(id, task, asker, question)
     }
 
     /// Takes the answer that a human gave to the asker, if there is one.
@@ -364,8 +371,7 @@ impl Machine {
         }
     }
 
-    fn ask(&mut self, task: TaskId, asker: Asker, question: Question) -> Option<&Interrupt> {
-        let id = InterruptId::of_task(task);
+    fn ask(&mut self, id: InterruptId, task: TaskId, asker: Asker, question: Question) -> Option<&Interrupt> {
         self.position.asked.push(Interrupt { id, task, asker, question, answer: None });
         self.position.asked.last()
     }
