@@ -31,7 +31,7 @@ impl Loop<'_> {
     pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
         let mut fresh = machine.position.taken > 0 || !machine.position.asked.is_empty();
         loop {
-            if self.scope.stop.is_cancelled() {
+            if self.scope.stop.is_cancelled() || self.leave.is_cancelled() {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
             }
@@ -180,8 +180,9 @@ impl Loop<'_> {
             provider: provider.to_owned(),
             model: model.to_owned(),
         });
-        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head)).await;
-        match listened {
+        // An answer that breaks off is asked for anew: nothing is lost but its beginning.
+        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
+        match self.leave.run_until_cancelled(listened).await.flatten() {
             None => Err(Halt::Stopped),
             Some(Ok(message)) => {
                 Ok(ModelAnswer { message: message.with_id(head.message.clone()), extra: Update::none() })
