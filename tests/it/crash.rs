@@ -15,6 +15,7 @@ use crate::support::Engine;
 mod chance;
 mod client;
 mod desk;
+mod hands;
 mod house;
 mod scene;
 

@@ -107,8 +107,7 @@ impl Client {
 
     /// Does what is to be done now. True if nothing is.
     async fn takes_a_step(&mut self, wish: &str) -> Result<bool, Gone> {
-        let make = json!({"thread_id": self.thread, "if_exists": "do_nothing"});
-        self.call(Method::POST, "/threads", Some(&make)).await?;
+        self.makes_a_thread().await?;
         let runs = self.get("/runs?limit=1000").await?;
         let runs = runs.as_array().expect("a list");
         if runs.is_empty() {
@@ -126,6 +125,12 @@ impl Client {
         }
         self.answers(&open).await?;
         Ok(false)
+    }
+
+    /// Makes its thread, unless it is there.
+    pub(super) async fn makes_a_thread(&self) -> Result<(), Gone> {
+        let make = json!({"thread_id": self.thread, "if_exists": "do_nothing"});
+        self.call(Method::POST, "/threads", Some(&make)).await.map(drop)
     }
 
     /// Asks for the run.

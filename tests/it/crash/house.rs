@@ -101,7 +101,7 @@ pub(super) struct House {
 /// What several houses can stand on.
 pub(super) struct Ground {
     folder: TempDir,
-    database: Option<postgres::Database>,
+    database: Mutex<Option<postgres::Database>>,
     url: String,
 }
 
@@ -117,13 +117,13 @@ impl Ground {
                 (Some(database), url)
             }
         };
-        Some(Arc::new(Self { folder, database, url }))
+        Some(Arc::new(Self { folder, database: Mutex::new(database), url }))
     }
 
-    /// Takes the database away, if nobody stands on it any more.
-    pub(super) async fn clear(self: Arc<Self>) {
-        let ground = Arc::into_inner(self).expect("nobody stands on it any more");
-        if let Some(database) = ground.database {
+    /// Takes the database away.
+    pub(super) async fn clear(&self) {
+        let database = self.database.lock().unwrap().take();
+        if let Some(database) = database {
             database.discard().await;
         }
     }
@@ -219,8 +219,8 @@ impl House {
         self.log.lock().unwrap().join("\n")
     }
 
-    /// Nobody lives here any more.
-    pub(super) async fn is_torn_down(self: Arc<Self>) {
+    /// Nobody lives here any more, and the ground is free.
+    pub(super) async fn is_torn_down(&self) {
         self.is_killed().await;
     }
 }
