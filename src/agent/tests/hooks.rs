@@ -1,0 +1,1 @@
+//! Policies around the loop: in which order, and what passes through them.
