@@ -92,7 +92,7 @@ impl Loop<'_> {
         };
         if let Some(verdict) = machine.take_verdict(&call.id) {
             if let Some(answer) = decided(&call, &verdict) {
-                settle(machine, at, answer);
+                self.receive(machine, at, answer);
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {

@@ -179,6 +179,12 @@ fn now<F: Future>(future: F) -> F::Output {
 fn compare(script: &str, seed: u64, deaths: &[Death]) {
     let (undisturbed, once, _) = now(lived(script, seed, &[]));
     let (disturbed, effects, _) = now(lived(script, seed, deaths));
+    for (cause, history) in &undisturbed.histories {
+        let again = disturbed.histories.get(cause).map(Vec::as_slice).unwrap_or_default();
+        for (step, twin) in history.iter().zip(again) {
+            assert_eq!(twin, step, "in the history of {cause:?}");
+        }
+    }
     assert_eq!(disturbed, undisturbed);
     assert_eq!(effects.keys().collect::<Vec<_>>(), once.keys().collect::<Vec<_>>());
     let messages = disturbed.histories.values().flatten().map(|(_, _, writes)| writes.to_string()).collect::<String>();
@@ -191,7 +197,7 @@ fn compare(script: &str, seed: u64, deaths: &[Death]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_run_cut_anywhere_comes_to_the_same_and_does_nothing_twice(
