@@ -190,7 +190,11 @@ impl Loop<'_> {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
-                Came::Back(Err(Halt::Fail(failure))) => upset.failure = Some(failure),
+                Came::Back(Err(Halt::Fail(failure))) => {
+                    // Its outcome is known: the next run makes the call again.
+                    machine.set_fate(at, Fate::Ready);
+                    upset.failure = Some(failure);
+                }
                 Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
                 Came::Child(Err(stop)) => return Err(stop.into()),
             }
