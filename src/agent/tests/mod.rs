@@ -28,25 +28,25 @@ use crate::tool::Scope;
 use memory::{Death, Memory, Store};
 
 /// A thread, its agent, and the server that crashes now and then.
-pub(super) struct Stage {
-    pub(super) agent: Agent,
-    pub(super) store: Arc<Store>,
-    pub(super) breakpoints: Breakpoints,
-    pub(super) step_limit: Option<u32>,
+struct Stage {
+    agent: Agent,
+    store: Arc<Store>,
+    breakpoints: Breakpoints,
+    step_limit: Option<u32>,
     thread: ThreadId,
     stop: Mutex<CancellationToken>,
 }
 
 /// What a run is asked to do.
 #[derive(Debug, Clone)]
-pub(super) enum Wish {
+enum Wish {
     Input(Update),
     Answers(BTreeMap<InterruptId, Value>),
     Onward,
 }
 
 impl Stage {
-    pub(super) fn new(agent: Agent) -> Self {
+    fn new(agent: Agent) -> Self {
         Self {
             agent,
             store: Arc::default(),
@@ -58,27 +58,27 @@ impl Stage {
     }
 
     /// Runs to where it ends; the server is as good as new.
-    pub(super) async fn runs(&self, wish: Wish) -> Ending {
+    async fn runs(&self, wish: Wish) -> Ending {
         self.attempt(RunId::mint(), &wish).await.unwrap()
     }
 
-    pub(super) async fn hears(&self, text: impl Into<String>) -> Ending {
+    async fn hears(&self, text: impl Into<String>) -> Ending {
         self.runs(says(text)).await
     }
 
-    pub(super) async fn is_answered(&self, id: &InterruptId, answer: Value) -> Ending {
+    async fn is_answered(&self, id: &InterruptId, answer: Value) -> Ending {
         self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
     }
 
     /// A new process, which dies as `death` says.
-    pub(super) fn revives(&self, death: Option<Death>) {
+    fn revives(&self, death: Option<Death>) {
         let stop = CancellationToken::new();
         *self.stop.lock().unwrap() = stop.clone();
         self.store.revive(death, stop);
     }
 
     /// Begins a run, or begins it once more after a crash, as the server does.
-    pub(super) async fn attempt(&self, run: RunId, wish: &Wish) -> Result<Ending, Stop> {
+    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<Ending, Stop> {
         if let Wish::Answers(answers) = wish {
             self.store.deliver(answers)?;
         }
@@ -123,27 +123,27 @@ impl Stage {
         }
     }
 
-    pub(super) fn machine(&self) -> Machine {
+    fn machine(&self) -> Machine {
         self.store.machine(Lane::Main)
     }
 
-    pub(super) fn state(&self) -> State {
+    fn state(&self) -> State {
         self.machine().state
     }
 
     /// The texts of the results that the main agent's model got, in order.
-    pub(super) fn results(&self) -> Vec<String> {
+    fn results(&self) -> Vec<String> {
         let state = self.state();
         state.messages.iter().filter(|m| m.answers().is_some()).map(|m| m.content.text()).collect()
     }
 }
 
-pub(super) fn says(text: impl Into<String>) -> Wish {
+fn says(text: impl Into<String>) -> Wish {
     Wish::Input(Update::messages([Message::human(text.into())]))
 }
 
 /// A script for the scripted model: each step its calls as (id, tool, args); at last it says `done`.
-pub(super) fn script(steps: &[&[(&str, &str, Value)]]) -> String {
+fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     let call = |(id, name, args): &(&str, &str, Value)| json!({"id": id, "name": name, "args": args});
     let mut steps: Vec<Value> =
         steps.iter().map(|calls| json!({"tool_calls": calls.iter().map(call).collect::<Vec<_>>()})).collect();
@@ -152,7 +152,7 @@ pub(super) fn script(steps: &[&[(&str, &str, Value)]]) -> String {
 }
 
 /// The questions that a run waits for.
-pub(super) fn questions(ending: &Ending) -> Vec<InterruptId> {
+fn questions(ending: &Ending) -> Vec<InterruptId> {
     match ending {
         Ending::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
         other => panic!("{other:?}"),
