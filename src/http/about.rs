@@ -18,7 +18,19 @@ pub(super) async fn info() -> Json<Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "server": "adjutant",
         "langgraph_py_version": null,
-        "flags": {"assistants": true, "crons": false, "langsmith": false},
-        "host": {"kind": "self-hosted"},
+        "flags": {
+            "assistants": true,
+            "crons": false,
+            "langsmith": false,
+            "langsmith_tracing_replicas": false,
+            "langsmith_tracing_session_on_runs": false,
+        },
+        "host": {
+            "kind": "self-hosted",
+            "project_id": null,
+            "host_revision_id": null,
+            "revision_id": null,
+            "tenant_id": null,
+        },
     }))
 }

@@ -31,7 +31,7 @@ pub(super) async fn create(
     ApiJson(body): ApiJson<RunCreate>,
 ) -> Result<Response, ApiError> {
     let run = begin(&api, body.check(Door::Thread(path.thread_id))?).await?.run;
-    Ok((located(&run, None), Json(RunView::from(run))).into_response())
+    Ok((located(&run, None), Json(RunView::just_made(run))).into_response())
 }
 
 /// Starts a run and answers with its last values. Newlines come before the answer while it lasts.

@@ -24,7 +24,7 @@ use crate::runtime::CancelError;
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
     let run = begin(&api, body.check(Door::Stateless)?).await?.run;
-    Ok((short_place(&run, None), Json(RunView::from(run))).into_response())
+    Ok((short_place(&run, None), Json(RunView::just_made(run))).into_response())
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.

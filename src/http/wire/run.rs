@@ -356,6 +356,13 @@ impl From<Run> for RunView {
     }
 }
 
+impl RunView {
+    /// A run as it was when it was made. It may be at work by the time the client reads this.
+    pub fn just_made(run: Run) -> Self {
+        Self::from(Run { status: RunStatus::Pending, ..run })
+    }
+}
+
 /// What the run was asked to do, in the platform's shape.
 fn kwargs(run: &Run) -> Value {
     let request = &run.request;
