@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::db::{self, Db, DbResult};
+use crate::domain::checkpoint::Entry;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::run::Run;
 use crate::domain::state::State;
@@ -67,5 +68,14 @@ impl Events {
                 })
             })
             .await
+    }
+
+    /// The step that left a checkpoint; none if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn entry_at(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Arc<Entry>>> {
+        let get = self.db.read(move |tx| Box::pin(db::checkpoints::get(tx, thread, checkpoint)));
+        Ok(get.await?.map(|checkpoint| Arc::new(checkpoint.entry)))
     }
 }

@@ -82,6 +82,8 @@ pub struct Presenter {
     messages: Messages,
     /// Who first asked a question; callers repeat it.
     askers: HashMap<InterruptId, Arc<Origin>>,
+    /// The step from which an agent goes on, once it is known.
+    learned: Option<Arc<Entry>>,
 }
 
 impl Presenter {
@@ -96,6 +98,7 @@ impl Presenter {
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
             askers: HashMap::new(),
+            learned: None,
         }
     }
 
@@ -117,6 +120,25 @@ impl Presenter {
             EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
             EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) => None,
         }
+    }
+
+    /// The checkpoint whose step the presenter wants to [`Presenter::learn`] before `event`: that from which an agent goes
+    /// on whom this reader has not seen before.
+    pub fn wants_entry(&self, event: &Event) -> Option<CheckpointId> {
+        let is_known = self.lanes.contains_key(&event.origin.lane);
+        match &event.body {
+            EventBody::Fact(Fact::Started { base, resumed: true, .. })
+                if self.modes.tell_steps() && self.shows(&event.origin) && !is_known =>
+            {
+                *base
+            }
+            EventBody::Fact(_) | EventBody::Entry(_) | EventBody::Delta(_) => None,
+        }
+    }
+
+    /// Takes note of the step that [`Presenter::wants_entry`] named.
+    pub fn learn(&mut self, entry: Arc<Entry>) {
+        self.learned = Some(entry);
     }
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
@@ -203,7 +225,9 @@ impl Presenter {
             if self.modes.has(Mode::Values) {
                 out.extend(values::values(view));
             }
-            view.ahead = self.modes.tell_steps().then_some(Ahead { entry: None, at });
+            let entry = self.learned.take();
+            view.step = entry.as_ref().map(|entry| entry.step);
+            view.ahead = self.modes.tell_steps().then_some(Ahead { entry, at });
         }
     }
 
