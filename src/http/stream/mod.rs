@@ -17,11 +17,10 @@ use tokio::time::{Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
 use crate::db::DbResult;
-use crate::domain::checkpoint::Entry;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
-use crate::events::{Events, Tail};
+use crate::events::{Events, Standing, Tail};
 pub use frame::{Cursor, Frame};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
@@ -67,8 +66,8 @@ trait Log: Send + 'static {
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
     /// The state at a checkpoint.
     fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
-    /// The step that left a checkpoint, if there is one.
-    fn entry_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Arc<Entry>>>> + Send;
+    /// How an agent stood at a checkpoint, if there is one.
+    fn standing(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Standing>>> + Send;
 }
 
 struct RunLog {
@@ -86,8 +85,8 @@ impl Log for RunLog {
         self.events.state_at(self.thread, checkpoint).await
     }
 
-    async fn entry_at(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Arc<Entry>>> {
-        self.events.entry_at(self.thread, checkpoint).await
+    async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+        self.events.standing(self.thread, checkpoint).await
     }
 }
 
@@ -184,10 +183,10 @@ impl<L: Log> Follower<L> {
 
     /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
     async fn look_up(&mut self, log: &mut L, event: &Event) -> DbResult<Option<Arc<State>>> {
-        if let Some(checkpoint) = self.presenter.wants_entry(event)
-            && let Some(entry) = log.entry_at(checkpoint).await?
+        if let Some(checkpoint) = self.presenter.wants_standing(event)
+            && let Some(standing) = log.standing(checkpoint).await?
         {
-            self.presenter.learn(entry);
+            self.presenter.learn(standing);
         }
         match self.presenter.wants_state(event) {
             Some(checkpoint) => log.state_at(checkpoint).await.map(Some),

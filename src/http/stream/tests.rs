@@ -22,7 +22,7 @@ impl Log for Written {
         Ok(self.0.recv().await)
     }
 
-    async fn entry_at(&mut self, _: CheckpointId) -> DbResult<Option<Arc<Entry>>> {
+    async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
         Ok(None)
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::Origin;
 use crate::domain::id::{CheckpointId, InterruptId};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::run::namespace_text;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
@@ -35,8 +36,10 @@ pub(super) struct LaneView {
 
 /// The newest checkpoint, to be shown as soon as it is known what follows it.
 pub(super) struct Ahead {
-    /// The step that left it; none when an agent goes on from an old one.
+    /// The step that left it; none when an agent goes on from an old one that was shown before.
     pub entry: Option<Arc<Entry>>,
+    /// What the agent asked before it went on from there.
+    pub asked: Vec<Interrupt>,
     /// When it was made.
     pub at: Timestamp,
 }

@@ -17,6 +17,7 @@ use crate::domain::machine::{Failure, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use lane::{Ahead, LaneView};
 use messages::Messages;
 pub use mode::{Mode, Modes};
@@ -82,8 +83,8 @@ pub struct Presenter {
     messages: Messages,
     /// Who first asked a question; callers repeat it.
     askers: HashMap<InterruptId, Arc<Origin>>,
-    /// The step from which an agent goes on, once it is known.
-    learned: Option<Arc<Entry>>,
+    /// How an agent stood that goes on, once it is known.
+    learned: Option<Standing>,
 }
 
 impl Presenter {
@@ -122,9 +123,9 @@ impl Presenter {
         }
     }
 
-    /// The checkpoint whose step the presenter wants to [`Presenter::learn`] before `event`: that from which an agent goes
+    /// The checkpoint about which the presenter wants to [`Presenter::learn`] before `event`: that from which an agent goes
     /// on whom this reader has not seen before.
-    pub fn wants_entry(&self, event: &Event) -> Option<CheckpointId> {
+    pub fn wants_standing(&self, event: &Event) -> Option<CheckpointId> {
         let is_known = self.lanes.contains_key(&event.origin.lane);
         match &event.body {
             EventBody::Fact(Fact::Started { base, resumed: true, .. })
@@ -136,9 +137,9 @@ impl Presenter {
         }
     }
 
-    /// Takes note of the step that [`Presenter::wants_entry`] named.
-    pub fn learn(&mut self, entry: Arc<Entry>) {
-        self.learned = Some(entry);
+    /// Takes note of what [`Presenter::wants_standing`] wanted.
+    pub fn learn(&mut self, standing: Standing) {
+        self.learned = Some(standing);
     }
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
@@ -225,9 +226,10 @@ impl Presenter {
             if self.modes.has(Mode::Values) {
                 out.extend(values::values(view));
             }
-            let entry = self.learned.take();
+            let (entry, asked) = self.learned.take().map(|learned| (learned.entry, learned.asked)).unzip();
             view.step = entry.as_ref().map(|entry| entry.step);
-            view.ahead = self.modes.tell_steps().then_some(Ahead { entry, at });
+            let ahead = Ahead { entry, asked: asked.unwrap_or_default(), at };
+            view.ahead = self.modes.tell_steps().then_some(ahead);
         }
     }
 
@@ -250,7 +252,7 @@ impl Presenter {
             out.extend(values::values(view));
         }
         if self.modes.tell_steps() {
-            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), at });
+            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), asked: vec![], at });
         }
     }
 

@@ -13,7 +13,7 @@ use super::Facts;
 use super::lane::{Ahead, LaneView};
 use super::metadata::triggers;
 use super::mode::{Mode, Modes};
-use super::values::Written;
+use super::values::{Written, interrupt};
 use crate::domain::checkpoint::{Entry, Source};
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::{CheckpointId, TaskId};
@@ -149,7 +149,7 @@ impl Steps<'_> {
         }
         let begun = begun(view, state, coming);
         if let Some(entry) = &ahead.entry {
-            self.checkpoint(view, (entry, ahead.at), &begun, out);
+            self.checkpoint(view, (entry, ahead), &begun, out);
         }
         if *coming == Coming::Stopped {
             return;
@@ -182,7 +182,7 @@ impl Steps<'_> {
         self.show(Mode::Tasks, view, view.next_step(), "task_result", &payload, out);
     }
 
-    fn checkpoint(&self, view: &LaneView, (entry, at): (&Entry, Timestamp), begun: &[Begun<'_>], out: &mut Vec<Frame>) {
+    fn checkpoint(&self, view: &LaneView, (entry, ahead): (&Entry, &Ahead), begun: &[Begun<'_>], out: &mut Vec<Frame>) {
         let Some(values) = &view.state else {
             return;
         };
@@ -193,10 +193,7 @@ impl Steps<'_> {
             values,
             metadata: json!({"source": entry.source.word(), "step": entry.step, "parents": parents}),
             next: begun.iter().map(|task| task.node).collect(),
-            tasks: begun
-                .iter()
-                .map(|task| json!({"id": task.id, "name": task.node, "interrupts": [], "state": null}))
-                .collect(),
+            tasks: begun.iter().map(|task| task_of(view, task, &ahead.asked)).collect(),
             places: None,
         };
         if self.modes.has(Mode::Checkpoints) {
@@ -208,7 +205,7 @@ impl Steps<'_> {
                 parent_checkpoint: entry.parent.map(|parent| self.place(view, parent)),
             });
             let record =
-                Record { step: Some(entry.step), timestamp: at.to_string(), kind: "checkpoint", payload: &payload };
+                Record { step: Some(entry.step), timestamp: ahead.at.to_string(), kind: "checkpoint", payload: &payload };
             out.push(Frame::of(view.name("debug"), &record));
         }
     }
@@ -296,6 +293,13 @@ impl Steps<'_> {
         }
         json!({ "configurable": configurable })
     }
+}
+
+/// A task as checkpoints show it, with what it had asked before it went on.
+fn task_of(view: &LaneView, task: &Begun<'_>, asked: &[Interrupt]) -> Value {
+    let asked = asked.iter().filter(|asked| asked.task == task.id);
+    let interrupts: Vec<Value> = asked.map(|asked| interrupt(asked, &view.origin)).collect();
+    json!({"id": task.id, "name": task.node, "interrupts": interrupts, "state": null})
 }
 
 /// The tasks that begin after the newest checkpoint.
