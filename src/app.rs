@@ -82,8 +82,8 @@ impl App {
         let soft = self.shutdown.soft().clone();
         // Streams write small pieces that must not wait for one another.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        let serving = axum::serve(listener, http::router(api))
-            .with_graceful_shutdown(async move { soft.cancelled().await });
+        let serving =
+            axum::serve(listener, http::router(api)).with_graceful_shutdown(async move { soft.cancelled().await });
         let hard = self.shutdown.hard().clone();
         let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
         self.shutdown.begin();

@@ -4,16 +4,13 @@
 //! whatever changes a run, `db` and `events` for what is to be read), and it *answers* with a shape of [`wire`] or with
 //! an [`error::ApiError`], the only place that knows which status a failure has.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use axum::serve::{Listener, ListenerExt};
 use axum::{Json, Router};
-use tokio::net::TcpListener;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
@@ -129,15 +126,6 @@ pub fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// A listener whose connections send small pieces at once: the events of a stream must not wait for company.
-pub fn tap(listener: TcpListener) -> impl Listener<Io: Send + Unpin, Addr = SocketAddr> {
-    listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "small pieces may be held back");
-        }
-    })
-}
-
 async fn no_route() -> ApiError {
     ApiError::no_route()
 }
@@ -171,6 +159,3 @@ fn cors(origins: &[String]) -> CorsLayer {
 
 /// What a handler that answers with JSON returns.
 type Answer<T> = Result<Json<T>, ApiError>;
-
-#[cfg(test)]
-mod tests;

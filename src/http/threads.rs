@@ -12,9 +12,7 @@ use serde_json::{Value, json};
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Select, ThreadPath, no_content};
 use super::wire::interrupt::brief;
-use super::wire::thread::{
-    CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up,
-};
+use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
@@ -62,10 +60,8 @@ pub(super) async fn patch(
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
     let metadata = body.metadata.unwrap_or_default();
-    let patched = api
-        .db
-        .write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await }))
-        .await?;
+    let patched =
+        api.db.write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await })).await?;
     patched.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }

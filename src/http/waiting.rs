@@ -183,7 +183,8 @@ mod tests {
 
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
-        let question = Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
+        let question =
+            Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
         let id = crate::domain::id::InterruptId::of_task(task);
         Interrupt { id, task, asker: Asker::Call("c".into()), question, answer: None }
     }

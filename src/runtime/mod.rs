@@ -11,7 +11,6 @@ use serde_json::{Map, Value};
 use crate::agent::assemble::{Agents, Known};
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::input::read_input;
 use crate::domain::machine::Plan;
@@ -23,9 +22,12 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod journal;
 mod opening;
+mod refusal;
 mod resume;
 mod worker;
 mod writing;
+
+pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
 
 use admission::Admitted;
 use worker::Worker;
@@ -70,38 +72,6 @@ pub enum AssistantRef {
     Graph(String),
 }
 
-/// Why a run was not started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There is no such thread.
-    #[error("there is no thread {0}")]
-    NoThread(ThreadId),
-    /// There is no such assistant or graph.
-    #[error("there is no assistant {0}")]
-    NoAssistant(String),
-    /// There is no such checkpoint on the thread.
-    #[error("there is no checkpoint {0} on this thread")]
-    NoCheckpoint(CheckpointId),
-    /// The thread is busy and the strategy is to refuse.
-    #[error("the thread is busy")]
-    Busy,
-    /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
-    #[error("{} questions wait for an answer", .0.len())]
-    QuestionPending(Vec<InterruptId>),
-    /// Several questions wait and the answer does not say which it is for.
-    #[error("{} questions wait for an answer", .0.len())]
-    AmbiguousAnswer(Vec<InterruptId>),
-    /// Something in the request cannot be accepted.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// A resume without a thread.
-    #[error("a resume needs a thread")]
-    ResumeNeedsThread,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
-}
-
 /// What becomes of the work of a cancelled run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAction {
@@ -109,40 +79,6 @@ pub enum CancelAction {
     Interrupt,
     /// It is undone, and the run deleted.
     Rollback,
-}
-
-/// Why a run was not cancelled.
-#[derive(Debug, thiserror::Error)]
-pub enum CancelError {
-    /// There is no such run.
-    #[error("there is no such run")]
-    NoRun,
-    /// It is over already.
-    #[error("the run is over")]
-    Over,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
-}
-
-/// Why a question was not resolved.
-#[derive(Debug, thiserror::Error)]
-pub enum ResolveError {
-    /// There is no such question.
-    #[error("there is no such interrupt")]
-    NoInterrupt,
-    /// It was answered otherwise, dropped, or has expired.
-    #[error("the interrupt is {0}")]
-    Stale(&'static str),
-    /// The answer is not one of those that were asked for.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// The thread is busy.
-    #[error("the thread is busy")]
-    Busy,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
 }
 
 /// A write into the state of a thread from outside the loop.
@@ -154,29 +90,6 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
-}
-
-/// Why a state was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum StateWriteError {
-    /// There is no such thread.
-    #[error("there is no thread {0}")]
-    NoThread(ThreadId),
-    /// There is no such checkpoint on the thread.
-    #[error("there is no checkpoint {0} on this thread")]
-    NoCheckpoint(CheckpointId),
-    /// The agent has no such node.
-    #[error("node {0} does not exist")]
-    NoNode(String),
-    /// Runs are at work on the thread.
-    #[error("the thread has in-flight runs")]
-    InFlight(Vec<RunId>),
-    /// The values cannot be accepted.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
 }
 
 /// What runs are made with.
@@ -303,7 +216,11 @@ impl Runs {
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // Nobody is left who could be told how it went.
-        drop(self.0.shutdown.spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }));
+        drop(
+            self.0
+                .shutdown
+                .spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }),
+        );
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.

@@ -27,7 +27,7 @@ impl Log for Written {
     }
 
     async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
-        Err(DbError("there are no states in this test".to_owned()))
+        Err(DbError::Unfit("there are no states in this test".to_owned()))
     }
 }
 

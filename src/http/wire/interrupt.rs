@@ -15,13 +15,10 @@ pub fn brief(interrupt: &Interrupt) -> Value {
     json!({"id": interrupt.id, "value": interrupt.question.value})
 }
 
-/// A question as the answer of a waiting request shows it.
+/// A question as streams and the answers of waiting requests show it. The schema of a valid answer is in
+/// [`InterruptView`] only: it can be long.
 pub fn full(interrupt: &Interrupt) -> Value {
-    json!({
-        "value": interrupt.question.value,
-        "id": interrupt.id,
-        "response_schema": interrupt.question.schema,
-    })
+    json!({"value": interrupt.question.value, "id": interrupt.id, "response_schema": null})
 }
 
 /// A question to a human, and what became of it.

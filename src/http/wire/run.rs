@@ -119,7 +119,8 @@ impl RunCreate {
     /// Names the field that is wrong.
     pub fn check(self, door: Door) -> Result<CheckedRun, ApiError> {
         let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
-        let assistant = assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
+        let assistant =
+            assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
         let target = self.target(door)?;
         let on_disconnect = [("continue", false), ("cancel", true)];
         let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
@@ -146,7 +147,8 @@ impl RunCreate {
 
     fn request(&self, door: Door) -> Result<RunRequest, ApiError> {
         let (config, context) = self.config_and_context()?;
-        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue].map(|strategy| (strategy.word(), strategy));
+        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
+            .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
             input: self.input.clone().filter(|_| self.command.is_none()),
@@ -196,7 +198,8 @@ impl RunCreate {
 
     /// The fields that only the answer repeats.
     fn extra(&self) -> Result<Object, Invalid> {
-        let given = word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
+        let given =
+            word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
         let older = if self.checkpoint_during == Some(false) { "exit" } else { "async" };
         let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
         if let Some(webhook) = &self.webhook {
@@ -220,7 +223,8 @@ impl CommandBody {
             Some(target) => vec![target],
             None => vec![],
         };
-        let goto = goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
+        let goto =
+            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
         Ok(Command { resume: None, update: self.update.clone(), goto })
     }
 }
@@ -335,8 +339,16 @@ impl From<RunStatus> for RunStatusWord {
 
 /// The columns that `select` may name.
 pub const COLUMNS: [&str; 10] = [
-    "run_id", "thread_id", "assistant_id", "metadata", "status", "kwargs", "multitask_strategy", "created_at",
-    "updated_at", "langsmith_session_name",
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "metadata",
+    "status",
+    "kwargs",
+    "multitask_strategy",
+    "created_at",
+    "updated_at",
+    "langsmith_session_name",
 ];
 
 impl From<Run> for RunView {
@@ -402,61 +414,6 @@ fn shown_nodes(nodes: &[String]) -> Value {
         [] => Value::Null,
         [all] if all == "*" => json!("*"),
         nodes => json!(nodes),
-    }
-}
-
-/// A run of a subagent.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(title = "ChildRun")]
-pub struct ChildRunView {
-    /// Identifies it.
-    pub run_id: Uuid,
-    /// The thread it works on.
-    pub thread_id: Uuid,
-    /// The run that delegated to it.
-    pub parent_run_id: Option<Uuid>,
-    /// The run of the main agent at the top.
-    pub root_run_id: Uuid,
-    /// How many delegations deep it is.
-    pub depth: u32,
-    /// The subagent's name.
-    pub agent_name: String,
-    /// The names from the main agent down to it.
-    pub agent_path: Vec<String>,
-    /// The call of the `task` tool that caused it.
-    pub task_call_id: Option<String>,
-    /// Its namespace in streams: `tools:<task id>`.
-    pub checkpoint_ns: String,
-    /// What it is doing.
-    pub status: RunStatusWord,
-    /// Why it failed, when it did: `{error, message}`.
-    #[schema(value_type = Option<Object>)]
-    pub error: Option<Value>,
-    /// When it was made.
-    #[schema(format = DateTime)]
-    pub created_at: String,
-    /// When it last changed.
-    #[schema(format = DateTime)]
-    pub updated_at: String,
-}
-
-impl From<Run> for ChildRunView {
-    fn from(run: Run) -> Self {
-        Self {
-            run_id: run.id.0,
-            thread_id: run.thread.0,
-            parent_run_id: run.lineage.parent.map(|parent| parent.0),
-            root_run_id: run.lineage.root.0,
-            depth: run.lineage.depth,
-            agent_name: run.lineage.agent().to_owned(),
-            checkpoint_ns: run.lineage.checkpoint_ns(),
-            agent_path: run.lineage.path,
-            task_call_id: run.lineage.cause,
-            status: run.status.into(),
-            error: run.error.as_ref().map(super::failure),
-            created_at: run.created_at.to_string(),
-            updated_at: run.updated_at.to_string(),
-        }
     }
 }
 

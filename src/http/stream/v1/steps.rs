@@ -173,7 +173,14 @@ impl Steps<'_> {
     }
 
     /// Shows that a task ended with questions.
-    pub(super) fn end_asking(&self, view: &LaneView, node: &str, id: TaskId, interrupts: &[Value], out: &mut Vec<Frame>) {
+    pub(super) fn end_asking(
+        &self,
+        view: &LaneView,
+        node: &str,
+        id: TaskId,
+        interrupts: &[Value],
+        out: &mut Vec<Frame>,
+    ) {
         let nothing = Update::none();
         self.result(view, ResultJson { id, name: node, error: None, result: Written(&nothing), interrupts }, out);
     }
