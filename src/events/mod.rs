@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Entry;
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
@@ -84,7 +84,7 @@ impl Events {
                 let asked = db::interrupts::of_thread(tx, thread, None).await?;
                 let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
                 let asked = own.map(|asked| asked.interrupt).collect();
-                Ok(Some(Standing { entry: Arc::new(found.entry), asked }))
+                Ok(Some(Standing { entry: Arc::new(found.entry), run: found.run, asked }))
             })
         });
         read.await
@@ -96,6 +96,8 @@ impl Events {
 pub struct Standing {
     /// The step that left it.
     pub entry: Arc<Entry>,
+    /// The run of the main agent in whose course it was taken.
+    pub run: Option<RunId>,
     /// What the agent has asked so far, here and before; the tasks tell which of it is asked here.
     pub asked: Vec<Interrupt>,
 }

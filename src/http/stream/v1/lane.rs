@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::Origin;
 use crate::domain::id::{CheckpointId, InterruptId};
-use crate::domain::interrupt::Interrupt;
 use crate::domain::run::namespace_text;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use crate::http::stream::frame::Name;
 
 /// One agent as far as it was read.
@@ -38,8 +38,8 @@ pub(super) struct LaneView {
 pub(super) struct Ahead {
     /// The step that left it; none when an agent goes on from an old one that was shown before.
     pub entry: Option<Arc<Entry>>,
-    /// What the agent asked before it went on from there.
-    pub asked: Vec<Interrupt>,
+    /// How the agent stood there, when it is an old one.
+    pub before: Option<Standing>,
     /// When it was made.
     pub at: Timestamp,
 }

@@ -226,10 +226,10 @@ impl Presenter {
             if self.modes.has(Mode::Values) {
                 out.extend(values::values(view));
             }
-            let (entry, asked) = self.learned.take().map(|learned| (learned.entry, learned.asked)).unzip();
+            let before = self.learned.take();
+            let entry = before.as_ref().map(|before| Arc::clone(&before.entry));
             view.step = entry.as_ref().map(|entry| entry.step);
-            let ahead = Ahead { entry, asked: asked.unwrap_or_default(), at };
-            view.ahead = self.modes.tell_steps().then_some(ahead);
+            view.ahead = self.modes.tell_steps().then_some(Ahead { entry, before, at });
         }
     }
 
@@ -252,7 +252,7 @@ impl Presenter {
             out.extend(values::values(view));
         }
         if self.modes.tell_steps() {
-            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), asked: vec![], at });
+            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), before: None, at });
         }
     }
 

@@ -22,6 +22,7 @@ use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use crate::http::stream::frame::Frame;
 
 /// What the tasks after a checkpoint are.
@@ -193,14 +194,14 @@ impl Steps<'_> {
         let Some(values) = &view.state else {
             return;
         };
-        let parents = self.parents(view);
+        let asked = ahead.before.as_ref().map(|before| before.asked.as_slice()).unwrap_or_default();
         let mut payload = CheckpointJson {
             config: self.config(view, entry.id),
             parent_config: entry.parent.map(|parent| self.config(view, parent)),
             values,
-            metadata: json!({"source": entry.source.word(), "step": entry.step, "parents": parents}),
+            metadata: self.history_metadata(view, entry, ahead.before.as_ref()),
             next: begun.iter().map(|task| task.node).collect(),
-            tasks: begun.iter().map(|task| task_of(view, task, &ahead.asked)).collect(),
+            tasks: begun.iter().map(|task| task_of(view, task, asked)).collect(),
             places: None,
         };
         if self.modes.has(Mode::Checkpoints) {
@@ -248,6 +249,21 @@ impl Steps<'_> {
         });
         if let Value::Object(metadata) = &mut metadata {
             metadata.extend(facts.metadata.clone());
+        }
+        metadata
+    }
+
+    /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
+    fn history_metadata(&self, view: &LaneView, entry: &Entry, before: Option<&Standing>) -> Value {
+        let place = json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(view)});
+        let (Some(before), Value::Object(place)) = (before, &place) else {
+            return place;
+        };
+        let mut metadata = self.metadata(view);
+        if let Value::Object(metadata) = &mut metadata {
+            metadata.extend(place.clone());
+            metadata.insert("thread_id".to_owned(), json!(self.facts.thread));
+            metadata.insert("run_id".to_owned(), json!(before.run));
         }
         metadata
     }
