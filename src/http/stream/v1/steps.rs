@@ -163,7 +163,7 @@ impl Steps<'_> {
                 triggers: [triggers(task.node)],
                 metadata: self.metadata(view),
             };
-            self.show(Mode::Tasks, view, view.next_step(), "task", &payload, out);
+            self.show(view, "task", &payload, out);
         }
     }
 
@@ -187,7 +187,7 @@ impl Steps<'_> {
     }
 
     fn result(&self, view: &LaneView, payload: ResultJson<'_>, out: &mut Vec<Frame>) {
-        self.show(Mode::Tasks, view, view.next_step(), "task_result", &payload, out);
+        self.show(view, "task_result", &payload, out);
     }
 
     fn checkpoint(&self, view: &LaneView, (entry, ahead): (&Entry, &Ahead), begun: &[Begun<'_>], out: &mut Vec<Frame>) {
@@ -218,19 +218,13 @@ impl Steps<'_> {
         }
     }
 
-    fn show<T: Serialize>(
-        &self,
-        mode: Mode,
-        view: &LaneView,
-        step: Option<i64>,
-        kind: &str,
-        payload: &T,
-        out: &mut Vec<Frame>,
-    ) {
-        if self.modes.has(mode) {
-            out.push(Frame::of(view.name(mode.word()), payload));
+    /// Shows a task, or what came of it, to those who follow tasks.
+    fn show<T: Serialize>(&self, view: &LaneView, kind: &str, payload: &T, out: &mut Vec<Frame>) {
+        if self.modes.has(Mode::Tasks) {
+            out.push(Frame::of(view.name(Mode::Tasks.word()), payload));
         }
         if self.modes.has(Mode::Debug) {
+            let step = view.next_step();
             out.push(Frame::of(view.name("debug"), &Record { step, timestamp: self.at.to_string(), kind, payload }));
         }
     }
