@@ -72,18 +72,18 @@ impl App {
             events: self.events.clone(),
             runs: self.runs.clone(),
             clock: Arc::clone(&self.clock),
-            settings: Arc::new(ApiSettings {
-                max_body: self.config.server.max_body_bytes,
+            settings: ApiSettings {
+                max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),
                 cors_origins: self.config.server.cors_origins.clone(),
-            }),
+            },
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
         let soft = self.shutdown.soft().clone();
         // Streams write small pieces that must not wait for one another.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        let serving = axum::serve(listener, http::router(api))
-            .with_graceful_shutdown(async move { soft.cancelled().await });
+        let serving =
+            axum::serve(listener, http::router(api)).with_graceful_shutdown(async move { soft.cancelled().await });
         let hard = self.shutdown.hard().clone();
         let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
         self.shutdown.begin();

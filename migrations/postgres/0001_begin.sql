@@ -41,7 +41,7 @@ create table runs (
     updated_at bigint not null,
     due_at bigint not null
 );
-create index runs_by_thread on runs (thread_id, depth, created_at, run_id);
+create index runs_by_thread on runs (thread_id, created_at, run_id, depth);
 create index runs_by_root on runs (root_id, created_at, run_id);
 create index runs_by_parent on runs (parent_id, created_at, run_id) where parent_id is not null;
 create index runs_in_flight on runs (thread_id, created_at, run_id)

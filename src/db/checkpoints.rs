@@ -1,4 +1,4 @@
-//! Checkpoints: the steps that agents took, each with what it wrote. What was summed up from them comes from [`load`].
+//! Checkpoints: the steps that agents took, each with what it wrote. What was summed up from them comes from `load`.
 //!
 //! A history is a tree, since a client may begin anew from any of its checkpoints. The rows of a lane that follow one
 //! another without a fork are one *segment*, named by the seq of its first row. A checkpoint whose parent is the last of
@@ -12,7 +12,7 @@ mod machine;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, get, history, load_state};
+pub use load::{HistoryQuery, get, history, load_state, next_after};
 pub use machine::{input_of, machine, machine_at, node_of};
 
 use super::engine::on_engine;

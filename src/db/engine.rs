@@ -61,8 +61,9 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// The text of a statement that locks rows. SQLite has one writer at a time and knows no locks of rows.
-    pub(super) fn locking(&self, sqlite: &'static str, postgres: &'static str) -> &'static str {
+    /// The text of a statement in which the engines differ by a clause: a lock (SQLite has one writer at a time and knows
+    /// no locks of rows), or a hint.
+    pub(super) fn either(&self, sqlite: &'static str, postgres: &'static str) -> &'static str {
         match self.conn {
             Conn::Sqlite(_) => sqlite,
             Conn::Postgres(_) => postgres,
@@ -143,6 +144,8 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(PATIENCE)
         .statement_cache_capacity(STATEMENTS)
+        // Long histories are read in one go; a short buffer would make both threads wait for each other.
+        .row_buffer_size(512)
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
         .pragma("temp_store", "memory")
@@ -178,9 +181,11 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
 
 /// What an error of the driver means to us.
 pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
+    if matches!(error, sqlx::Error::PoolClosed) {
+        return DbError::Closed;
+    }
     let Some(told) = error.as_database_error() else {
-        let is_closed = matches!(error, sqlx::Error::PoolClosed);
-        return if is_closed { DbError::Closed } else { DbError::Unavailable(Arc::new(error)) };
+        return DbError::Unavailable(Arc::new(error));
     };
     if told.is_unique_violation() || told.is_foreign_key_violation() {
         return DbError::Conflict(told.message().to_owned());

@@ -8,6 +8,7 @@
 //! writes of its ancestors, see [`checkpoints`].
 
 pub mod checkpoints;
+pub mod copies;
 mod engine;
 mod error;
 pub mod events;
@@ -81,6 +82,8 @@ impl Db {
 
     /// Runs `job` on one consistent view of the database. The job must not write.
     ///
+    /// The transaction is dropped, not ended: that rolls it back too, but nobody waits for it.
+    ///
     /// # Errors
     /// Those of the job, and [`DbError::Unavailable`].
     pub async fn read<T, J>(&self, job: J) -> DbResult<T>
@@ -92,16 +95,11 @@ impl Db {
             Readers::Writer => self.0.queue.run(job).await,
             Readers::Sqlite(pool) => {
                 let mut transaction = pool.begin().await?;
-                let found = job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await;
-                // Rolling back instead would cost as much, and a dropped transaction more.
-                transaction.commit().await?;
-                found
+                job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
             }
             Readers::Postgres(pool) => {
                 let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
-                let found = job(&mut Tx::postgres(&mut transaction, &self.0.states)).await;
-                transaction.rollback().await?;
-                found
+                job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in [`claims`].
+//! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
 
 mod claims;
 

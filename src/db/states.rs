@@ -47,9 +47,9 @@ impl States {
         Some(state)
     }
 
-    /// Whether the state at `checkpoint` is still remembered.
-    pub(super) fn knows(&self, checkpoint: CheckpointId) -> bool {
-        self.shelf().kept.contains_key(&checkpoint)
+    /// Forgets all of them.
+    pub fn clear(&self) {
+        *self.shelf() = Shelf::default();
     }
 
     /// Remembers the state at `checkpoint`.

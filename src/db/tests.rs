@@ -1,1 +1,149 @@
-//! Tests.
+//! Every test runs on both engines.
+
+mod checkpoints;
+#[path = "../../tests/support/postgres.rs"]
+mod postgres;
+mod questions;
+mod runs;
+mod tables;
+mod threads;
+mod writes;
+
+use futures::future::BoxFuture;
+use serde_json::{Map, Value, json};
+use tokio_util::task::TaskTracker;
+
+use super::{Db, DbResult};
+use crate::domain::checkpoint::{Entry, Source};
+use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
+use crate::domain::message::Message;
+use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
+use crate::domain::state::{State, Update};
+use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::time::Timestamp;
+
+/// Makes of each `async fn name(db: Db)` a test per engine.
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                crate::db::tests::with_sqlite(|db| Box::pin(super::$name(db))).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                crate::db::tests::with_postgres(|db| Box::pin(super::$name(db))).await;
+            })*
+        }
+    };
+}
+use on_both;
+
+async fn open(url: &str) -> Db {
+    let tasks = TaskTracker::new();
+    Db::open(url, &move |_, task| drop(tasks.spawn(task))).await.expect("a database")
+}
+
+async fn with_sqlite(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let db = open(&format!("sqlite://{}/new/adjutant.db", directory.path().display())).await;
+    test(db.clone()).await;
+    db.close().await;
+}
+
+async fn with_postgres(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
+    if let Some(database) = postgres::fresh_database().await {
+        let db = open(&database.url).await;
+        test(db.clone()).await;
+        db.close().await;
+        database.discard().await;
+    }
+}
+
+/// Writes with the job, which must succeed.
+macro_rules! write {
+    ($db:expr, |$tx:ident| $body:expr) => {
+        $db.write(move |$tx| Box::pin(async move { $body.await })).await.expect("a write")
+    };
+}
+use write;
+
+/// Reads with the job, which must succeed.
+macro_rules! read {
+    ($db:expr, |$tx:ident| $body:expr) => {
+        $db.read(move |$tx| Box::pin(async move { $body.await })).await.expect("a read")
+    };
+}
+use read;
+
+fn object(value: Value) -> Map<String, Value> {
+    value.as_object().cloned().expect("an object")
+}
+
+fn thread_at(now: i64) -> Thread {
+    Thread {
+        id: ThreadId::mint(),
+        status: ThreadStatus::Idle,
+        metadata: Map::new(),
+        config: Map::new(),
+        error: None,
+        created_at: Timestamp(now),
+        updated_at: Timestamp(now),
+        state_updated_at: Timestamp(now),
+    }
+}
+
+/// A thread that is stored.
+async fn stored_thread(db: &Db) -> ThreadId {
+    let thread = thread_at(1);
+    let id = thread.id;
+    assert!(write!(db, |tx| crate::db::threads::insert(tx, &thread)));
+    id
+}
+
+fn run_at(thread: ThreadId, now: i64) -> Run {
+    let id = RunId::mint();
+    Run {
+        id,
+        thread,
+        assistant: AssistantId::of_graph("agent"),
+        lineage: Lineage::root(id, "agent"),
+        status: RunStatus::Pending,
+        request: RunRequest { input: Some(json!({"messages": ["hi"]})), ..RunRequest::default() },
+        metadata: object(json!({"who": "me"})),
+        error: None,
+        attempt: 1,
+        created_at: Timestamp(now),
+        updated_at: Timestamp(now),
+        due_at: Timestamp(now),
+    }
+}
+
+/// A step that says `text`, under the id `text`.
+fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
+    Entry {
+        id: CheckpointId::mint(),
+        parent,
+        step,
+        source: Source::Loop,
+        node: "model".to_owned(),
+        writes: vec![Update::messages([Message::human(text).with_id(text)])],
+        shown: vec![],
+    }
+}
+
+fn said(state: &State) -> Vec<String> {
+    state.messages.iter().map(|message| message.content.text()).collect()
+}
+
+#[tokio::test]
+async fn a_database_in_memory_reads_what_it_wrote() -> DbResult<()> {
+    let db = open("sqlite::memory:").await;
+    let id = stored_thread(&db).await;
+    let found = db.read(move |tx| Box::pin(async move { crate::db::threads::find(tx, id).await })).await?;
+    assert_eq!(found.map(|thread| thread.id), Some(id));
+    db.close().await;
+    Ok(())
+}

@@ -83,7 +83,7 @@ pub async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
 pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
     const SQLITE: &str = concat!(select!(), " where thread_id = $1");
     const POSTGRES: &str = concat!(select!(), " where thread_id = $1 for update");
-    let sql = tx.locking(SQLITE, POSTGRES);
+    let sql = tx.either(SQLITE, POSTGRES);
     one(tx, sql, id).await
 }
 

@@ -33,48 +33,67 @@ struct StepRow {
     writes: String,
 }
 
+/// The rows of the segment of a checkpoint, up to it.
+macro_rules! segment {
+    ($hint:literal) => {
+        concat!(
+            "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
+             join checkpoints step",
+            $hint,
+            " on step.thread_id = $2 and step.lane = $3 and step.seq >= upto.segment and step.seq <= upto.seq \
+             and step.segment = upto.segment \
+             where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq"
+        )
+    };
+}
+
 /// The state at a checkpoint, remembered or folded; afterwards it is remembered.
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
-    // The rows of the segment of a checkpoint, up to it.
-    const SQL: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
-        join checkpoints step on step.thread_id = upto.thread_id and step.lane = upto.lane \
-        and step.seq >= upto.segment and step.seq <= upto.seq and step.segment = upto.segment \
-        where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq";
     if let Some(state) = tx.states.get(checkpoint) {
         return Ok(state);
     }
-    let mut base = None;
-    let mut segments: Vec<Vec<StepRow>> = vec![];
-    let mut upto = Some(checkpoint);
-    while let Some(id) = upto {
-        base = tx.states.get(id);
-        if base.is_some() {
-            break;
-        }
-        let rows: Vec<StepRow> =
-            on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_all(conn).await)?;
-        let Some(first) = rows.first() else {
-            return Err(torn(id));
-        };
-        upto = first.parent_id.map(CheckpointId);
-        let known = rows.iter().rposition(|row| tx.states.knows(CheckpointId(row.checkpoint_id)));
-        base = known.and_then(|at| tx.states.get(CheckpointId(rows[at].checkpoint_id)));
-        match (known, base.is_some()) {
-            (Some(at), true) => {
-                segments.push(rows.into_iter().skip(at + 1).collect());
-                break;
-            }
-            (Some(_) | None, _) => segments.push(rows),
-        }
-    }
-    let steps = segments.iter().map(Vec::len).sum();
-    let mut fold = base.map_or_else(|| Fold::with_capacity(steps), |state| Fold::from(State::clone(&state)));
-    for row in segments.into_iter().rev().flatten() {
+    let (base, steps) = steps_to(tx, thread, lane, checkpoint).await?;
+    let mut fold = base.map_or_else(|| Fold::with_capacity(steps.len()), |state| Fold::from(State::clone(&state)));
+    for row in steps {
         fold.add(Cell { table: TABLE, column: "writes", id: &row.checkpoint_id }.decode(&row.writes)?);
     }
     let state = Arc::new(fold.finish());
     tx.states.put(checkpoint, Arc::clone(&state));
     Ok(state)
+}
+
+/// The steps that lead to a checkpoint, the oldest first, and the state with which they begin: that of the nearest
+/// ancestor whose state is remembered, or none at the beginning of the lane.
+async fn steps_to(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lane: Lane,
+    checkpoint: CheckpointId,
+) -> DbResult<(Option<Arc<State>>, Vec<StepRow>)> {
+    // Left to itself, SQLite takes the index without the lane and reads the steps of subagents as well.
+    let sql = tx.either(segment!(" indexed by checkpoints_by_lane"), segment!(""));
+    let mut steps: Vec<StepRow> = vec![];
+    let mut upto = Some(checkpoint);
+    while let Some(id) = upto {
+        let mut rows: Vec<StepRow> =
+            on_engine!(tx, |conn| query_as(sql).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_all(conn).await)?;
+        let Some(first) = rows.first() else {
+            return Err(torn(id));
+        };
+        upto = first.parent_id.map(CheckpointId);
+        let known = rows.iter().enumerate().rev().find_map(|(at, row)| {
+            let state = tx.states.get(CheckpointId(row.checkpoint_id))?;
+            Some((at, state))
+        });
+        if let Some((at, state)) = known {
+            rows.drain(..=at);
+            rows.append(&mut steps);
+            return Ok((Some(state), rows));
+        }
+        rows.append(&mut steps);
+        steps = rows;
+    }
+    Ok((None, steps))
 }
 
 #[derive(sqlx::FromRow)]
@@ -186,4 +205,12 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
     }
     found.reverse();
     Ok(found)
+}
+
+/// The step that came next in a lane after the place `seq` of the log.
+pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64) -> DbResult<Option<Entry>> {
+    const SQL: &str = concat!(select!(), " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1");
+    let row: Option<CheckpointRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).bind(seq).fetch_optional(conn).await)?;
+    row.map(|row| row.read(thread).map(|checkpoint| checkpoint.entry)).transpose()
 }

@@ -61,7 +61,7 @@ pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>
             )
         };
     }
-    let sql = tx.locking(next_due!(""), next_due!(" for update skip locked"));
+    let sql = tx.either(next_due!(""), next_due!(" for update skip locked"));
     let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(now.0).fetch_optional(conn).await)?;
     Ok(id.map(RunId))
 }
@@ -94,7 +94,7 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
             )
         };
     }
-    let sql = tx.locking(adopt!(""), adopt!(" for update skip locked"));
+    let sql = tx.either(adopt!(""), adopt!(" for update skip locked"));
     let rows: Vec<RunRow> =
         on_engine!(tx, |conn| query_as(sql).bind(worker.0).bind(now.0).bind(limit).fetch_all(conn).await)?;
     let mut claims = rows.into_iter().map(Claim::try_from).collect::<DbResult<Vec<_>>>()?;

@@ -22,8 +22,12 @@ impl Log for Written {
         Ok(self.0.recv().await)
     }
 
+    async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
+        Ok(None)
+    }
+
     async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
-        Err(DbError("there are no states in this test".to_owned()))
+        Err(DbError::Unfit("there are no states in this test".to_owned()))
     }
 }
 

@@ -108,7 +108,7 @@ const CONTENT: &[u8] = b"[{\"content\":";
 const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
 
 impl Answer {
-    pub fn new(speaker: Speaker) -> Self {
+    pub(super) fn new(speaker: Speaker) -> Self {
         let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(speaker.provider))]);
         let mut answer = Self {
             speaker,
@@ -133,7 +133,7 @@ impl Answer {
     }
 
     /// Takes the piece of number `ordinal`; shows it unless a piece before it was missed.
-    pub fn take(&mut self, ordinal: u32, chunk: &Chunk, out: &mut Vec<Frame>) {
+    pub(super) fn take(&mut self, ordinal: u32, chunk: &Chunk, out: &mut Vec<Frame>) {
         self.broken |= ordinal != self.next;
         if !self.broken {
             self.next += 1;
@@ -142,7 +142,7 @@ impl Answer {
     }
 
     /// Says what is still missing of the finished message.
-    pub fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
+    pub(super) fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
         let Role::Ai { usage_metadata, .. } = &message.role else {
             return;
         };
@@ -169,8 +169,8 @@ impl Answer {
                 self.tuple(&ChunkJson { content: ContentJson::Blocks(blocks), ..self.chunk() }, out);
                 self.show_whole(out);
             }
-            content => {
-                if let Some(rest) = rest_of(&self.text, &content.text()) {
+            Content::Text(_) | Content::Blocks(_) => {
+                if let Some(rest) = rest_of(&self.text, &message.content.text()) {
                     self.say(&Chunk::Text(rest.to_owned()), out);
                 }
             }

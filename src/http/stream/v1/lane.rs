@@ -9,6 +9,7 @@ use crate::domain::id::{CheckpointId, InterruptId};
 use crate::domain::run::namespace_text;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use crate::http::stream::frame::Name;
 
 /// One agent as far as it was read.
@@ -35,14 +36,16 @@ pub(super) struct LaneView {
 
 /// The newest checkpoint, to be shown as soon as it is known what follows it.
 pub(super) struct Ahead {
-    /// The step that left it; none when an agent goes on from an old one.
+    /// The step that left it; none when an agent goes on from an old one that was shown before.
     pub entry: Option<Arc<Entry>>,
+    /// How the agent stood there, when it is an old one.
+    pub before: Option<Standing>,
     /// When it was made.
     pub at: Timestamp,
 }
 
 impl LaneView {
-    pub fn new(origin: &Arc<Origin>) -> Self {
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let is_main = origin.namespace.is_empty();
         Self {
             origin: Arc::clone(origin),
@@ -58,22 +61,22 @@ impl LaneView {
     }
 
     /// The name of a frame about this agent.
-    pub fn name(&self, word: &'static str) -> Name {
+    pub(super) fn name(&self, word: &'static str) -> Name {
         Name { word, namespace: self.namespace.clone() }
     }
 
     /// The number of the step under way.
-    pub fn next_step(&self) -> Option<i64> {
+    pub(super) fn next_step(&self) -> Option<i64> {
         self.step.map(|step| step + 1)
     }
 
     /// Whether it is the main agent.
-    pub fn is_main(&self) -> bool {
+    pub(super) fn is_main(&self) -> bool {
         self.namespace.is_none()
     }
 
     /// Takes note of a step.
-    pub fn advance(&mut self, entry: &Entry) {
+    pub(super) fn advance(&mut self, entry: &Entry) {
         if let Some(state) = &mut self.state {
             entry.writes.iter().for_each(|update| state.apply(update));
         }

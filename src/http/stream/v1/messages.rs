@@ -33,12 +33,12 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub fn new(modes: Modes) -> Self {
+    pub(super) fn new(modes: Modes) -> Self {
         Self { modes, answers: HashMap::new(), told: HashSet::new() }
     }
 
     /// Takes a piece of an answer.
-    pub fn piece(&mut self, facts: &Facts, origin: &Origin, delta: &Delta, out: &mut Vec<Frame>) {
+    pub(super) fn piece(&mut self, facts: &Facts, origin: &Origin, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
             Chunk::Begin if !self.knows(&head.message) => {
@@ -52,9 +52,9 @@ impl Messages {
             Chunk::Void => {
                 self.answers.remove(&head.message);
             }
-            chunk => {
+            Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
-                    answer.take(delta.ordinal, chunk, out);
+                    answer.take(delta.ordinal, &delta.chunk, out);
                 }
             }
         }
@@ -65,7 +65,7 @@ impl Messages {
     }
 
     /// Takes what a task wrote: answers are completed, results of tools shown.
-    pub fn written(&mut self, facts: &Facts, source: &Source<'_>, update: &Update, out: &mut Vec<Frame>) {
+    pub(super) fn written(&mut self, facts: &Facts, source: &Source<'_>, update: &Update, out: &mut Vec<Frame>) {
         for message in &update.messages {
             match &message.role {
                 Role::Ai { .. } if source.is_model() => self.answer(facts, source, message, out),
@@ -134,7 +134,7 @@ impl Messages {
 
 impl LaneView {
     /// The source of what a task of this agent says.
-    pub fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
+    pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
         let task = TaskId::of_step(self.head, node, call);
         Source { origin: &self.origin, node, task, step: self.next_step(), call, model: None }
     }

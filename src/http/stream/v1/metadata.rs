@@ -62,7 +62,7 @@ struct ModelMetadata<'a> {
 
 impl Source<'_> {
     /// The object, encoded. It is the same for all pieces of a message.
-    pub fn encode(&self, facts: &Facts) -> Arc<str> {
+    pub(super) fn encode(&self, facts: &Facts) -> Arc<str> {
         let inside = namespace_text(&self.origin.namespace);
         let own = format!("{}:{}", self.node, self.task);
         let full = if inside.is_empty() { own } else { format!("{inside}|{own}") };
@@ -104,7 +104,7 @@ impl Source<'_> {
     }
 
     /// Whether the model itself speaks.
-    pub fn is_model(&self) -> bool {
+    pub(super) fn is_model(&self) -> bool {
         self.node == MODEL
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Public<'a>(pub &'a Update);
 
 impl Public<'_> {
     /// Whether the update holds nothing that clients see.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| is_private(name))
     }
 

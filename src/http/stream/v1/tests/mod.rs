@@ -39,12 +39,12 @@ pub(super) fn call(id: &str, name: &str, args: Value) -> ToolCall {
 }
 
 impl Play {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { events: vec![], states: HashMap::new(), run: RunId::mint(), asking: false }
     }
 
     /// A thread whose agents ask before they call tools.
-    pub fn asking() -> Self {
+    pub(super) fn asking() -> Self {
         Self { asking: true, ..Self::new() }
     }
 
@@ -54,13 +54,13 @@ impl Play {
         Agent { origin: Arc::new(origin), machine: Machine::default(), plan }
     }
 
-    pub fn main(&self) -> Agent {
+    pub(super) fn main(&self) -> Agent {
         let agent = "main-agent".to_owned();
         self.agent(Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None })
     }
 
     /// The subagent that works on a call of `parent`.
-    pub fn child(&self, parent: &Agent, at: usize, cause: &str) -> Agent {
+    pub(super) fn child(&self, parent: &Agent, at: usize, cause: &str) -> Agent {
         let agent = "researcher".to_owned();
         let mut namespace = parent.origin.namespace.clone();
         namespace.push(parent.machine.call_task(at));
@@ -70,12 +70,12 @@ impl Play {
     }
 
     fn put(&mut self, agent: &Agent, body: EventBody) {
-        let seq = self.events.len() as i64 + 1;
+        let seq = i64::try_from(self.events.len()).unwrap() + 1;
         let at = Timestamp(1_795_250_000_000_000 + seq);
         self.events.push(Event { seq, run: self.run, at, origin: Arc::clone(&agent.origin), body });
     }
 
-    pub fn fact(&mut self, agent: &Agent, fact: Fact) {
+    pub(super) fn fact(&mut self, agent: &Agent, fact: Fact) {
         self.put(agent, EventBody::Fact(fact));
     }
 
@@ -84,11 +84,11 @@ impl Play {
         self.put(agent, EventBody::Entry(Arc::new(entry)));
     }
 
-    pub fn start(&mut self, agent: &Agent, resumed: bool) {
+    pub(super) fn start(&mut self, agent: &Agent, resumed: bool) {
         self.fact(agent, Fact::Started { base: agent.machine.head, attempt: 1, resumed });
     }
 
-    pub fn input(&mut self, agent: &mut Agent, text: &str) {
+    pub(super) fn input(&mut self, agent: &mut Agent, text: &str) {
         let input = Update::messages([Message::human(text).with_id(format!("h-{text}"))]);
         let before = agent.machine.state.clone();
         let [first, second] = agent.machine.begin(&agent.plan, input, [CheckpointId::mint(), CheckpointId::mint()]);
@@ -98,7 +98,7 @@ impl Play {
     }
 
     /// The model answers: piece by piece, then as a whole.
-    pub fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
+    pub(super) fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
         let head = Arc::new(AnswerHead {
             message: id.to_owned(),
             task: TaskId::of_step(agent.machine.head, MODEL, 0),
@@ -115,7 +115,7 @@ impl Play {
     }
 
     /// A call is answered; `alone` while others still run.
-    pub fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
+    pub(super) fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
         let Some(call) = agent.machine.call(at) else { panic!("there is no call {at}") };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
         let answer = Answer { shown: alone, ..Answer::message(message) };
@@ -125,20 +125,20 @@ impl Play {
         agent.machine.set_fate(at, Fate::Answered(Box::new(answer)));
     }
 
-    pub fn tools(&mut self, agent: &mut Agent) {
+    pub(super) fn tools(&mut self, agent: &mut Agent) {
         let Some(entry) = agent.machine.tools_done(&agent.plan, CheckpointId::mint()) else { panic!("calls are open") };
         self.entry(agent, entry);
     }
 
     /// A hook writes, or passes in silence.
-    pub fn hook(&mut self, agent: &mut Agent, update: Update) {
+    pub(super) fn hook(&mut self, agent: &mut Agent, update: Update) {
         if let Some(entry) = agent.machine.hook_done(&agent.plan, update, None, CheckpointId::mint()) {
             self.entry(agent, entry);
         }
     }
 
     /// The hook after the model asks.
-    pub fn ask(&mut self, agent: &mut Agent) -> Interrupt {
+    pub(super) fn ask(&mut self, agent: &mut Agent) -> Interrupt {
         let question = Question {
             kind: QuestionKind::ToolApproval,
             value: json!({"action_requests": [], "review_configs": []}),
@@ -150,16 +150,16 @@ impl Play {
         asked
     }
 
-    pub fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
+    pub(super) fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
         self.fact(agent, Fact::Asked { head: agent.machine.head, interrupts: vec![asked.clone()] });
     }
 
-    pub fn end(&mut self, agent: &Agent) {
+    pub(super) fn end(&mut self, agent: &Agent) {
         self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None });
     }
 
     /// What a reader gets of these events.
-    pub fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
         let facts = Facts {
             run: self.run,
             thread: ThreadId::mint(),
@@ -179,7 +179,7 @@ impl Play {
             .collect()
     }
 
-    pub fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
         self.read(&self.events, modes, subgraphs)
     }
 }

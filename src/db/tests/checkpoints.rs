@@ -1,0 +1,319 @@
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{Db, on_both, read, said, saying, stored_thread, write};
+use crate::db::checkpoints::{self, HistoryQuery, Placed};
+use crate::db::events::{self, Logged, PlacedFact};
+use crate::db::{DbError, DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::event::Fact;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::machine::{Phase, Position};
+use crate::domain::message::{Message, REMOVE_ALL, Role};
+use crate::domain::state::{File, State, Update};
+use crate::domain::time::Timestamp;
+
+on_both!(
+    fold_as_the_machine_does,
+    make_segments,
+    fork,
+    tell_their_history,
+    keep_lanes_apart,
+    are_remembered,
+    are_refused_without_parent,
+    come_in_batches,
+    are_events,
+    are_taken_back
+);
+
+/// Stores a step of the main agent and returns its segment.
+async fn add(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) -> i64 {
+    let entry = entry.clone();
+    write!(db, |tx| place(tx, thread, seq, entry))
+}
+
+async fn place(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbResult<i64> {
+    let position = Position { taken: 3, ..Position::default() };
+    let at = Timestamp(seq);
+    let placed =
+        Placed { thread, lane: Lane::Main, seq, segment: None, run: None, entry: &entry, position: &position, at };
+    checkpoints::insert(tx, &placed).await
+}
+
+/// What is said at a checkpoint, folded anew.
+async fn said_at(db: &Db, thread: ThreadId, checkpoint: CheckpointId) -> Vec<String> {
+    db.states().clear();
+    let state = read!(db, |tx| state_at(tx, thread, checkpoint));
+    said(&state)
+}
+
+async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<State> {
+    let head = checkpoints::find_head(tx, thread, checkpoint).await?.expect("the checkpoint");
+    checkpoints::load_state(tx, thread, head.lane, &head).await
+}
+
+async fn fold_as_the_machine_does(db: Db) {
+    let thread = stored_thread(&db).await;
+    let say = |id: &str, text: &str| Update::messages([Message::human(text).with_id(id)]);
+    let remove = |id: &str| Update::messages([Message::new(Role::Remove, "").with_id(id)]);
+    let file = |text: &str| Some(Arc::new(File::text(text, Timestamp(1))));
+    let files = |changes: Vec<(&str, Option<Arc<File>>)>| Update {
+        files: changes.into_iter().map(|(path, file)| (path.to_owned(), file)).collect(),
+        ..Update::none()
+    };
+    let steps = [
+        vec![say("a", "one"), say("b", "two"), files(vec![("/x", file("x")), ("/y", file("y"))])],
+        vec![Update::messages([Message::human("nameless")]), say("c", "three"), Update::field("todos", json!([1]))],
+        vec![remove("a"), say("b", "TWO"), say("d", "four"), files(vec![("/x", None), ("/y", file("Y"))])],
+        vec![],
+        vec![say("c", "THREE"), Update::field("todos", json!([2])), Update::field("_private", json!(null))],
+        vec![remove(REMOVE_ALL), say("b", "again"), say("a", "anew")],
+    ];
+    let (mut expected, mut parent) = (State::default(), None);
+    for (at, writes) in (1_i64..).zip(steps) {
+        let mut entry = saying("", parent, at);
+        entry.writes = writes;
+        entry.shown = vec![0];
+        parent = Some(entry.id);
+        entry.writes.iter().for_each(|update| expected.apply(update));
+        add(&db, thread, at, &entry).await;
+        let id = entry.id;
+        db.states().clear();
+        let found = read!(db, |tx| checkpoints::get(tx, thread, id)).expect("the checkpoint");
+        assert_eq!((found.state, found.entry, found.seq), (expected.clone(), entry, at));
+        assert_eq!((found.position.taken, found.created_at), (3, Timestamp(at)));
+    }
+}
+
+async fn make_segments(db: Db) {
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let c = saying("c", Some(b.id), 1);
+    let fork = saying("d", Some(b.id), 1);
+    let e = saying("e", Some(fork.id), 2);
+    let f = saying("f", Some(c.id), 2);
+    let other_fork = saying("g", Some(a.id), 0);
+    let mut segments = vec![];
+    for (seq, entry) in [(1, &a), (2, &b), (5, &c), (6, &fork), (7, &e), (8, &f), (9, &other_fork)] {
+        segments.push(add(&db, thread, seq, entry).await);
+    }
+    assert_eq!(segments, [1, 1, 1, 6, 6, 1, 9]);
+    assert_eq!(said_at(&db, thread, f.id).await, ["a", "b", "c", "f"]);
+    assert_eq!(said_at(&db, thread, e.id).await, ["a", "b", "d", "e"]);
+    assert_eq!(said_at(&db, thread, other_fork.id).await, ["a", "g"]);
+    assert_eq!(said_at(&db, thread, b.id).await, ["a", "b"]);
+    let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a head");
+    assert_eq!((head.id, head.seq, head.segment, head.step), (other_fork.id, 9, 9, 0));
+    assert_eq!((head.parent, head.run, head.created_at), (Some(a.id), None, Timestamp(9)));
+}
+
+async fn fork(db: Db) {
+    let thread = stored_thread(&db).await;
+    let (mut parent, mut trunk) = (None, vec![]);
+    for seq in 1..=20 {
+        let entry = saying(&format!("t{seq}"), parent, seq);
+        parent = Some(entry.id);
+        add(&db, thread, seq, &entry).await;
+        trunk.push(entry.id);
+    }
+    // A fork of a fork of a fork, each a few steps long.
+    let mut expected: Vec<String> = (1..=10).map(|n| format!("t{n}")).collect();
+    let mut from = trunk[9];
+    let mut seq = 20;
+    for branch in 0..3 {
+        let mut last = from;
+        for step in 0..3 {
+            seq += 1;
+            let text = format!("b{branch}.{step}");
+            let entry = saying(&text, Some(last), seq);
+            last = entry.id;
+            add(&db, thread, seq, &entry).await;
+            if step < 2 {
+                expected.push(text);
+                from = entry.id;
+            }
+        }
+        assert_eq!(said_at(&db, thread, from).await, expected);
+    }
+    assert_eq!(said_at(&db, thread, trunk[19]).await.len(), 20);
+}
+
+async fn tell_their_history(db: Db) {
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let c = saying("c", Some(b.id), 1);
+    let mut d = saying("d", Some(a.id), 0);
+    d.source = Source::Fork;
+    let e = saying("e", Some(d.id), 1);
+    let f = saying("f", Some(c.id), 2);
+    for (seq, entry) in (1..).zip([&a, &b, &c, &d, &e, &f]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let history = async |limit: i64, before: Option<CheckpointId>| {
+        db.states().clear();
+        let found = read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, HistoryQuery { limit, before }));
+        found.iter().map(|checkpoint| said(&checkpoint.state).concat()).collect::<Vec<_>>()
+    };
+    assert_eq!(history(10, None).await, ["abcf", "ade", "ad", "abc", "ab", "a"]);
+    assert_eq!(history(2, None).await, ["abcf", "ade"]);
+    assert_eq!(history(3, Some(f.id)).await, ["ade", "ad", "abc"]);
+    assert_eq!(history(3, Some(a.id)).await, Vec::<String>::new());
+    assert_eq!(history(3, Some(CheckpointId::mint())).await, Vec::<String>::new());
+    let found = read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, HistoryQuery { limit: 3, before: None }));
+    assert_eq!(found[2].entry, d);
+}
+
+async fn keep_lanes_apart(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let main = saying("main", None, -1);
+    add(&db, thread, 1, &main).await;
+    let inner = saying("inner", None, -1);
+    let id = inner.id;
+    let position = Position { phase: Phase::Model, ..Position::default() };
+    let lane = Lane::Child(run);
+    let stored = position.clone();
+    db.write(move |tx| {
+        Box::pin(async move {
+            let (entry, position, at) = (&inner, &stored, Timestamp(2));
+            let placed = Placed { thread, lane, seq: 2, segment: None, run: Some(run), entry, position, at };
+            checkpoints::insert(tx, &placed).await
+        })
+    })
+    .await
+    .expect("a write");
+    let head = read!(db, |tx| checkpoints::head(tx, thread, lane)).expect("a head");
+    assert_eq!((head.id, head.lane, head.run, head.position), (id, lane, Some(run), position));
+    assert_eq!(said_at(&db, thread, id).await, ["inner"]);
+    assert_eq!(read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id), Some(main.id));
+    let found = read!(db, |tx| checkpoints::history(tx, thread, lane, HistoryQuery { limit: 9, before: None }));
+    assert_eq!(found.len(), 1);
+    let ended = Position { phase: Phase::Ended, ..Position::default() };
+    let changed = ended.clone();
+    assert!(write!(db, |tx| checkpoints::set_position(tx, id, &changed)));
+    assert_eq!(read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position), Some(ended));
+    assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
+}
+
+async fn are_remembered(db: Db) {
+    let thread = stored_thread(&db).await;
+    let a = saying("a", None, -1);
+    let b = saying("b", Some(a.id), 0);
+    let c = saying("c", Some(b.id), 1);
+    for (seq, entry) in (1..).zip([&a, &b, &c]) {
+        add(&db, thread, seq, entry).await;
+    }
+    let (id, middle) = (c.id, b.id);
+    assert!(db.states().get(id).is_none());
+    let made_up = State { fields: [("from".to_owned(), json!("memory"))].into(), ..State::default() };
+    db.states().put(middle, Arc::new(made_up));
+    let state = read!(db, |tx| state_at(tx, thread, id));
+    assert_eq!((said(&state), state.fields["from"].clone()), (vec!["c".to_owned()], json!("memory")));
+    assert!(db.states().get(id).is_some());
+    db.states().clear();
+    for _ in 0..600 {
+        db.states().put(CheckpointId::mint(), Arc::default());
+    }
+    db.states().put(id, Arc::default());
+    assert!(db.states().get(id).is_some());
+    assert!(format!("{:?}", db.states()).contains("kept: 512"));
+}
+
+async fn are_refused_without_parent(db: Db) {
+    let thread = stored_thread(&db).await;
+    let orphan = saying("a", Some(CheckpointId::mint()), 0);
+    let refused = db.write(move |tx| Box::pin(place(tx, thread, 1, orphan))).await;
+    assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
+    add(&db, thread, 1, &saying("a", None, -1)).await;
+    let same_number = saying("b", None, -1);
+    let refused = db.write(move |tx| Box::pin(place(tx, thread, 1, same_number))).await;
+    assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
+}
+
+async fn come_in_batches(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut entries: Vec<Entry> = vec![];
+    for n in 0..450 {
+        entries.push(saying(&n.to_string(), entries.last().map(|entry| entry.id), n));
+    }
+    let last = entries[449].id;
+    db.write(move |tx| {
+        Box::pin(async move {
+            let position = Position::default();
+            let place = |(seq, entry)| {
+                let (lane, at) = (Lane::Main, Timestamp(seq));
+                Placed { thread, lane, seq, segment: None, run: None, entry, position: &position, at }
+            };
+            let placed: Vec<Placed<'_>> = (1..).zip(&entries).map(place).collect();
+            assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
+            assert_eq!(checkpoints::insert_all(tx, &[]).await?, 0);
+            Ok(())
+        })
+    })
+    .await
+    .expect("a write");
+    let state = read!(db, |tx| state_at(tx, thread, last));
+    assert_eq!(said(&state), (0..450).map(|n| n.to_string()).collect::<Vec<_>>());
+}
+
+async fn are_events(db: Db) {
+    let thread = stored_thread(&db).await;
+    let (run, other) = (RunId::mint(), RunId::mint());
+    let entries: Vec<Entry> = [2, 4].iter().map(|n| saying(&n.to_string(), None, *n)).collect();
+    let (first, second) = (entries[0].clone(), entries[1].clone());
+    db.write(move |tx| {
+        Box::pin(async move {
+            let (lane, position) = (Lane::Main, Position::default());
+            let facts = [1, 3, 5].map(|n| Fact::Custom { value: json!(n) });
+            let fact = |seq: i64, run, fact| PlacedFact { thread, seq, run, lane, fact, at: Timestamp(seq) };
+            let facts = [fact(1, run, &facts[0]), fact(3, run, &facts[1]), fact(5, other, &facts[2])];
+            events::insert(tx, &facts).await?;
+            let place = |seq, run, entry| {
+                let at = Timestamp(seq);
+                Placed { thread, lane, seq, segment: None, run, entry, position: &position, at }
+            };
+            checkpoints::insert_all(tx, &[place(2, Some(run), &entries[0]), place(4, None, &entries[1])]).await
+        })
+    })
+    .await
+    .expect("a write");
+    let all = read!(db, |tx| events::read(tx, thread, 0, None, 10));
+    assert_eq!(all.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert_eq!(all[0].what, Logged::Fact(Fact::Custom { value: json!(1) }));
+    assert_eq!((&all[1].what, all[1].run, all[1].at), (&Logged::Entry(first), Some(run), Timestamp(2)));
+    assert_eq!((&all[3].what, all[3].run, all[3].lane), (&Logged::Entry(second), None, Lane::Main));
+    let seqs = async |after: i64, run: Option<RunId>, limit: i64| {
+        let page = read!(db, |tx| events::read(tx, thread, after, run, limit));
+        page.iter().map(|event| event.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(seqs(1, None, 2).await, [2, 3]);
+    assert_eq!(seqs(0, Some(run), 10).await, [1, 2, 3]);
+    assert_eq!(seqs(1, Some(run), 1).await, [2]);
+    assert_eq!(seqs(0, Some(other), 10).await, [5]);
+    assert_eq!(seqs(5, None, 10).await, Vec::<i64>::new());
+}
+
+async fn are_taken_back(db: Db) {
+    let thread = stored_thread(&db).await;
+    let run = RunId::mint();
+    let a = saying("a", None, -1);
+    add(&db, thread, 1, &a).await;
+    let (undone, kept) = (saying("b", Some(a.id), 0), saying("c", Some(a.id), 0));
+    db.write(move |tx| {
+        Box::pin(async move {
+            let (lane, position, at) = (Lane::Main, Position::default(), Timestamp(2));
+            let (run, entry) = (Some(run), &undone);
+            let placed = Placed { thread, lane, seq: 2, segment: None, run, entry, position: &position, at };
+            checkpoints::insert(tx, &placed).await
+        })
+    })
+    .await
+    .expect("a write");
+    write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 1);
+    assert_eq!(add(&db, thread, 3, &kept).await, 1, "the segment goes on where it ends now");
+    assert_eq!(said_at(&db, thread, kept.id).await, ["a", "c"]);
+}

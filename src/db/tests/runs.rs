@@ -1,0 +1,195 @@
+use std::collections::BTreeMap;
+
+use super::{Db, on_both, read, run_at, stored_thread, write};
+use crate::db::{DbError, runs, workers};
+use crate::domain::id::{RunId, TaskId, WorkerId};
+use crate::domain::machine::Failure;
+use crate::domain::run::{Command, Lineage, Run, RunStatus};
+use crate::domain::time::Timestamp;
+
+on_both!(
+    come_back_as_they_went,
+    are_listed,
+    are_claimed_one_at_a_time,
+    race_for_a_thread,
+    are_due_in_order,
+    fence_off_the_past,
+    are_adopted,
+    are_cancelled
+);
+
+fn child_of(parent: &Run, now: i64) -> Run {
+    let mut child = run_at(parent.thread, now);
+    child.lineage = Lineage {
+        root: parent.lineage.root,
+        parent: Some(parent.id),
+        depth: parent.lineage.depth + 1,
+        cause: Some("call_1".to_owned()),
+        namespace: vec![TaskId::of_step(None, "tools", 0), TaskId::of_step(None, "tools", 1)],
+        path: vec!["agent".to_owned(), "helper".to_owned()],
+    };
+    child.status = RunStatus::Running;
+    child
+}
+
+async fn come_back_as_they_went(db: Db) {
+    let thread = stored_thread(&db).await;
+    let mut run = run_at(thread, 5);
+    let resume = BTreeMap::from([(crate::domain::id::InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
+    run.request.command = Some(Command { resume: Some(resume), ..Command::default() });
+    run.error = Some(Failure::new("E", "m"));
+    let child = child_of(&run, 6);
+    let grandchild = child_of(&child, 7);
+    for run in [run.clone(), child.clone(), grandchild.clone()] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let (id, below) = (run.id, child.id);
+    assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
+    assert_eq!(read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)), None);
+    assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
+    assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
+    assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
+    let request = crate::domain::run::RunRequest::default();
+    let changed = request.clone();
+    assert!(write!(db, |tx| runs::set_request(tx, id, &changed, Timestamp(8))));
+    assert_eq!(read!(db, |tx| runs::get_by_id(tx, id)).map(|run| run.request), Some(request));
+    assert!(write!(db, |tx| runs::delete(tx, thread, id)));
+    assert!(!write!(db, |tx| runs::delete(tx, thread, id)));
+    assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), None);
+}
+
+async fn are_listed(db: Db) {
+    let thread = stored_thread(&db).await;
+    let all: Vec<Run> = (0..4).map(|n| run_at(thread, n)).collect();
+    let child = child_of(&all[0], 9);
+    for run in all.iter().cloned().chain([child]) {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let ids: Vec<RunId> = all.iter().map(|run| run.id).collect();
+    let failure = Failure::new("E", "m");
+    let failed = ids[1];
+    assert!(write!(db, |tx| runs::set_status(tx, failed, RunStatus::Error, Some(&failure), Timestamp(50))));
+    let listed = read!(db, |tx| runs::list(tx, thread, None, 2, 1));
+    assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[2], ids[1]]);
+    assert_eq!(listed[1].error, Some(Failure::new("E", "m")));
+    assert_eq!((listed[1].status, listed[1].updated_at), (RunStatus::Error, Timestamp(50)));
+    let pending = read!(db, |tx| runs::list(tx, thread, Some(RunStatus::Pending), 10, 0));
+    assert_eq!(pending.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[3], ids[2], ids[0]]);
+    let waiting = read!(db, |tx| runs::in_flight(tx, thread));
+    assert_eq!(waiting.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[0], ids[2], ids[3]]);
+}
+
+async fn are_claimed_one_at_a_time(db: Db) {
+    let thread = stored_thread(&db).await;
+    let worker = WorkerId::mint();
+    let (first, second) = (run_at(thread, 1), run_at(thread, 2));
+    let (a, b) = (first.id, second.id);
+    for run in [first, second] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let claim = write!(db, |tx| runs::claim(tx, a, worker, Timestamp(3))).expect("a claim");
+    assert_eq!((claim.run.id, claim.run.status, claim.run.attempt, claim.fence), (a, RunStatus::Running, 1, 1));
+    assert_eq!(write!(db, |tx| runs::claim(tx, a, worker, Timestamp(4))), None);
+    assert_eq!(write!(db, |tx| runs::claim(tx, b, worker, Timestamp(4))), None);
+    write!(db, |tx| runs::set_status(tx, a, RunStatus::Success, None, Timestamp(5)));
+    assert!(write!(db, |tx| runs::claim(tx, b, worker, Timestamp(6))).is_some());
+    let mut third = run_at(thread, 7);
+    third.status = RunStatus::Running;
+    let refused = db.write(move |tx| Box::pin(async move { runs::insert(tx, &third, Some(worker)).await })).await;
+    assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
+}
+
+async fn race_for_a_thread(db: Db) {
+    let thread = stored_thread(&db).await;
+    let all: Vec<Run> = (0..8).map(|n| run_at(thread, n)).collect();
+    let ids: Vec<RunId> = all.iter().map(|run| run.id).collect();
+    for run in all {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let claims = ids.iter().map(|id| {
+        let (db, id) = (db.clone(), *id);
+        async move { write!(db, |tx| runs::claim(tx, id, WorkerId::mint(), Timestamp(9))) }
+    });
+    let won = futures::future::join_all(claims).await.into_iter().flatten().count();
+    assert_eq!(won, 1);
+}
+
+async fn are_due_in_order(db: Db) {
+    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
+    let worker = WorkerId::mint();
+    let (first, second, other) = (run_at(one, 1), run_at(one, 2), run_at(two, 3));
+    let mut later = run_at(two, 0);
+    later.due_at = Timestamp(1000);
+    let (a, b, c, d) = (first.id, second.id, other.id, later.id);
+    for run in [first, second, other, later] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let next = async |now: i64| write!(db, |tx| runs::next_due(tx, Timestamp(now)));
+    assert_eq!(next(0).await, None);
+    assert_eq!(read!(db, |tx| runs::next_due_at(tx)), Some(Timestamp(1)));
+    assert_eq!(next(10).await, Some(a));
+    write!(db, |tx| runs::claim(tx, a, worker, Timestamp(10)));
+    assert_eq!(next(10).await, Some(c));
+    write!(db, |tx| runs::claim(tx, c, worker, Timestamp(10)));
+    assert_eq!((next(2000).await, read!(db, |tx| runs::next_due_at(tx))), (None, None));
+    write!(db, |tx| runs::set_status(tx, a, RunStatus::Success, None, Timestamp(11)));
+    assert_eq!(next(10).await, Some(b));
+    write!(db, |tx| runs::claim(tx, b, worker, Timestamp(12)));
+    write!(db, |tx| runs::set_status(tx, c, RunStatus::Success, None, Timestamp(13)));
+    assert_eq!((next(10).await, read!(db, |tx| runs::next_due_at(tx))), (None, Some(Timestamp(1000))));
+    assert_eq!(next(1000).await, Some(d));
+}
+
+async fn fence_off_the_past(db: Db) {
+    let run = run_at(stored_thread(&db).await, 1);
+    let (id, old, new) = (run.id, WorkerId::mint(), WorkerId::mint());
+    write!(db, |tx| runs::insert(tx, &run, None));
+    let claim = write!(db, |tx| runs::claim(tx, id, old, Timestamp(2))).expect("a claim");
+    let fence = claim.fence;
+    assert!(write!(db, |tx| runs::check_fence(tx, id, old, fence, Timestamp(3))));
+    let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
+    let newer = adopted[0].fence;
+    assert!(newer > fence);
+    assert!(!write!(db, |tx| runs::check_fence(tx, id, old, fence, Timestamp(5))));
+    assert!(!write!(db, |tx| runs::check_fence(tx, id, old, newer, Timestamp(5))));
+    assert!(write!(db, |tx| runs::check_fence(tx, id, new, newer, Timestamp(5))));
+}
+
+async fn are_adopted(db: Db) {
+    let (alive, dead, rescuer) = (WorkerId::mint(), WorkerId::mint(), WorkerId::mint());
+    let mut ids = vec![];
+    for (now, worker) in [(1, Some(alive)), (2, Some(dead)), (3, None), (4, Some(WorkerId::mint()))] {
+        let mut run = run_at(stored_thread(&db).await, now);
+        run.status = RunStatus::Running;
+        ids.push(run.id);
+        write!(db, |tx| runs::insert(tx, &run, worker));
+    }
+    write!(db, |tx| workers::beat(tx, dead, Timestamp(5)));
+    write!(db, |tx| workers::beat(tx, dead, Timestamp(50)));
+    write!(db, |tx| workers::beat(tx, alive, Timestamp(1000)));
+    write!(db, |tx| workers::beat(tx, rescuer, Timestamp(1000)));
+    let adopt = async |limit: i64| {
+        let claims = write!(db, |tx| runs::adopt_orphans(tx, rescuer, Timestamp(100), limit));
+        claims.iter().map(|claim| (claim.run.id, claim.run.attempt, claim.fence)).collect::<Vec<_>>()
+    };
+    assert_eq!(adopt(2).await, [(ids[1], 2, 1), (ids[2], 2, 1)]);
+    assert_eq!(adopt(9).await, [(ids[3], 2, 1)]);
+    assert_eq!(adopt(9).await, []);
+    write!(db, |tx| workers::retire(tx, alive));
+    assert_eq!(adopt(9).await, [(ids[0], 2, 1)]);
+    write!(db, |tx| workers::retire_all(tx));
+    assert_eq!(adopt(9).await.len(), 4);
+}
+
+async fn are_cancelled(db: Db) {
+    let run = run_at(stored_thread(&db).await, 1);
+    let (id, worker) = (run.id, WorkerId::mint());
+    write!(db, |tx| runs::insert(tx, &run, None));
+    write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2)));
+    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
+    assert!(write!(db, |tx| runs::request_cancel(tx, id, "rollback")));
+    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), [(id, "rollback".to_owned())]);
+    write!(db, |tx| runs::set_status(tx, id, RunStatus::Interrupted, None, Timestamp(3)));
+    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
+    assert!(!write!(db, |tx| runs::request_cancel(tx, id, "interrupt")));
+}

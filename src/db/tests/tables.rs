@@ -1,0 +1,160 @@
+//! The tables themselves: the same on both engines, and searched by their indexes.
+
+use std::collections::BTreeMap;
+
+use sqlx::{AssertSqlSafe, query_as};
+
+use super::{Db, postgres, read};
+use crate::db::engine::Conn;
+use crate::db::{DbResult, Tx};
+
+/// The columns of each table in order, and which may be null.
+type Tables = BTreeMap<String, Vec<(String, bool)>>;
+
+async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
+    const SQLITE: &str = "select t.name, c.name, c.\"notnull\" = 0 from sqlite_master t, pragma_table_info(t.name) c \
+        where t.type = 'table' and t.name not like '\\_%' escape '\\' and t.name not like 'sqlite%' order by t.name, c.cid";
+    const POSTGRES: &str = "select table_name::text, column_name::text, is_nullable = 'YES' \
+        from information_schema.columns where table_schema = 'public' and table_name not like '\\_%' \
+        order by table_name, ordinal_position";
+    let rows: Vec<(String, String, bool)> = match &mut tx.conn {
+        Conn::Sqlite(conn) => query_as(SQLITE).fetch_all(&mut **conn).await?,
+        Conn::Postgres(conn) => query_as(POSTGRES).fetch_all(&mut **conn).await?,
+    };
+    let mut tables = Tables::new();
+    for (table, column, nullable) in rows {
+        tables.entry(table).or_default().push((column, nullable));
+    }
+    Ok(tables)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn are_the_same_on_both_engines() {
+    let db = super::open("sqlite::memory:").await;
+    let ours = read!(db, |tx| tables(tx));
+    assert_eq!(ours.keys().collect::<Vec<_>>(), ["checkpoints", "events", "interrupts", "runs", "threads", "workers"]);
+    db.close().await;
+    if let Some(database) = postgres::fresh_database().await {
+        let db = super::open(&database.url).await;
+        assert_eq!(read!(db, |tx| tables(tx)), ours);
+        db.close().await;
+        database.discard().await;
+    }
+}
+
+async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
+    match &mut tx.conn {
+        Conn::Sqlite(conn) => {
+            let sql = AssertSqlSafe(format!("explain query plan {sql}"));
+            let rows: Vec<(i64, i64, i64, String)> = query_as(sql).fetch_all(&mut **conn).await?;
+            Ok(rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n"))
+        }
+        Conn::Postgres(conn) => {
+            let rows: Vec<(String,)> = query_as(AssertSqlSafe(format!("explain {sql}"))).fetch_all(&mut **conn).await?;
+            Ok(rows.into_iter().map(|row| row.0).collect::<Vec<_>>().join("\n"))
+        }
+    }
+}
+
+/// Searches and the indexes they must use. `{id}` stands for some id.
+const SEARCHES: [(&str, &str); 13] = [
+    ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
+    ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
+    (
+        "select * from threads where status = 'busy' order by updated_at desc, thread_id desc limit 10",
+        "threads_by_status",
+    ),
+    (
+        "select * from runs where thread_id = {id} and depth = 0 order by created_at desc, run_id desc limit 10",
+        "runs_by_thread",
+    ),
+    ("select * from runs where parent_id = {id} order by created_at, run_id", "runs_by_parent"),
+    ("select * from runs where root_id = {id} and depth > 0 order by created_at, run_id", "runs_by_root"),
+    (
+        "select run_id from runs where depth = 0 and status = 'pending' and due_at <= 5 order by created_at, run_id limit 1",
+        "runs_pending",
+    ),
+    ("select 1 from runs where thread_id = {id} and depth = 0 and status = 'running'", "runs_running"),
+    (
+        "select * from runs where thread_id = {id} and depth = 0 and status in ('pending', 'running') \
+         order by created_at, run_id",
+        "runs_in_flight",
+    ),
+    (
+        "select * from checkpoints where thread_id = {id} and lane = {id} order by seq desc limit 1",
+        "checkpoints_by_lane",
+    ),
+    (
+        "select step.writes from checkpoints upto join checkpoints step{hint} on step.thread_id = {id} \
+         and step.lane = {id} and step.seq >= upto.segment and step.seq <= upto.seq \
+         and step.segment = upto.segment where upto.checkpoint_id = {id} and upto.thread_id = {id} \
+         and upto.lane = {id} order by step.seq",
+        "checkpoints_by_lane",
+    ),
+    ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
+    ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+];
+
+async fn check_plans(db: &Db, id: &'static str) {
+    for (sql, index) in SEARCHES {
+        let sql = sql.replace("{id}", id).replace("{hint}", " indexed by checkpoints_by_lane");
+        let explained = sql.clone();
+        let plan = read!(db, |tx| plan(tx, &explained));
+        assert!(plan.contains(index), "{sql}\n{plan}");
+        assert!(!plan.contains("TEMP B-TREE") && !plan.contains("Seq Scan"), "{sql}\n{plan}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn are_searched_by_index() {
+    let db = super::open("sqlite::memory:").await;
+    check_plans(&db, "x'00'").await;
+    let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
+        select seq from events where thread_id = x'00' and seq > 1 order by seq limit 9";
+    let merged = read!(db, |tx| plan(tx, page));
+    assert!(merged.contains("MERGE") && !merged.contains("TEMP B-TREE"), "{merged}");
+    db.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn are_searched_by_index_on_postgres() {
+    const FILL: &str = "insert into threads select gen_random_uuid(), case n % 4 when 0 then 'busy' else 'idle' end, \
+        jsonb_build_object('n', n), '{}', null, n, n, n from generate_series(1, 5000) n; \
+        insert into runs select gen_random_uuid(), thread_id, thread_id, gen_random_uuid(), gen_random_uuid(), 0, null, \
+        '', '[]', case created_at % 10 when 0 then 'pending' when 1 then 'running' else 'success' end, '{}', '{}', null, \
+        1, null, 0, null, created_at, 0, 0 from threads; \
+        insert into checkpoints select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
+        0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
+        insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
+        case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
+        analyze";
+    let Some(database) = postgres::fresh_database().await else {
+        return;
+    };
+    let db = super::open(&database.url).await;
+    db.write(|tx| {
+        Box::pin(async move {
+            if let Conn::Postgres(conn) = &mut tx.conn {
+                sqlx::raw_sql(FILL).execute(&mut **conn).await?;
+            }
+            Ok(())
+        })
+    })
+    .await
+    .expect("a write");
+    check_plans_of_postgres(&db).await;
+    db.close().await;
+    database.discard().await;
+}
+
+/// The planner may choose between indexes of equal worth and may sort a few rows; it may not read whole tables.
+async fn check_plans_of_postgres(db: &Db) {
+    for (sql, _) in SEARCHES {
+        let sql = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'").replace("{hint}", "");
+        let explained = sql.clone();
+        let plan = read!(db, |tx| plan(tx, &explained));
+        assert!(plan.contains("Index") && !plan.contains("Seq Scan"), "{sql}\n{plan}");
+    }
+    let by_metadata = read!(db, |tx| plan(tx, "select * from threads where metadata @> '{\"n\": 7}'"));
+    assert!(by_metadata.contains("threads_by_metadata"), "{by_metadata}");
+}

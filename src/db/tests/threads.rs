@@ -1,0 +1,186 @@
+use serde_json::{Value, json};
+
+use super::{Db, object, on_both, read, run_at, saying, stored_thread, thread_at, write};
+use crate::db::checkpoints::{self, Placed};
+use crate::db::events::{self, PlacedFact};
+use crate::db::threads::{self, ThreadChange, ThreadSearch, ThreadSort};
+use crate::db::{DbError, runs};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::machine::{Failure, Position};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+on_both!(is_stored_once, is_patched, is_set, is_searched, contains_metadata, goes_with_everything_on_it, is_fit);
+
+async fn is_stored_once(db: Db) {
+    let mut thread = thread_at(7);
+    thread.metadata = object(json!({"a": {"b": [1, "x", null, true]}}));
+    thread.error = Some(Failure::new("Class", "text"));
+    let same = thread.clone();
+    assert!(write!(db, |tx| threads::insert(tx, &thread)));
+    let again = same.clone();
+    assert!(!write!(db, |tx| threads::insert(tx, &again)));
+    let id = same.id;
+    assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(same.clone()));
+    assert_eq!(write!(db, |tx| threads::lock(tx, id)), Some(same));
+    assert_eq!(read!(db, |tx| threads::find(tx, crate::domain::id::ThreadId::mint())), None);
+}
+
+async fn is_patched(db: Db) {
+    let id = stored_thread(&db).await;
+    let patch = |value: Value| object(value);
+    let first = patch(json!({"a": {"x": 1}, "b": 1}));
+    write!(db, |tx| threads::patch_metadata(tx, id, &first, Timestamp(2)));
+    let second = patch(json!({"a": {"y": null}}));
+    let thread = write!(db, |tx| threads::patch_metadata(tx, id, &second, Timestamp(3))).expect("the thread");
+    assert_eq!(Value::Object(thread.metadata.clone()), json!({"a": {"y": null}, "b": 1}));
+    assert_eq!(thread.updated_at, Timestamp(3));
+    assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(thread));
+}
+
+async fn is_set(db: Db) {
+    let id = stored_thread(&db).await;
+    let change = ThreadChange {
+        status: Some(ThreadStatus::Error),
+        config: Some(object(json!({"c": 1}))),
+        error: Some(Some(Failure::new("E", "m"))),
+        metadata: Some(object(json!({"k": "v"}))),
+        state_changed: true,
+    };
+    assert!(write!(db, |tx| threads::set(tx, id, change, Timestamp(5))));
+    let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
+    assert_eq!(thread.status, ThreadStatus::Error);
+    assert_eq!(Value::Object(thread.config), json!({"c": 1}));
+    assert_eq!(thread.error, Some(Failure::new("E", "m")));
+    assert_eq!(Value::Object(thread.metadata), json!({"k": "v"}));
+    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(5), Timestamp(5)));
+
+    assert!(write!(db, |tx| threads::set(tx, id, ThreadChange::default(), Timestamp(6))));
+    let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
+    assert_eq!(thread.error, Some(Failure::new("E", "m")));
+    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(6), Timestamp(5)));
+    let forget = ThreadChange { error: Some(None), ..ThreadChange::default() };
+    assert!(write!(db, |tx| threads::set(tx, id, forget, Timestamp(7))));
+    assert_eq!(read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.error), None);
+    let nobody = crate::domain::id::ThreadId::mint();
+    assert!(!write!(db, |tx| threads::set(tx, nobody, ThreadChange::default(), Timestamp(7))));
+}
+
+async fn is_searched(db: Db) {
+    let mut ids = vec![];
+    for n in 0..5 {
+        let mut thread = thread_at(10 + n);
+        thread.updated_at = Timestamp(100 - n);
+        thread.status = if n % 2 == 0 { ThreadStatus::Idle } else { ThreadStatus::Busy };
+        thread.metadata = object(json!({"n": n}));
+        ids.push(thread.id);
+        write!(db, |tx| threads::insert(tx, &thread));
+    }
+    let found = async |wanted: ThreadSearch| {
+        let counted = wanted.clone();
+        let threads = read!(db, |tx| threads::search(tx, &wanted));
+        let places: Vec<usize> =
+            threads.iter().filter_map(|thread| ids.iter().position(|id| *id == thread.id)).collect();
+        (places, read!(db, |tx| threads::count(tx, &counted)))
+    };
+    let all = ThreadSearch::default();
+    assert_eq!(found(all.clone()).await, (vec![4, 3, 2, 1, 0], 5));
+    assert_eq!(found(ThreadSearch { limit: 2, offset: 1, ..all.clone() }).await, (vec![3, 2], 5));
+    let updated = ThreadSearch { sort: ThreadSort::UpdatedAt, ascending: true, ..all.clone() };
+    assert_eq!(found(updated).await, (vec![4, 3, 2, 1, 0], 5));
+    for sort in [ThreadSort::Id, ThreadSort::StateUpdatedAt, ThreadSort::CreatedAt] {
+        assert_eq!(found(ThreadSearch { sort, ascending: true, ..all.clone() }).await, (vec![0, 1, 2, 3, 4], 5));
+    }
+    let by_status = ThreadSearch { sort: ThreadSort::Status, ascending: true, ..all.clone() };
+    assert_eq!(found(by_status).await, (vec![3, 1, 4, 2, 0], 5));
+    assert_eq!(found(ThreadSearch { status: Some(ThreadStatus::Busy), ..all.clone() }).await, (vec![3, 1], 2));
+    let some = Some(vec![ids[2], ids[0], crate::domain::id::ThreadId::mint()]);
+    assert_eq!(found(ThreadSearch { ids: some, ..all.clone() }).await, (vec![2, 0], 2));
+    assert_eq!(found(ThreadSearch { ids: Some(vec![]), ..all.clone() }).await, (vec![], 0));
+    assert_eq!(found(ThreadSearch { metadata: object(json!({"n": 3})), ..all }).await, (vec![3], 1));
+}
+
+async fn contains_metadata(db: Db) {
+    let mut thread = thread_at(1);
+    thread.metadata = object(json!({
+        "text": "x", "one": 1, "half": 0.5, "yes": true, "nothing": null, "odd \"key\".$[0]": 1,
+        "deep": {"a": {"b": [1, {"c": "d", "e": 2}, [3]]}, "z": 1}
+    }));
+    write!(db, |tx| threads::insert(tx, &thread));
+    let cases = [
+        (json!({}), true),
+        (json!({"text": "x", "one": 1}), true),
+        (json!({"one": 1.0, "half": 0.5}), true),
+        (json!({"text": "y"}), false),
+        (json!({"one": "1"}), false),
+        (json!({"one": true}), false),
+        (json!({"yes": 1}), false),
+        (json!({"yes": true, "nothing": null}), true),
+        (json!({"absent": null}), false),
+        (json!({"odd \"key\".$[0]": 1}), true),
+        (json!({"deep": {}}), true),
+        (json!({"deep": []}), false),
+        (json!({"deep": {"z": 1}}), true),
+        (json!({"deep": {"z": 2}}), false),
+        (json!({"deep": {"a": {"b": []}}}), true),
+        (json!({"deep": {"a": {"b": [{"e": 2}, 1]}}}), true),
+        (json!({"deep": {"a": {"b": [{"e": 2, "c": "x"}]}}}), false),
+        (json!({"deep": {"a": {"b": [[3]]}}}), true),
+        (json!({"deep": {"a": {"b": [3]}}}), false),
+    ];
+    for (filter, expected) in cases {
+        let wanted = ThreadSearch { metadata: object(filter.clone()), ..ThreadSearch::default() };
+        assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{filter}");
+    }
+}
+
+async fn goes_with_everything_on_it(db: Db) {
+    let id = stored_thread(&db).await;
+    let run = run_at(id, 1);
+    let run_id = run.id;
+    let entry = saying("a", None, -1);
+    let checkpoint = entry.id;
+    db.write(move |tx| {
+        Box::pin(async move {
+            runs::insert(tx, &run, None).await?;
+            let position = Position::default();
+            let (lane, at) = (Lane::Main, Timestamp(1));
+            let run = Some(run_id);
+            let placed =
+                Placed { thread: id, lane, seq: 1, segment: None, run, entry: &entry, position: &position, at };
+            checkpoints::insert(tx, &placed).await?;
+            let fact = PlacedFact { thread: id, seq: 2, run: run_id, lane, fact: &Fact::Paused, at };
+            events::insert(tx, &[fact]).await
+        })
+    })
+    .await
+    .expect("a write");
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 2);
+    assert!(write!(db, |tx| threads::delete(tx, id)));
+    assert!(!write!(db, |tx| threads::delete(tx, id)));
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 0);
+    assert_eq!(read!(db, |tx| runs::get_by_id(tx, run_id)), None);
+    assert!(read!(db, |tx| checkpoints::get(tx, id, checkpoint)).is_none());
+    let late = run_at(id, 2);
+    let refused = db.write(move |tx| Box::pin(async move { runs::insert(tx, &late, None).await })).await;
+    assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
+}
+
+/// A row that makes no sense is an error, not a default.
+async fn is_fit(db: Db) {
+    let id = stored_thread(&db).await;
+    db.write(move |tx| {
+        Box::pin(async move {
+            let sql = "update threads set status = 'asleep' where thread_id = $1";
+            crate::db::engine::on_engine!(tx, |conn| sqlx::query(sql).bind(id.0).execute(conn).await.map(drop))?;
+            Ok(())
+        })
+    })
+    .await
+    .expect("a write");
+    let found = db.read(move |tx| Box::pin(async move { threads::find(tx, id).await })).await;
+    assert!(
+        matches!(&found, Err(DbError::Corrupt { table: "threads", column: "status", id: row }) if *row == id.to_string())
+    );
+}

@@ -1,0 +1,107 @@
+use std::time::Duration;
+
+use super::{Db, on_both, read, stored_thread, thread_at, write};
+use crate::db::{DbError, threads};
+
+on_both!(wait_for_each_other, fail_alone, panic_alone, go_on_without_an_audience, are_refused_after_closing);
+
+async fn wait_for_each_other(db: Db) {
+    let writes = (0..64).map(|n| {
+        let db = db.clone();
+        async move {
+            let thread = thread_at(n);
+            let id = thread.id;
+            assert!(write!(db, |tx| threads::insert(tx, &thread)));
+            assert!(read!(db, |tx| threads::find(tx, id)).is_some(), "what was reported can be read");
+        }
+    });
+    futures::future::join_all(writes).await;
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 64);
+}
+
+async fn fail_alone(db: Db) {
+    let writes = (0..64).map(|n| {
+        let db = db.clone();
+        async move {
+            let thread = thread_at(n);
+            let outcome = db
+                .write(move |tx| {
+                    Box::pin(async move {
+                        threads::insert(tx, &thread).await?;
+                        if n % 3 == 0 { Err(DbError::Conflict("on purpose".to_owned())) } else { Ok(n) }
+                    })
+                })
+                .await;
+            match outcome {
+                Ok(told) => assert_eq!(told, n),
+                Err(DbError::Conflict(why)) => assert_eq!((why.as_str(), n % 3), ("on purpose", 0)),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    });
+    futures::future::join_all(writes).await;
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 42);
+}
+
+async fn panic_alone(db: Db) {
+    let panics = db.write::<(), _>(|_| panic!("at once"));
+    let later = db.write::<(), _>(|tx| {
+        Box::pin(async move {
+            threads::insert(tx, &thread_at(1)).await?;
+            panic!("in the middle")
+        })
+    });
+    let fine = stored_thread(&db);
+    let (at_once, later, fine) = futures::join!(panics, later, fine);
+    assert!(matches!(&at_once, Err(DbError::Panicked(text)) if text == "at once"), "{at_once:?}");
+    assert!(matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"), "{later:?}");
+    let found = read!(db, |tx| threads::search(tx, &threads::ThreadSearch::default()));
+    assert_eq!(found.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
+}
+
+async fn go_on_without_an_audience(db: Db) {
+    let thread = thread_at(1);
+    let id = thread.id;
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let write = db.write(move |tx| {
+        Box::pin(async move {
+            let _ = begun.send(());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            threads::insert(tx, &thread).await
+        })
+    });
+    tokio::select! {
+        _ = write => panic!("the job takes longer than that"),
+        told = has_begun => told.expect("the job begins"),
+    }
+    db.close().await;
+    let again = db.read(move |tx| Box::pin(async move { threads::find(tx, id).await })).await;
+    assert!(matches!(again, Err(DbError::Closed)), "{again:?}");
+}
+
+async fn are_refused_after_closing(db: Db) {
+    stored_thread(&db).await;
+    db.close().await;
+    db.close().await;
+    let late = db.write(|tx| Box::pin(async move { threads::insert(tx, &thread_at(1)).await })).await;
+    assert!(matches!(late, Err(DbError::Closed)), "{late:?}");
+}
+
+/// What a job writes whose caller went away is found after the database is opened again.
+#[tokio::test]
+async fn closing_finishes_what_was_begun() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = format!("sqlite://{}/a.db", directory.path().display());
+    let db = super::open(&url).await;
+    let id = stored_thread(&db).await;
+    let writes = (0..20).map(|n| {
+        let db = db.clone();
+        async move { write!(db, |tx| threads::insert(tx, &thread_at(n))) }
+    });
+    futures::future::join_all(writes).await;
+    db.close().await;
+    let db = super::open(&url).await;
+    assert!(read!(db, |tx| threads::find(tx, id)).is_some());
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 21);
+    db.close().await;
+}

@@ -1,0 +1,309 @@
+//! Failures as clients see them: the only place that knows which status a failure has.
+//!
+//! A *refusal* is something the client can do something about: 4xx with a stable `code`. A *fault* is ours: it is logged
+//! once, with its cause, under an id, and the client gets that id and nothing more.
+
+use std::borrow::Cow;
+use std::panic::Location;
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::db::DbError;
+use crate::domain::Invalid;
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
+use crate::runtime::{CancelError, ResolveError, StartError, StateWriteError};
+
+/// A failed request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: Cow<'static, str>,
+}
+
+/// The body of every failed request.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What is wrong, for people.
+    #[schema(example = "Thread with ID 01a1fd43-90ce-76f5-ad04-88b7c3403157 not found")]
+    pub detail: String,
+    /// What is wrong, for programs; stays the same over versions.
+    #[schema(example = "thread_not_found")]
+    pub code: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into() }
+    }
+
+    /// There is nothing under this path, or not with this method.
+    pub fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", "Not Found")
+    }
+
+    /// There is no such thing; said without naming it, as clients of the field expect for runs and assistants.
+    pub fn not_found(code: &'static str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, code, "Not Found")
+    }
+
+    /// There is no such thread.
+    pub fn no_thread(id: ThreadId) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "thread_not_found", format!("Thread with ID {id} not found"))
+    }
+
+    /// There is no such thread or no such assistant to start a run with.
+    pub fn no_thread_or_assistant() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "thread_or_assistant_not_found", "Thread or assistant not found.")
+    }
+
+    /// There is no such run to delete.
+    pub fn no_run_to_delete() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "run_not_found", "Run not found")
+    }
+
+    /// There is no such checkpoint.
+    pub fn no_checkpoint(id: CheckpointId) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "checkpoint_not_found", format!("Checkpoint with ID {id} not found"))
+    }
+
+    /// There is no such question.
+    pub fn no_interrupt() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "interrupt_not_found", "Interrupt not found")
+    }
+
+    /// The thread exists already.
+    pub fn thread_exists(id: ThreadId) -> Self {
+        Self::new(StatusCode::CONFLICT, "thread_exists", format!("Thread with ID {id} already exists"))
+    }
+
+    /// The text of the request is no JSON.
+    pub fn bad_json() -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_json", "Invalid JSON in request body")
+    }
+
+    /// The request is larger than allowed.
+    pub fn too_large() -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            "The request body is larger than this server accepts",
+        )
+    }
+
+    /// The body broke off before its end.
+    pub fn broken_body() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "broken_body", "The request body could not be read to its end")
+    }
+
+    /// An id that is none.
+    pub fn bad_id(kind: &str) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", format!("Invalid {kind} ID: must be a UUID"))
+    }
+
+    /// A checkpoint id that is none.
+    pub fn bad_checkpoint_id() -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", "Invalid checkpoint ID")
+    }
+
+    /// A query parameter with a value that it cannot have.
+    pub fn bad_parameter(name: &str, value: &str) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_parameter", format!("Invalid {name} {value}"))
+    }
+
+    /// Both ways of giving context were used.
+    pub fn two_contexts() -> Self {
+        let message = "Cannot specify both configurable and context. Prefer setting context alone.";
+        Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
+    }
+
+    /// A graph id that no agent has.
+    pub fn no_graph<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        let known = known.collect::<Vec<_>>().join(", ");
+        let message = format!(
+            "Invalid assistant: '{name}'. Must be either:\n- A valid assistant UUID, or\n\
+             - One of the registered graphs: {known}"
+        );
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_graph", message)
+    }
+
+    /// The server failed. Logs `cause` under an id and gives the client that id only.
+    #[track_caller]
+    #[expect(clippy::disallowed_methods, reason = "the id of a fault is for logs; nothing is ordered or tested by it")]
+    pub fn fault(cause: &dyn std::fmt::Display) -> Self {
+        let id = Uuid::new_v4();
+        tracing::error!(fault = %id, at = %Location::caller(), %cause, "request failed");
+        let message = format!("Internal server error (fault {id})");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    /// What is wrong, for people.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = ErrorBody { detail: self.message.into_owned(), code: self.code.to_owned() };
+        (self.status, Json(body)).into_response()
+    }
+}
+
+impl From<Invalid> for ApiError {
+    fn from(error: Invalid) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", error.to_string())
+    }
+}
+
+impl From<DbError> for ApiError {
+    #[track_caller]
+    fn from(error: DbError) -> Self {
+        Self::fault(&error)
+    }
+}
+
+const BUSY: &str = "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.";
+
+impl From<StartError> for ApiError {
+    #[track_caller]
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::NoThread(_) => Self::no_thread_or_assistant(),
+            StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
+            StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
+            StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
+            StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
+            StartError::QuestionPending(ids) => {
+                let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
+                Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
+            }
+            StartError::AmbiguousAnswer(ids) => {
+                let message = format!(
+                    "When there are multiple pending interrupts, you must specify the interrupt id when resuming: \
+                     {{\"resume\": {{\"<interrupt id>\": answer}}}}. Pending are: {}",
+                    list(&ids)
+                );
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "ambiguous_resume", message)
+            }
+            StartError::Invalid(error) => error.into(),
+            StartError::ResumeNeedsThread => {
+                let message = "You must provide a thread_id when resuming.";
+                Self::new(StatusCode::BAD_REQUEST, "resume_needs_thread", message)
+            }
+            StartError::Fault(error) => error.into(),
+        }
+    }
+}
+
+fn list(ids: &[InterruptId]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl From<CancelError> for ApiError {
+    #[track_caller]
+    fn from(error: CancelError) -> Self {
+        match error {
+            CancelError::NoRun => Self::new(StatusCode::NOT_FOUND, "run_not_found", "No runs found to cancel."),
+            CancelError::Over => {
+                let message = "No matching runs to cancel. Please verify the thread ID and run IDs are correct, \
+                               and the runs haven't been deleted or completed.";
+                Self::new(StatusCode::NOT_FOUND, "run_over", message)
+            }
+            CancelError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<ResolveError> for ApiError {
+    #[track_caller]
+    fn from(error: ResolveError) -> Self {
+        match error {
+            ResolveError::NoInterrupt => Self::no_interrupt(),
+            ResolveError::Stale(what) => {
+                let message = format!("The interrupt can no longer be answered: it is {what}");
+                Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
+            }
+            ResolveError::Invalid(error) => error.into(),
+            ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
+            ResolveError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<StateWriteError> for ApiError {
+    #[track_caller]
+    fn from(error: StateWriteError) -> Self {
+        match error {
+            StateWriteError::NoThread(id) => Self::no_thread(id),
+            StateWriteError::NoCheckpoint(id) => Self::no_checkpoint(id),
+            StateWriteError::NoNode(node) => {
+                Self::new(StatusCode::BAD_REQUEST, "unknown_node", format!("Node {node} does not exist"))
+            }
+            StateWriteError::InFlight(runs) => {
+                let runs = runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let message = format!("Thread has in-flight runs: {runs}");
+                Self::new(StatusCode::CONFLICT, "thread_busy", message)
+            }
+            StateWriteError::Invalid(error) => error.into(),
+            StateWriteError::Fault(error) => error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    async fn shown(error: impl Into<ApiError>) -> (u16, Value) {
+        let response = error.into().into_response();
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), 10_000).await.expect("the body is in memory");
+        (status, serde_json::from_slice(&body).expect("the body is JSON"))
+    }
+
+    #[tokio::test]
+    async fn an_error_is_a_text_and_a_stable_code() {
+        let id = ThreadId::mint();
+        let body = json!({"detail": format!("Thread with ID {id} not found"), "code": "thread_not_found"});
+        assert_eq!(shown(ApiError::no_thread(id)).await, (404, body));
+    }
+
+    #[tokio::test]
+    async fn a_fault_shows_an_id_and_nothing_else() {
+        let (status, body) = shown(ApiError::fault(&"password of the database")).await;
+        assert_eq!(status, 500);
+        assert!(body["detail"].as_str().is_some_and(|text| text.starts_with("Internal server error (fault ")));
+        assert!(!body.to_string().contains("password"));
+    }
+
+    #[tokio::test]
+    async fn an_ambiguous_answer_lists_what_is_pending() {
+        let ids = ["a", "b"].map(|id| InterruptId(id.to_owned())).to_vec();
+        let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
+        assert_eq!((status, &body["code"]), (422, &json!("ambiguous_resume")));
+        assert!(body["detail"].as_str().is_some_and(|text| text.ends_with("Pending are: a, b")));
+    }
+
+    #[tokio::test]
+    async fn an_unknown_assistant_is_told_apart_from_an_unknown_graph() {
+        let uuid = AssistantId::of_graph("x").to_string();
+        assert_eq!(shown(StartError::NoAssistant(uuid)).await.0, 404);
+        assert_eq!(shown(StartError::NoAssistant("nosuch".into())).await.0, 422);
+    }
+
+    #[tokio::test]
+    async fn a_busy_thread_is_a_conflict() {
+        assert_eq!(shown(StartError::Busy).await.0, 409);
+        assert_eq!(shown(StateWriteError::InFlight(vec![])).await.0, 409);
+        assert_eq!(shown(ResolveError::Stale("dropped")).await.0, 409);
+    }
+}

@@ -1,0 +1,401 @@
+//! What is read from a request before a handler sees it: bodies, ids in the path, parameters, pages.
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
+use axum::http::header::HeaderMap;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::error::ApiError;
+use crate::domain::Invalid;
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+
+/// A JSON object as the body. Errors name the field.
+pub struct ApiJson<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = Bytes::from_request(request, state).await.map_err(body_error)?;
+        parse(&body).map(Self)
+    }
+}
+
+fn body_error(rejection: BytesRejection) -> ApiError {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
+}
+
+/// Reads a JSON object.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(match serde_json::from_slice::<IgnoredAny>(body) {
+            Ok(_) => Invalid::new("body", "must be a JSON object").into(),
+            Err(_) => ApiError::bad_json(),
+        });
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(json_error)?;
+    json.end().map_err(|_| ApiError::bad_json())?;
+    Ok(value)
+}
+
+fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let path = error.path().to_string();
+    let inner = error.into_inner();
+    // The reader's own bound on nesting (128) is told as an error of syntax.
+    if inner.to_string().starts_with("recursion limit") {
+        return Invalid::new("body", "nests deeper than 127 levels").into();
+    }
+    match inner.classify() {
+        serde_json::error::Category::Data => {
+            let text = inner.to_string();
+            let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+            Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
+        }
+        serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
+            ApiError::bad_json()
+        }
+    }
+}
+
+/// A thread, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct ThreadPath {
+    /// The thread.
+    #[param(value_type = Uuid)]
+    pub thread_id: ThreadId,
+}
+
+/// A run of a thread, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct RunPath {
+    /// The thread.
+    #[param(value_type = Uuid)]
+    pub thread_id: ThreadId,
+    /// The run.
+    #[param(value_type = Uuid)]
+    pub run_id: RunId,
+}
+
+/// A checkpoint of a thread, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct CheckpointPath {
+    /// The thread.
+    #[param(value_type = Uuid)]
+    pub thread_id: ThreadId,
+    /// The checkpoint.
+    #[param(value_type = Uuid)]
+    pub checkpoint_id: CheckpointId,
+}
+
+/// A question of a thread, named in the path.
+#[derive(Debug, Clone, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct InterruptPath {
+    /// The thread.
+    #[param(value_type = Uuid)]
+    pub thread_id: ThreadId,
+    /// The question: 32 hexadecimal digits.
+    #[param(value_type = String)]
+    pub interrupt_id: InterruptId,
+}
+
+/// An assistant, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct AssistantPath {
+    /// The assistant.
+    #[param(value_type = Uuid)]
+    pub assistant_id: AssistantId,
+}
+
+/// The raw texts of the path's variables.
+struct Segments(RawPathParams);
+
+impl Segments {
+    async fn of<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        RawPathParams::from_request_parts(parts, state).await.map(Self).map_err(|_| ApiError::no_route())
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
+    }
+
+    fn uuid<T: From<Uuid>>(&self, kind: &str) -> Result<T, ApiError> {
+        let text = self.text(&format!("{kind}_id"));
+        text.parse::<Uuid>().map(T::from).map_err(|_| ApiError::bad_id(kind))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ThreadPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { thread_id: segments.uuid("thread")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for RunPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { thread_id: segments.uuid("thread")?, run_id: segments.uuid("run")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for CheckpointPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { thread_id: segments.uuid("thread")?, checkpoint_id: segments.uuid("checkpoint")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for InterruptPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        let interrupt_id = InterruptId(segments.text("interrupt_id").to_owned());
+        Ok(Self { thread_id: segments.uuid("thread")?, interrupt_id })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { assistant_id: segments.uuid("assistant")? })
+    }
+}
+
+/// The parameters behind the `?`; one may be given several times.
+pub struct Params(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Params {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let pairs = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        pairs.map(|Query(pairs)| Self(pairs)).map_err(|_| ApiError::bad_parameter("query", "string"))
+    }
+}
+
+impl Params {
+    /// The parameter, if it was given.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// All values of a parameter that may be given several times.
+    pub fn texts(&self, name: &str) -> Vec<String> {
+        self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    /// Whether the parameter says yes; absent is no.
+    ///
+    /// # Errors
+    /// If it says neither yes nor no.
+    pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
+        match self.text(name) {
+            None | Some("" | "0" | "false" | "False") => Ok(false),
+            Some("1" | "true" | "True") => Ok(true),
+            Some(other) => Err(ApiError::bad_parameter(name, other)),
+        }
+    }
+
+    /// The parameter as one of several words, or the default.
+    ///
+    /// # Errors
+    /// If it is none of them.
+    pub fn word<T>(&self, name: &str, default: T, from_word: impl Fn(&str) -> Option<T>) -> Result<T, ApiError> {
+        match self.text(name) {
+            None => Ok(default),
+            Some(word) => from_word(word).ok_or_else(|| ApiError::bad_parameter(name, word)),
+        }
+    }
+
+    /// `limit` and `offset`; `limit` is `default` when absent.
+    ///
+    /// # Errors
+    /// If one is no number or out of bounds.
+    pub fn page(&self, default: u32) -> Result<Page, ApiError> {
+        Page::checked(self.number("limit")?, self.number("offset")?, default)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>, ApiError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| ApiError::bad_parameter(name, text))
+    }
+}
+
+/// Which part of a list is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// How many items at most.
+    pub limit: u32,
+    /// How many to pass over.
+    pub offset: u32,
+}
+
+impl Page {
+    /// A page within bounds: `limit` from 1 to 1000, `default` when absent.
+    ///
+    /// # Errors
+    /// If a number is out of bounds.
+    pub fn checked(limit: Option<i64>, offset: Option<i64>, default: u32) -> Result<Self, ApiError> {
+        let within = |name: &str, value: i64, least: i64, most: i64| {
+            let number = u32::try_from(value).ok().filter(|_| (least..=most).contains(&value));
+            number.ok_or_else(|| Invalid::new(name, format!("must be from {least} to {most}, not {value}")))
+        };
+        let limit = within("limit", limit.unwrap_or(i64::from(default)), 1, 1000)?;
+        let offset = within("offset", offset.unwrap_or(0), 0, i64::from(i32::MAX))?;
+        Ok(Self { limit, offset })
+    }
+
+    /// The headers of an answer that holds this page of `total` items: `x-pagination-total`, and `x-pagination-next`
+    /// when there is a next page.
+    pub fn headers(self, total: u64) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        let mut put = |name: &'static str, number: u64| {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from(number));
+        };
+        put("x-pagination-total", total);
+        let next = u64::from(self.offset) + u64::from(self.limit);
+        if next < total {
+            put("x-pagination-next", next);
+        }
+        headers
+    }
+}
+
+/// The columns that a client wants to see; all when empty.
+#[derive(Debug, Clone, Default)]
+pub struct Select(Vec<String>);
+
+impl Select {
+    /// Columns out of `allowed`.
+    ///
+    /// # Errors
+    /// If one is unknown.
+    pub fn checked(columns: Vec<String>, allowed: &[&str]) -> Result<Self, ApiError> {
+        match columns.iter().enumerate().find(|(_, column)| !allowed.contains(&column.as_str())) {
+            None => Ok(Self(columns)),
+            Some((at, column)) => {
+                let reason = format!("is {column:?}, but allowed are: {}", allowed.join(", "));
+                Err(Invalid::new(format!("select[{at}]"), reason).into())
+            }
+        }
+    }
+
+    /// Whether the client will see this column.
+    pub fn has(&self, column: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|wanted| wanted == column)
+    }
+
+    /// Leaves only the wanted columns of `item`.
+    pub fn pick(&self, mut item: Value) -> Value {
+        if let Value::Object(fields) = &mut item {
+            fields.retain(|name, _| self.has(name));
+        }
+        item
+    }
+}
+
+/// Answers 204.
+pub fn no_content() -> Response {
+    StatusCode::NO_CONTENT.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Inner {
+        #[serde(rename = "n")]
+        _n: u8,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Outer {
+        #[serde(rename = "items", default)]
+        _items: Vec<Inner>,
+    }
+
+    fn refused(body: &str) -> String {
+        parse::<Outer>(body.as_bytes()).expect_err("the body is bad").message().to_owned()
+    }
+
+    #[test]
+    fn what_is_no_json_is_said_to_be_none() {
+        for body in ["", "  ", "{bad", "{\"items\":[", "{} x", "nope"] {
+            assert_eq!(refused(body), "Invalid JSON in request body", "{body}");
+        }
+    }
+
+    #[test]
+    fn only_objects_are_bodies() {
+        for body in ["null", "[1]", "[]", "\"x\""] {
+            assert_eq!(refused(body), "body: must be a JSON object", "{body}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_field() {
+        assert!(refused(r#"{"items":[{"n":1},{"n":"x"}]}"#).starts_with("items[1].n: invalid type"));
+        assert!(refused(r#"{"items":[{}]}"#).starts_with("items[0]: missing field `n`"));
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored() {
+        assert!(parse::<Outer>(br#"{"other": 1}"#).is_ok());
+    }
+
+    #[test]
+    fn a_body_that_nests_too_deeply_is_refused() {
+        let body = format!("{{\"x\":{}{}}}", "[".repeat(500), "]".repeat(500));
+        assert!(parse::<Value>(body.as_bytes()).is_err_and(|error| error.message().contains("nests deeper")));
+    }
+
+    #[test]
+    fn a_page_keeps_within_bounds() {
+        assert_eq!(Page::checked(None, None, 10).ok(), Some(Page { limit: 10, offset: 0 }));
+        assert!(Page::checked(Some(0), None, 10).is_err_and(|e| e.message() == "limit: must be from 1 to 1000, not 0"));
+        assert!(Page::checked(Some(5000), None, 10).is_err());
+        assert!(Page::checked(None, Some(-1), 10).is_err());
+    }
+
+    #[test]
+    fn the_next_page_is_announced_only_if_there_is_one() {
+        let page = Page { limit: 1, offset: 0 };
+        assert_eq!(page.headers(2)["x-pagination-next"], "1");
+        assert!(!page.headers(1).contains_key("x-pagination-next"));
+        assert_eq!(page.headers(1)["x-pagination-total"], "1");
+    }
+
+    #[test]
+    fn select_leaves_the_wanted_columns() {
+        let select = Select::checked(vec!["a".into()], &["a", "b"]).expect("a is allowed");
+        assert_eq!(select.pick(serde_json::json!({"a": 1, "b": 2})), serde_json::json!({"a": 1}));
+        assert!(
+            Select::checked(vec!["c".into()], &["a"]).is_err_and(|e| e.message().starts_with("select[0]: is \"c\""))
+        );
+    }
+}

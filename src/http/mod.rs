@@ -1,0 +1,161 @@
+//! The translation between HTTP and the rooms behind it. Nothing is decided here.
+//!
+//! A handler does three things: it *parses* ([`extract`], [`wire`]: every 422 is made there), it *asks* (`runtime` for
+//! whatever changes a run, `db` and `events` for what is to be read), and it *answers* with a shape of [`wire`] or with
+//! an [`error::ApiError`], the only place that knows which status a failure has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::db::Db;
+use crate::domain::time::Clock;
+use crate::events::Events;
+use crate::runtime::Runs;
+
+mod about;
+mod approvals;
+mod assistants;
+pub mod error;
+pub mod extract;
+pub mod openapi;
+mod runs;
+mod state;
+mod stateless;
+pub mod stream;
+mod threads;
+mod waiting;
+pub mod wire;
+
+use error::ApiError;
+
+/// All that handlers may use. Cloning copies pointers.
+#[derive(Clone)]
+pub struct Api {
+    /// What is remembered.
+    pub db: Db,
+    /// The logs of the threads.
+    pub events: Events,
+    /// Whatever changes a run or a thread.
+    pub runs: Runs,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// What the owner of the server decided.
+    pub settings: ApiSettings,
+}
+
+/// What the owner of the server may decide about its HTTP side.
+#[derive(Debug, Clone)]
+pub struct ApiSettings {
+    /// The largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// How often a waiting request or a quiet stream gives a sign of life.
+    pub heartbeat: Duration,
+    /// The web origins whose pages may call the server; `*` allows all.
+    pub cors_origins: Vec<String>,
+}
+
+impl Default for ApiSettings {
+    fn default() -> Self {
+        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
+    }
+}
+
+/// The table of contents: every endpoint, in the order in which the document shows them.
+fn table() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(openapi::preface())
+        // About the server.
+        .routes(routes!(about::ok))
+        .routes(routes!(about::info))
+        // Assistants: what a client can run.
+        .routes(routes!(assistants::search))
+        .routes(routes!(assistants::count))
+        .routes(routes!(assistants::get))
+        // Threads: conversations.
+        .routes(routes!(threads::create))
+        .routes(routes!(threads::search))
+        .routes(routes!(threads::count))
+        .routes(routes!(threads::get, threads::patch, threads::delete))
+        .routes(routes!(threads::copy))
+        // The state of a thread and its history.
+        .routes(routes!(state::get, state::update))
+        .routes(routes!(state::at))
+        .routes(routes!(state::at_posted))
+        .routes(routes!(state::history, state::history_posted))
+        // Runs on a thread.
+        .routes(routes!(runs::create, runs::list))
+        .routes(routes!(runs::wait))
+        .routes(routes!(runs::stream))
+        .routes(routes!(runs::get, runs::delete))
+        .routes(routes!(runs::join))
+        .routes(routes!(runs::join_stream))
+        .routes(routes!(runs::cancel))
+        .routes(routes!(runs::children))
+        // Runs that bring their own thread.
+        .routes(routes!(stateless::create))
+        .routes(routes!(stateless::wait))
+        .routes(routes!(stateless::stream))
+        .routes(routes!(stateless::cancel))
+        // Questions to a human, and their answers.
+        .routes(routes!(approvals::pending))
+        .routes(routes!(approvals::list))
+        .routes(routes!(approvals::get))
+        .routes(routes!(approvals::resolve))
+}
+
+/// The whole HTTP side of the server.
+pub fn router(api: Api) -> Router {
+    let settings = api.settings.clone();
+    let (routes, document) = table().split_for_parts();
+    let document = Arc::new(openapi::complete(document));
+    routes
+        .merge(openapi::pages(document))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_route)
+        .layer(DefaultBodyLimit::max(settings.max_body_bytes))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(cors(&settings.cors_origins))
+        .with_state(api)
+}
+
+async fn no_route() -> ApiError {
+    ApiError::no_route()
+}
+
+/// Answers for a handler that panicked.
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    ApiError::fault(&format!("a handler panicked: {text}")).into_response()
+}
+
+/// Lets pages of the allowed origins call the server and read the headers that the SDKs need.
+fn cors(origins: &[String]) -> CorsLayer {
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::from(Any)
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods(Any)
+        .allow_headers(Any)
+        .expose_headers([
+            header::CONTENT_LOCATION,
+            header::LOCATION,
+            HeaderName::from_static("x-pagination-total"),
+            HeaderName::from_static("x-pagination-next"),
+        ])
+        .vary([header::ORIGIN])
+}
+
+/// What a handler that answers with JSON returns.
+type Answer<T> = Result<Json<T>, ApiError>;

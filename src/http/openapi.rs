@@ -1,0 +1,137 @@
+//! The document that describes the HTTP side, and the pages that show it.
+//!
+//! The document is made from the route table, so the two cannot disagree. A copy stands in `openapi/openapi.json`; a
+//! test says when it is out of date.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::header;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use utoipa::OpenApi;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::{self, ContentBuilder, Ref, RefOr, ResponseBuilder};
+use utoipa_swagger_ui::Config;
+
+use super::error::{ApiError, ErrorBody};
+use super::{Api, table};
+
+/// What stands before the endpoints.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "adjutant",
+        description = "A server for deep agents: durable threads, delegation to subagents, approvals and streams. \
+                       It speaks the wire of the LangGraph Platform, so that its SDKs work unchanged; approvals and \
+                       child runs are resources of their own besides. Every error is `{detail, code}`: `detail` is \
+                       for people, `code` is for programs and does not change.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(ErrorBody)),
+    tags(
+        (name = "Server", description = "About the server itself"),
+        (name = "Assistants", description = "What a client can run: every agent definition has an assistant"),
+        (name = "Threads", description = "Conversations"),
+        (name = "State", description = "The state of a thread, and its history"),
+        (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),
+        (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
+        (name = "Approvals", description = "Questions to a human, and their answers"),
+    )
+)]
+struct Preface;
+
+/// The document without the endpoints.
+pub(super) fn preface() -> openapi::OpenApi {
+    Preface::openapi()
+}
+
+/// The whole document.
+pub fn document() -> openapi::OpenApi {
+    complete(table().split_for_parts().1)
+}
+
+/// Adds to every endpoint the errors that every such endpoint can have.
+pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
+    for item in document.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
+        operations.into_iter().flatten().for_each(add_errors);
+    }
+    document
+}
+
+fn add_errors(operation: &mut Operation) {
+    let takes_body = operation.request_body.is_some();
+    let takes_input = takes_body || operation.parameters.as_ref().is_some_and(|all| !all.is_empty());
+    let mut add = |status: &str, text: &str| {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
+        let response = ResponseBuilder::new().description(text).content("application/json", content).build();
+        operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(response));
+    };
+    if takes_body {
+        add("413", "The body is larger than this server accepts");
+    }
+    if takes_input {
+        add("422", "Something in the request cannot be accepted; `detail` names it");
+    }
+    add("500", "The server failed; `detail` has the id under which it was logged");
+}
+
+/// `/openapi.json`, and `/docs`, a page that shows it without help from elsewhere.
+pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
+    let text = document.to_json().unwrap_or_default();
+    let config = Arc::new(Config::from("/openapi.json"));
+    let front = Arc::clone(&config);
+    Router::new()
+        .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], text)))
+        .route("/docs", get(async move || front_page(front)))
+        .route("/docs/{*file}", get(async move |Path(file): Path<String>| asset(&file, config)))
+}
+
+/// The page itself. It is shown at a path without a slash at the end, so it is told where its parts are.
+fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
+    let page = utoipa_swagger_ui::serve("index.html", config).map_err(|error| ApiError::fault(&error))?;
+    let page = page.ok_or_else(ApiError::no_route)?;
+    let page = String::from_utf8_lossy(&page.bytes).replacen("<head>", "<head><base href=\"/docs/\">", 1);
+    Ok(Html(page).into_response())
+}
+
+/// A part of the page.
+fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
+    let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
+    let found = found.ok_or_else(ApiError::no_route)?;
+    Ok(([(header::CONTENT_TYPE, found.content_type)], found.bytes.into_owned()).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_copy_in_the_repository_is_current() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi/openapi.json");
+        let now = document().to_pretty_json().expect("the document is JSON") + "\n";
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            std::fs::write(&path, &now).expect("the copy can be written");
+        }
+        let copy = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            copy == now,
+            "openapi/openapi.json is out of date; run `UPDATE_OPENAPI=1 cargo test --lib openapi` and look at the diff"
+        );
+    }
+
+    #[test]
+    fn every_endpoint_is_described_and_says_how_it_fails() {
+        for (path, item) in document().paths.paths {
+            for operation in [item.get, item.post, item.put, item.patch, item.delete].into_iter().flatten() {
+                assert!(operation.summary.is_some_and(|text| !text.is_empty()), "{path} has no summary");
+                assert!(operation.tags.is_some_and(|tags| tags.len() == 1), "{path} has no tag");
+                assert!(operation.responses.responses.contains_key("500"), "{path} never fails");
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Runs on a thread: starting them, following them, stopping them.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
+use super::stream::{self, Cursor, Facts, Mode, StreamRequest};
+use super::waiting::{self, Leave};
+use super::wire::child::ChildRunView;
+use super::wire::json;
+use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
+use super::{Answer, Api};
+use crate::db::{runs, threads};
+use crate::domain::id::ThreadId;
+use crate::domain::run::{Run, RunStatus};
+use crate::events::After;
+use crate::runtime::{AssistantRef, CancelAction};
+
+/// Starts a run and does not wait for it.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath), request_body = RunCreate,
+    responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
+        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+pub(super) async fn create(
+    State(api): State<Api>,
+    path: ThreadPath,
+    ApiJson(body): ApiJson<RunCreate>,
+) -> Result<Response, ApiError> {
+    let run = begin(&api, body.check(Door::Thread(path.thread_id))?).await?.run;
+    Ok((located(&run, None), Json(RunView::just_made(run))).into_response())
+}
+
+/// Starts a run and answers with its last values. Newlines come before the answer while it lasts.
+///
+/// A run that fails answers 200 with `__error__`; one that asks a human, with its values and `__interrupt__`.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath),
+    request_body = RunCreate,
+    responses((status = 200, description = "The last values", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+pub(super) async fn wait(
+    State(api): State<Api>,
+    path: ThreadPath,
+    ApiJson(body): ApiJson<RunCreate>,
+) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?).await?;
+    Ok(wait_for(api, begun))
+}
+
+/// Starts a run and streams its events.
+///
+/// The first event is `metadata`. The stream ends with the run; if it fails, the last event is `error`.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath),
+    request_body = RunCreate,
+    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+            headers(("location" = String), ("content-location" = String))),
+        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+pub(super) async fn stream(
+    State(api): State<Api>,
+    path: ThreadPath,
+    ApiJson(body): ApiJson<RunCreate>,
+) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?).await?;
+    let headers = located(&begun.run, Some("stream"));
+    Ok((headers, stream_of(&api, begun)).into_response())
+}
+
+/// A run that has begun.
+pub(super) struct Begun {
+    pub(super) run: Run,
+    cancel_on_disconnect: bool,
+}
+
+/// Starts a run.
+pub(super) async fn begin(api: &Api, checked: CheckedRun) -> Result<Begun, ApiError> {
+    if let AssistantRef::Graph(graph) = &checked.wish.assistant {
+        let known = api.runs.assistants();
+        if !known.iter().any(|card| card.graph_id == *graph) {
+            return Err(ApiError::no_graph(graph, known.iter().map(|card| card.graph_id.as_str())));
+        }
+    }
+    let run = api.runs.start(checked.wish).await?;
+    Ok(Begun { run, cancel_on_disconnect: checked.cancel_on_disconnect })
+}
+
+/// Answers with the last values of a run that has begun.
+pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
+    let Begun { run, cancel_on_disconnect } = begun;
+    let headers = located(&run, Some("join"));
+    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let beat = api.settings.heartbeat;
+    (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response()
+}
+
+/// Answers with the events of a run that has begun.
+pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
+    let request = follow(api, &begun.run, begun.cancel_on_disconnect);
+    stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request)
+}
+
+/// A client follows a run with the modes that the run was asked for.
+fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
+    let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
+    let on_leave = cancel_on_disconnect.then(|| {
+        let (runs, thread, id) = (api.runs.clone(), run.thread, run.id);
+        Box::new(move || runs.cancel_soon(thread, id)) as Box<dyn FnOnce() + Send>
+    });
+    StreamRequest {
+        facts: Facts::of(run, graph),
+        modes: run.request.stream_mode.iter().filter_map(|word| Mode::from_word(word)).collect(),
+        subgraphs: run.request.stream_subgraphs,
+        resumable: run.request.stream_resumable,
+        seen: None,
+        filter: None,
+        heartbeat: api.settings.heartbeat,
+        on_leave,
+    }
+}
+
+/// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
+pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
+    let place = format!("/threads/{}/runs/{}", run.thread, run.id);
+    let mut headers = HeaderMap::new();
+    let mut put = |name: HeaderName, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(name, value);
+        }
+    };
+    put(header::CONTENT_LOCATION, &place);
+    if let Some(tail) = tail {
+        put(header::LOCATION, &format!("{place}/{tail}"));
+    }
+    headers
+}
+
+/// Lists the runs of a thread, the newest first.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "Runs",
+    params(ThreadPath,
+        ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
+        ("offset" = Option<u32>, Query, description = "How many to pass over"),
+        ("status" = Option<String>, Query, description = "Only those that are doing this"),
+        ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
+    responses((status = 200, description = "The runs", body = Vec<RunView>),
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Vec<Value>> {
+    let (thread, page) = (path.thread_id, params.page(10)?);
+    let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
+    let select = Select::checked(params.texts("select"), &COLUMNS)?;
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            if threads::find(tx, thread).await?.is_none() {
+                return Ok(None);
+            }
+            runs::list(tx, thread, status, page.limit.into(), page.offset.into()).await.map(Some)
+        })
+    });
+    let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
+    Ok(Json(found.into_iter().map(|run| select.pick(json(&RunView::from(run)))).collect()))
+}
+
+/// Shows a run.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
+    responses((status = 200, description = "The run", body = RunView),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<RunView> {
+    Ok(Json(find(&api, path).await?.into()))
+}
+
+/// The run of this path.
+async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
+    let RunPath { thread_id, run_id } = path;
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let run = runs::find(tx, thread_id, run_id).await?;
+            Ok((threads::find(tx, thread_id).await?.is_some(), run))
+        })
+    });
+    let (is_thread, run) = read.await?;
+    let missing = || if is_thread { ApiError::not_found("run_not_found") } else { ApiError::no_thread(thread_id) };
+    run.ok_or_else(missing)
+}
+
+/// Deletes a run; one at work is stopped first.
+#[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
+    responses((status = 204, description = "It is gone"),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
+    let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
+    if was_there { Ok(no_content()) } else { Err(ApiError::no_run_to_delete()) }
+}
+
+/// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
+    params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
+    responses((status = 200, description = "The last values", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+pub(super) async fn join(State(api): State<Api>, path: RunPath, params: Params) -> Result<Response, ApiError> {
+    let run = find(&api, path).await?;
+    let leave = Leave::stops(params.flag("cancel_on_disconnect")?, &api.runs, &run);
+    let (headers, beat) = (located(&run, Some("join")), api.settings.heartbeat);
+    Ok((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response())
+}
+
+/// Follows the events of a run.
+///
+/// A run that was asked for with `stream_resumable` can be taken up after any event, named by `Last-Event-ID`; `-1` is
+/// the place before the first one. Without the header only what comes from now on is shown.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "Runs",
+    params(RunPath,
+        ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
+        ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves"),
+        ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
+    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+            headers(("location" = String), ("content-location" = String))),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+pub(super) async fn join_stream(
+    State(api): State<Api>,
+    path: RunPath,
+    params: Params,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let filter = modes(&params)?;
+    let cancel_on_disconnect = params.flag("cancel_on_disconnect")?;
+    let seen = last_event(&headers)?;
+    let run = find(&api, path).await?;
+    let seen = seen.filter(|_| run.request.stream_resumable);
+    let after = if seen.is_some() { After::Start } else { After::Now };
+    let request = StreamRequest { seen, filter, ..follow(&api, &run, cancel_on_disconnect) };
+    let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
+    Ok((located(&run, Some("stream")), answer).into_response())
+}
+
+/// The modes that a reader wants: one or several names, or JSON arrays of names.
+fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
+    let mut modes = vec![];
+    for text in params.texts("stream_mode") {
+        let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
+        for word in words.iter().filter(|word| !word.is_empty()) {
+            modes.push(Mode::from_word(word).ok_or_else(|| ApiError::bad_parameter("stream_mode", word))?);
+        }
+    }
+    Ok((!modes.is_empty()).then_some(modes))
+}
+
+/// The event named by `Last-Event-ID`.
+fn last_event(headers: &HeaderMap) -> Result<Option<Cursor>, ApiError> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default();
+    text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
+}
+
+/// Stops a run. `action=rollback` undoes its work and deletes it.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
+    params(RunPath,
+        ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
+        ("action" = Option<String>, Query, description = "interrupt (its work stays) or rollback")),
+    responses((status = 200, description = "It has stopped", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 202, description = "It was told to stop"),
+        (status = 404, description = "There is no such run, or it is over", body = ErrorBody)))]
+pub(super) async fn cancel(State(api): State<Api>, path: RunPath, params: Params) -> Result<Response, ApiError> {
+    let action = action(&params)?;
+    let wait = params.flag("wait")?;
+    let RunPath { thread_id, run_id } = path;
+    let read = api.db.read(move |tx| Box::pin(runs::find(tx, thread_id, run_id))).await?;
+    api.runs.cancel(thread_id, run_id, action).await?;
+    let Some(run) = read.filter(|_| wait) else {
+        return Ok(StatusCode::ACCEPTED.into_response());
+    };
+    let (headers, beat) = (located(&run, Some("join")), api.settings.heartbeat);
+    let stopped = async move {
+        waiting::over(&api, &run).await?;
+        Ok(serde_json::json!({}))
+    };
+    Ok((headers, waiting::respond(stopped, beat, Leave::default())).into_response())
+}
+
+/// What shall become of the work of a cancelled run.
+pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
+    params.word("action", CancelAction::Interrupt, |word| match word {
+        "interrupt" => Some(CancelAction::Interrupt),
+        "rollback" => Some(CancelAction::Rollback),
+        _ => None,
+    })
+}
+
+/// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
+    responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
+    let parent = find(&api, path).await?.id;
+    let found = api.db.read(move |tx| Box::pin(runs::children(tx, parent))).await?;
+    Ok(Json(found.into_iter().map(ChildRunView::from).collect()))
+}
+
+/// A thread named in a body.
+pub(super) fn thread_of(text: &str) -> Result<ThreadId, ApiError> {
+    text.parse().map_err(|_| ApiError::bad_id("thread"))
+}

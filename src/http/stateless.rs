@@ -1,0 +1,92 @@
+//! Runs that bring their own thread, and runs named without one.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+
+use super::Api;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ApiJson, Params, no_content};
+use super::runs::{action, begin, located, stream_of, thread_of, wait_for};
+use super::wire::run::{Door, RunCreate, RunView, RunsCancel};
+use super::wire::word;
+use crate::domain::Invalid;
+use crate::domain::id::RunId;
+use crate::domain::run::Run;
+use crate::runtime::CancelError;
+
+/// Starts a run on a thread of its own and does not wait for it.
+#[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
+    responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
+        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
+    let run = begin(&api, body.check(Door::Stateless)?).await?.run;
+    Ok((short_place(&run, None), Json(RunView::just_made(run))).into_response())
+}
+
+/// Starts a run on a thread of its own and answers with its last values, as on a thread.
+#[utoipa::path(post, path = "/runs/wait", tag = "Stateless runs", request_body = RunCreate,
+    responses((status = 200, description = "The last values", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn wait(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Stateless)?).await?;
+    Ok(wait_for(api, begun))
+}
+
+/// Starts a run on a thread of its own and streams its events, as on a thread.
+#[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
+    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+            headers(("location" = String), ("content-location" = String))),
+        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn stream(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Stateless)?).await?;
+    let headers = short_place(&begun.run, Some("stream"));
+    Ok((headers, stream_of(&api, begun)).into_response())
+}
+
+/// Names the run without its thread, which is of no interest; what can be taken up again is named with it.
+fn short_place(run: &Run, tail: Option<&str>) -> HeaderMap {
+    let mut headers = located(run, tail);
+    if let Ok(place) = HeaderValue::from_str(&format!("/runs/{}", run.id)) {
+        headers.insert(header::CONTENT_LOCATION, place);
+    }
+    headers
+}
+
+/// Stops several runs of a thread.
+#[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
+    params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
+    responses((status = 204, description = "Those that were not over were told to stop"),
+        (status = 404, description = "There was none to stop", body = ErrorBody)))]
+pub(super) async fn cancel(
+    State(api): State<Api>,
+    params: Params,
+    ApiJson(body): ApiJson<RunsCancel>,
+) -> Result<Response, ApiError> {
+    let action = action(&params)?;
+    word("status", body.status.as_deref(), &[("pending", ()), ("running", ()), ("all", ())])?;
+    if body.status.is_some() {
+        return Err(Invalid::new("status", "is not supported by this server: name thread_id and run_ids").into());
+    }
+    let (Some(thread), Some(ids)) = (body.thread_id, body.run_ids) else {
+        return Err(Invalid::new("body", "must have thread_id and run_ids").into());
+    };
+    let thread = thread_of(&thread)?;
+    let ids =
+        ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
+    let mut stopped_any = false;
+    for id in ids {
+        match api.runs.cancel(thread, id, action).await {
+            Ok(()) => stopped_any = true,
+            Err(CancelError::NoRun | CancelError::Over) => {}
+            Err(CancelError::Fault(error)) => return Err(error.into()),
+        }
+    }
+    if stopped_any { Ok(no_content()) } else { Err(CancelError::NoRun.into()) }
+}

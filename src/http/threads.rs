@@ -1,0 +1,185 @@
+//! Threads: conversations.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ApiJson, Select, ThreadPath, no_content};
+use super::wire::interrupt::brief;
+use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
+use super::wire::{self, Object};
+use super::{Answer, Api};
+use crate::db::interrupts::{self, Asked, AskedStatus};
+use crate::db::{DbResult, Tx, checkpoints, copies, threads};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::state::State as Fields;
+use crate::domain::thread::Thread;
+
+/// Makes a thread.
+#[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate,
+    responses((status = 200, description = "The thread", body = ThreadView),
+        (status = 409, description = "It exists already", body = ErrorBody)))]
+pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
+    let if_exists = body.if_exists.unwrap_or_default();
+    let thread = body.into_thread(api.clock.now())?;
+    let (id, wanted) = (thread.id, thread.clone());
+    let is_new = api.db.write(move |tx| Box::pin(async move { threads::insert(tx, &wanted).await })).await?;
+    match if_exists {
+        _ if is_new => Ok(Json(ThreadView::new(thread, None, Object::new()))),
+        IfExists::DoNothing => show(&api, id).await.map(Json),
+        IfExists::Raise => Err(ApiError::thread_exists(id)),
+    }
+}
+
+/// Shows a thread.
+#[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
+    responses((status = 200, description = "The thread", body = ThreadView),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
+    show(&api, path.thread_id).await.map(Json)
+}
+
+/// Changes the metadata of a thread. With the header `Prefer: return=minimal` the answer is empty.
+#[utoipa::path(patch, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
+    request_body = ThreadPatch,
+    responses((status = 200, description = "The thread", body = ThreadView),
+        (status = 204, description = "Done, and nothing is shown"),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn patch(
+    State(api): State<Api>,
+    path: ThreadPath,
+    headers: HeaderMap,
+    ApiJson(body): ApiJson<ThreadPatch>,
+) -> Result<Response, ApiError> {
+    let (id, now) = (path.thread_id, api.clock.now());
+    let metadata = body.metadata.unwrap_or_default();
+    let patched =
+        api.db.write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await })).await?;
+    patched.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
+    if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
+}
+
+/// Deletes a thread with all its runs; those at work are stopped.
+#[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
+    responses((status = 204, description = "It is gone"),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
+    let was_there = api.runs.delete_thread(path.thread_id).await?;
+    if was_there { Ok(no_content()) } else { Err(ApiError::no_thread(path.thread_id)) }
+}
+
+/// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
+/// them again.
+#[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath),
+    responses((status = 200, description = "The copy", body = ThreadView),
+        (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
+pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
+    let (from, to, now) = (path.thread_id, ThreadId::mint(), api.clock.now());
+    let write = api.db.write(move |tx| Box::pin(async move { copies::copy_thread(tx, from, to, now).await }));
+    if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
+}
+
+/// Finds threads.
+#[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
+    responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
+        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
+pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
+    let CheckedSearch { wanted, page, select, extract } = body.check()?;
+    let (found, total) = api
+        .db
+        .read(move |tx| {
+            Box::pin(async move {
+                let total = threads::count(tx, &wanted).await?;
+                let mut found = vec![];
+                for thread in threads::search(tx, &wanted).await? {
+                    found.push(Glimpse::of(tx, thread).await?);
+                }
+                Ok((found, total))
+            })
+        })
+        .await?;
+    let mut shown = Vec::with_capacity(found.len());
+    for glimpse in found {
+        shown.push(show_item(&api, glimpse, &select, &extract).await?);
+    }
+    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+}
+
+/// Counts threads.
+#[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
+    responses((status = 200, description = "How many there are", body = u64)))]
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
+    let wanted = body.check()?.wanted;
+    Ok(Json(api.db.read(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
+}
+
+/// One line of a search: the wanted columns, and what was to be extracted.
+async fn show_item(
+    api: &Api,
+    glimpse: Glimpse,
+    select: &Select,
+    extract: &BTreeMap<String, String>,
+) -> Result<Value, ApiError> {
+    let needs_values = select.has("values") || !extract.is_empty();
+    let whole = wire::json(&glimpse.view(api, needs_values).await?);
+    let extracted: Object = extract.iter().map(|(name, path)| (name.clone(), look_up(&whole, path))).collect();
+    let mut item = select.pick(whole);
+    if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
+        item.insert("extracted".to_owned(), extracted.into());
+    }
+    Ok(item)
+}
+
+async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
+    let glimpse = api.db.read(move |tx| Box::pin(Glimpse::find(tx, id))).await?;
+    glimpse.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
+}
+
+/// A thread, where its state is to be found, and its open questions.
+pub(super) struct Glimpse {
+    thread: Thread,
+    head: Option<CheckpointId>,
+    pub(super) asked: Vec<Asked>,
+}
+
+impl Glimpse {
+    /// Looks at the thread of this id.
+    pub(super) async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Self>> {
+        match threads::find(tx, id).await? {
+            Some(thread) => Self::of(tx, thread).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
+        let head = checkpoints::head(tx, thread.id, Lane::Main).await?.map(|head| head.id);
+        let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
+        Ok(Self { thread, head, asked })
+    }
+
+    /// The main agent's state; none before the first step.
+    pub(super) async fn state(&self, api: &Api) -> Result<Option<Arc<Fields>>, ApiError> {
+        let Some(head) = self.head else { return Ok(None) };
+        Ok(Some(api.events.state_at(self.thread.id, head).await?))
+    }
+
+    async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
+        let values = if with_values { self.state(api).await?.map(|state| state.values()) } else { None };
+        let mut interrupts = Object::new();
+        for asked in &self.asked {
+            let of_task = interrupts.entry(asked.interrupt.task.to_string()).or_insert_with(|| json!([]));
+            if let Value::Array(list) = of_task {
+                list.push(brief(&asked.interrupt));
+            }
+        }
+        Ok(ThreadView::new(self.thread, values, interrupts))
+    }
+}

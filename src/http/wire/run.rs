@@ -1,0 +1,434 @@
+//! Runs on the wire.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{Object, word};
+use crate::domain::Invalid;
+use crate::domain::id::AssistantId;
+use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
+use crate::http::error::ApiError;
+use crate::http::stream::Mode;
+use crate::runtime::{AssistantRef, Target, Wish};
+
+/// A wish for a run. Unknown fields are ignored.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct RunCreate {
+    /// Who shall run: an assistant's UUID or a graph id.
+    #[schema(required = true, value_type = String)]
+    pub assistant_id: Option<String>,
+    /// New input, usually `{"messages": [...]}`; null goes on where the thread stands.
+    #[schema(value_type = Option<Object>)]
+    pub input: Option<Value>,
+    /// What to do instead of taking input. Wins over `input`.
+    pub command: Option<CommandBody>,
+    /// One stream mode or a list: values, messages, messages-tuple, updates, events, debug, tasks, checkpoints, custom.
+    #[schema(value_type = Option<Vec<String>>, example = json!(["values"]))]
+    pub stream_mode: Option<Value>,
+    /// Whether streams show subagents.
+    pub stream_subgraphs: Option<bool>,
+    /// Whether stream events carry ids, so that a stream can be taken up again.
+    pub stream_resumable: Option<bool>,
+    /// `tags`, `recursion_limit`, `configurable`, `metadata`.
+    #[schema(value_type = Option<Object>)]
+    pub config: Option<Object>,
+    /// What tools may know about the caller.
+    #[schema(value_type = Option<Object>)]
+    pub context: Option<Object>,
+    /// The requester's notes.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Object>,
+    /// The checkpoint to begin from, when not the newest: an object with `checkpoint_id`.
+    #[schema(value_type = Option<Object>)]
+    pub checkpoint: Option<Object>,
+    /// The same by its id alone.
+    #[schema(format = Uuid)]
+    pub checkpoint_id: Option<String>,
+    /// Nodes to stop before, or `*` for all.
+    #[schema(value_type = Option<Vec<String>>)]
+    pub interrupt_before: Option<Value>,
+    /// Nodes to stop after, or `*` for all.
+    #[schema(value_type = Option<Vec<String>>)]
+    pub interrupt_after: Option<Value>,
+    /// What to do when the thread is busy: enqueue, reject, interrupt or rollback.
+    #[schema(example = "enqueue")]
+    pub multitask_strategy: Option<String>,
+    /// What to do when there is no such thread: reject or create.
+    #[schema(example = "reject")]
+    pub if_not_exists: Option<String>,
+    /// What to do when the client leaves: continue or cancel.
+    #[schema(example = "continue")]
+    pub on_disconnect: Option<String>,
+    /// Without a thread: delete or keep the one that the run is given.
+    #[schema(example = "delete")]
+    pub on_completion: Option<String>,
+    /// How many seconds to wait before beginning.
+    #[schema(minimum = 0)]
+    pub after_seconds: Option<f64>,
+    /// Accepted: sync, async or exit. This server stores every step before it goes on.
+    #[schema(example = "async")]
+    pub durability: Option<String>,
+    /// The older form of `durability`.
+    pub checkpoint_during: Option<bool>,
+    /// Where to report the end of the run.
+    pub webhook: Option<String>,
+    /// Accepted.
+    pub feedback_keys: Option<Vec<String>>,
+}
+
+/// What a client may send instead of input.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct CommandBody {
+    /// The answer to the open question, or an object of answers by interrupt id.
+    #[schema(value_type = Option<Object>)]
+    pub resume: Option<Value>,
+    /// Writes into the state.
+    #[schema(value_type = Option<Object>)]
+    pub update: Option<Value>,
+    /// A node to go to, or a list of nodes.
+    #[schema(value_type = Option<Vec<String>>)]
+    pub goto: Option<Value>,
+}
+
+/// Where a request for a run came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// On a thread.
+    Thread(crate::domain::id::ThreadId),
+    /// Without a thread.
+    Stateless,
+}
+
+/// A request for a run that was checked.
+#[derive(Debug)]
+pub struct CheckedRun {
+    /// What is wished for.
+    pub wish: Wish,
+    /// Whether the run shall stop when the client leaves.
+    pub cancel_on_disconnect: bool,
+}
+
+impl RunCreate {
+    /// Checks the request.
+    ///
+    /// # Errors
+    /// Names the field that is wrong.
+    pub fn check(self, door: Door) -> Result<CheckedRun, ApiError> {
+        let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
+        let assistant =
+            assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
+        let target = self.target(door)?;
+        let on_disconnect = [("continue", false), ("cancel", true)];
+        let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
+        let after = Duration::try_from_secs_f64(self.after_seconds.unwrap_or(0.0))
+            .map_err(|_| Invalid::new("after_seconds", "must be a number of seconds, 0 or more"))?;
+        let resume = self.command.as_ref().and_then(|command| command.resume.clone());
+        let request = self.request(door)?;
+        let mut metadata = Object::new();
+        metadata.extend(object(&request.config, "metadata").unwrap_or_default());
+        metadata.extend(self.metadata.unwrap_or_default());
+        let wish = Wish { target, assistant, request, resume, metadata, after };
+        Ok(CheckedRun { wish, cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false) })
+    }
+
+    fn target(&self, door: Door) -> Result<Target, Invalid> {
+        let create = word("if_not_exists", self.if_not_exists.as_deref(), &[("reject", false), ("create", true)])?;
+        let keep = word("on_completion", self.on_completion.as_deref(), &[("delete", false), ("keep", true)])?;
+        Ok(match door {
+            Door::Thread(thread) if create.unwrap_or(false) => Target::ThreadOrNew(thread),
+            Door::Thread(thread) => Target::Thread(thread),
+            Door::Stateless => Target::Stateless { keep: keep.unwrap_or(false) },
+        })
+    }
+
+    fn request(&self, door: Door) -> Result<RunRequest, ApiError> {
+        let (config, context) = self.config_and_context()?;
+        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
+            .map(|strategy| (strategy.word(), strategy));
+        let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
+        Ok(RunRequest {
+            input: self.input.clone().filter(|_| self.command.is_none()),
+            command: self.command.as_ref().map(CommandBody::read).transpose()?,
+            config,
+            context,
+            stream_mode: self.modes()?,
+            stream_subgraphs: self.stream_subgraphs.unwrap_or(false),
+            stream_resumable: self.stream_resumable.unwrap_or(false),
+            interrupt_before: texts("interrupt_before", self.interrupt_before.as_ref())?,
+            interrupt_after: texts("interrupt_after", self.interrupt_after.as_ref())?,
+            checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?,
+            multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
+            temporary,
+            extra: self.extra()?,
+        })
+    }
+
+    /// `config` and `context`, each mirrored into the other.
+    fn config_and_context(&self) -> Result<(Object, Object), ApiError> {
+        let mut config = self.config.clone().unwrap_or_default();
+        check_config(&config)?;
+        let configurable = object(&config, "configurable").unwrap_or_default();
+        let context = self.context.clone().unwrap_or_default();
+        if !configurable.is_empty() && !context.is_empty() {
+            return Err(ApiError::two_contexts());
+        }
+        if context.is_empty() {
+            return Ok((config, configurable));
+        }
+        config.insert("configurable".to_owned(), context.clone().into());
+        Ok((config, context))
+    }
+
+    fn modes(&self) -> Result<Vec<String>, Invalid> {
+        let modes = texts("stream_mode", self.stream_mode.as_ref())?;
+        let unknown = modes.iter().enumerate().find(|(_, mode)| Mode::from_word(mode).is_none());
+        match unknown {
+            Some((at, mode)) => {
+                let reason = format!("is {mode:?}, but allowed are: {}", Mode::ALL.map(Mode::word).join(", "));
+                Err(Invalid::new(format!("stream_mode[{at}]"), reason))
+            }
+            None if modes.is_empty() => Ok(vec!["values".to_owned()]),
+            None => Ok(modes),
+        }
+    }
+
+    /// The fields that only the answer repeats.
+    fn extra(&self) -> Result<Object, Invalid> {
+        let given =
+            word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
+        let older = if self.checkpoint_during == Some(false) { "exit" } else { "async" };
+        let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
+        if let Some(webhook) = &self.webhook {
+            extra.insert("webhook".to_owned(), json!(webhook));
+        }
+        if let Some(keys) = &self.feedback_keys {
+            extra.insert("feedback_keys".to_owned(), json!(keys));
+        }
+        if let Some(after) = self.after_seconds {
+            extra.insert("after_seconds".to_owned(), json!(after));
+        }
+        Ok(extra)
+    }
+}
+
+impl CommandBody {
+    /// The command without its answers, which are still to be checked.
+    fn read(&self) -> Result<Command, Invalid> {
+        let goto = match &self.goto {
+            Some(Value::Array(targets)) => targets.iter().collect(),
+            Some(target) => vec![target],
+            None => vec![],
+        };
+        let goto =
+            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
+        Ok(Command { resume: None, update: self.update.clone(), goto })
+    }
+}
+
+/// A node to go to: its name, or an object `{"node": name}`.
+fn read_target(at: usize, target: &Value) -> Result<String, Invalid> {
+    let field = format!("command.goto[{at}]");
+    if target.get("input").is_some_and(|input| !input.is_null()) {
+        return Err(Invalid::new(field + ".input", "is not supported: use `update` to write into the state"));
+    }
+    let name = target.as_str().or_else(|| target.get("node")?.as_str());
+    name.map(str::to_owned).ok_or_else(|| Invalid::new(field, "must be the name of a node"))
+}
+
+fn object(fields: &Object, name: &str) -> Option<Object> {
+    fields.get(name).and_then(Value::as_object).cloned()
+}
+
+fn check_config(config: &Object) -> Result<(), Invalid> {
+    for name in ["configurable", "metadata"] {
+        if config.get(name).is_some_and(|value| !value.is_object() && !value.is_null()) {
+            return Err(Invalid::new(format!("config.{name}"), "must be an object"));
+        }
+    }
+    if config.get("recursion_limit").is_some_and(|limit| !limit.is_null() && limit.as_u64().is_none_or(|n| n == 0)) {
+        return Err(Invalid::new("config.recursion_limit", "must be a whole number, 1 or more"));
+    }
+    if config.get("tags").is_some_and(|tags| !tags.is_null()) {
+        texts("config.tags", config.get("tags"))?;
+    }
+    Ok(())
+}
+
+/// A text or a list of texts.
+fn texts(field: &str, value: Option<&Value>) -> Result<Vec<String>, Invalid> {
+    let wrong = |field: String| Invalid::new(field, "must be a text");
+    match value {
+        None | Some(Value::Null) => Ok(vec![]),
+        Some(Value::String(text)) => Ok(vec![text.clone()]),
+        Some(Value::Array(items)) => {
+            let text = |(at, item): (usize, &Value)| {
+                item.as_str().map(str::to_owned).ok_or_else(|| wrong(format!("{field}[{at}]")))
+            };
+            items.iter().enumerate().map(text).collect()
+        }
+        Some(Value::Bool(_) | Value::Number(_) | Value::Object(_)) => {
+            Err(Invalid::new(field, "must be a text or a list of texts"))
+        }
+    }
+}
+
+/// A run.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(title = "Run")]
+pub struct RunView {
+    /// Identifies it.
+    pub run_id: Uuid,
+    /// The thread it works on.
+    pub thread_id: Uuid,
+    /// The assistant it was asked of.
+    pub assistant_id: Uuid,
+    /// The requester's notes, with the platform's own.
+    #[schema(value_type = Object)]
+    pub metadata: Object,
+    /// What it is doing. One that waits for a human is `success`; one that was cancelled is `interrupted`.
+    pub status: RunStatusWord,
+    /// What it was asked to do.
+    #[schema(value_type = Object)]
+    pub kwargs: Value,
+    /// What was to be done when the thread was busy.
+    pub multitask_strategy: String,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When it last changed.
+    #[schema(format = DateTime)]
+    pub updated_at: String,
+    /// Always null.
+    pub langsmith_session_name: Option<String>,
+}
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RunStatusWord {
+    /// It waits for its turn.
+    Pending,
+    /// It is at work.
+    Running,
+    /// It did what it could: it is done, or waits for a human.
+    Success,
+    /// It failed.
+    Error,
+    /// It took too long.
+    Timeout,
+    /// It was cancelled.
+    Interrupted,
+}
+
+impl From<RunStatus> for RunStatusWord {
+    fn from(status: RunStatus) -> Self {
+        match status {
+            RunStatus::Pending => Self::Pending,
+            RunStatus::Running => Self::Running,
+            RunStatus::Success => Self::Success,
+            RunStatus::Error => Self::Error,
+            RunStatus::Timeout => Self::Timeout,
+            RunStatus::Interrupted => Self::Interrupted,
+        }
+    }
+}
+
+/// The columns that `select` may name.
+pub const COLUMNS: [&str; 10] = [
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "metadata",
+    "status",
+    "kwargs",
+    "multitask_strategy",
+    "created_at",
+    "updated_at",
+    "langsmith_session_name",
+];
+
+impl From<Run> for RunView {
+    fn from(run: Run) -> Self {
+        Self {
+            run_id: run.id.0,
+            thread_id: run.thread.0,
+            assistant_id: run.assistant.0,
+            kwargs: kwargs(&run),
+            status: run.status.into(),
+            multitask_strategy: run.request.multitask.word().to_owned(),
+            created_at: run.created_at.to_string(),
+            updated_at: run.updated_at.to_string(),
+            metadata: run.metadata,
+            langsmith_session_name: None,
+        }
+    }
+}
+
+impl RunView {
+    /// A run as it was when it was made. It may be at work by the time the client reads this.
+    pub fn just_made(run: Run) -> Self {
+        Self::from(Run { status: RunStatus::Pending, ..run })
+    }
+}
+
+/// What the run was asked to do, in the platform's shape.
+fn kwargs(run: &Run) -> Value {
+    let request = &run.request;
+    let extra = |name: &str| request.extra.get(name).cloned().unwrap_or_default();
+    let durability = request.extra.get("durability").and_then(Value::as_str).unwrap_or("async");
+    let mut config = request.config.clone();
+    let mut configurable = object(&config, "configurable").unwrap_or_default();
+    configurable.extend([
+        ("run_id".to_owned(), json!(run.id)),
+        ("thread_id".to_owned(), json!(run.thread)),
+        ("graph_id".to_owned(), run.metadata.get("graph_id").cloned().unwrap_or_default()),
+        ("assistant_id".to_owned(), json!(run.assistant)),
+        ("user_id".to_owned(), json!("")),
+    ]);
+    config.insert("configurable".to_owned(), configurable.into());
+    config.insert("metadata".to_owned(), run.metadata.clone().into());
+    json!({
+        "input": request.input,
+        "command": request.command,
+        "config": config,
+        "context": request.context,
+        "stream_mode": request.stream_mode,
+        "interrupt_before": shown_nodes(&request.interrupt_before),
+        "interrupt_after": shown_nodes(&request.interrupt_after),
+        "webhook": extra("webhook"),
+        "feedback_keys": extra("feedback_keys"),
+        "temporary": request.temporary,
+        "subgraphs": request.stream_subgraphs,
+        "resumable": request.stream_resumable,
+        "checkpoint_during": durability != "exit",
+        "durability": durability,
+    })
+}
+
+fn shown_nodes(nodes: &[String]) -> Value {
+    match nodes {
+        [] => Value::Null,
+        [all] if all == "*" => json!("*"),
+        nodes => json!(nodes),
+    }
+}
+
+/// Which runs to cancel: some of one thread, or all of a status.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct RunsCancel {
+    /// The thread of `run_ids`.
+    #[schema(format = Uuid)]
+    pub thread_id: Option<String>,
+    /// The runs.
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    pub run_ids: Option<Vec<String>>,
+    /// All runs of this status: pending, running or all.
+    pub status: Option<String>,
+}
+
+#[cfg(test)]
+mod tests;

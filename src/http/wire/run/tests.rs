@@ -1,0 +1,120 @@
+use super::*;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::run::Lineage;
+use crate::domain::time::Timestamp;
+
+fn read(body: Value) -> Result<CheckedRun, String> {
+    let body: RunCreate = serde_json::from_value(body).expect("the shape is right");
+    body.check(Door::Stateless).map_err(|error| error.message().to_owned())
+}
+
+fn good(body: Value) -> Wish {
+    read(body).expect("the body is good").wish
+}
+
+#[test]
+fn an_assistant_is_a_uuid_or_a_graph() {
+    let id = AssistantId::of_graph("agent");
+    assert_eq!(good(json!({"assistant_id": id})).assistant, AssistantRef::Id(id));
+    assert_eq!(good(json!({"assistant_id": "agent"})).assistant, AssistantRef::Graph("agent".into()));
+    assert_eq!(read(json!({})).err().as_deref(), Some("assistant_id: is missing"));
+}
+
+#[test]
+fn a_stream_mode_is_a_word_or_a_list() {
+    assert_eq!(good(json!({"assistant_id": "a"})).request.stream_mode, ["values"]);
+    assert_eq!(good(json!({"assistant_id": "a", "stream_mode": "updates"})).request.stream_mode, ["updates"]);
+    let error = read(json!({"assistant_id": "a", "stream_mode": ["values", "odd"]})).err().unwrap_or_default();
+    assert!(error.starts_with("stream_mode[1]: is \"odd\", but allowed are: values, "), "{error}");
+    assert!(read(json!({"assistant_id": "a", "stream_mode": ["tools"]})).is_err());
+}
+
+#[test]
+fn words_are_checked() {
+    for field in ["multitask_strategy", "if_not_exists", "on_disconnect", "on_completion", "durability"] {
+        let error = read(json!({"assistant_id": "a", field: "odd"})).err().unwrap_or_default();
+        assert!(error.starts_with(&format!("{field}: is \"odd\", but allowed are: ")), "{error}");
+    }
+}
+
+#[test]
+fn configurable_and_context_mirror_each_other() {
+    let wish = good(json!({"assistant_id": "a", "context": {"user": 7}}));
+    assert_eq!(wish.request.config["configurable"], json!({"user": 7}));
+    let wish = good(json!({"assistant_id": "a", "config": {"configurable": {"user": 7}}}));
+    assert_eq!(Value::from(wish.request.context), json!({"user": 7}));
+    let both = json!({"assistant_id": "a", "config": {"configurable": {"a": 1}}, "context": {"b": 2}});
+    assert!(read(both).is_err_and(|error| error.starts_with("Cannot specify both")));
+}
+
+#[test]
+fn a_resume_is_kept_apart_until_it_is_checked() {
+    let wish = good(json!({"assistant_id": "a", "input": {}, "command": {"resume": {"decisions": []}}}));
+    assert_eq!(wish.resume, Some(json!({"decisions": []})));
+    assert_eq!(wish.request.input, None);
+    assert_eq!(wish.request.command, Some(Command::default()));
+}
+
+#[test]
+fn goto_names_one_node_or_several() {
+    let goto = |goto: Value| read(json!({"assistant_id": "a", "command": {"goto": goto}}));
+    let nodes = |value| goto(value).map(|run| run.wish.request.command.unwrap_or_default().goto);
+    assert_eq!(nodes(json!("model")), Ok(vec!["model".to_owned()]));
+    assert_eq!(nodes(json!(["model", {"node": "tools"}])), Ok(vec!["model".to_owned(), "tools".to_owned()]));
+    assert!(nodes(json!({"node": "model", "input": {}})).is_err_and(|e| e.starts_with("command.goto[0].input: ")));
+    assert!(nodes(json!([7])).is_err_and(|error| error.starts_with("command.goto[0]: ")));
+}
+
+#[test]
+fn notes_of_the_run_and_of_its_config_are_one() {
+    let wish =
+        good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
+    assert_eq!(Value::from(wish.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
+}
+
+#[test]
+fn numbers_are_checked() {
+    assert!(read(json!({"assistant_id": "a", "after_seconds": -1.0})).is_err());
+    assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 0}})).is_err());
+    assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 25}})).is_ok());
+    assert_eq!(
+        read(json!({"assistant_id": "a", "checkpoint_id": "nope"})).err().as_deref(),
+        Some("Invalid checkpoint ID")
+    );
+}
+
+#[test]
+fn a_stateless_run_is_temporary_unless_it_shall_be_kept() {
+    assert!(good(json!({"assistant_id": "a"})).request.temporary);
+    let kept = good(json!({"assistant_id": "a", "on_completion": "keep"}));
+    assert!(!kept.request.temporary);
+    assert_eq!(kept.target, Target::Stateless { keep: true });
+}
+
+#[test]
+fn a_run_shows_what_the_sdks_read() {
+    let id = RunId::mint();
+    let request = good(json!({"assistant_id": "a", "input": {"messages": []}, "interrupt_before": "*"})).request;
+    let run = Run {
+        id,
+        thread: ThreadId::mint(),
+        assistant: AssistantId::of_graph("a"),
+        lineage: Lineage::root(id, "a"),
+        status: RunStatus::Pending,
+        request,
+        metadata: Object::from_iter([("graph_id".to_owned(), json!("a"))]),
+        error: None,
+        attempt: 0,
+        created_at: Timestamp(0),
+        updated_at: Timestamp(0),
+        due_at: Timestamp(0),
+    };
+    let view = super::super::json(&RunView::from(run));
+    assert_eq!(view.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()), Some(COLUMNS.to_vec()));
+    assert_eq!(view["status"], "pending");
+    assert_eq!(view["kwargs"]["interrupt_before"], "*");
+    assert_eq!(view["kwargs"]["interrupt_after"], Value::Null);
+    assert_eq!(view["kwargs"]["config"]["configurable"]["graph_id"], "a");
+    assert_eq!(view["kwargs"]["durability"], "async");
+    assert_eq!(view["kwargs"]["temporary"], true);
+}

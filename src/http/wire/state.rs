@@ -1,0 +1,301 @@
+//! States and histories on the wire.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::Object;
+use super::interrupt::brief;
+use crate::db::interrupts::{Asked, AskedStatus};
+use crate::domain::checkpoint::{Checkpoint, Entry, Source};
+use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
+use crate::domain::machine::{Plan, START, TOOLS};
+use crate::domain::run::Run;
+use crate::domain::state::Update;
+use crate::domain::thread::Thread;
+
+/// The state of a thread at a checkpoint, and what comes next.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(title = "ThreadState")]
+pub struct StateView {
+    /// The fields of the main agent's state.
+    #[schema(value_type = Object)]
+    pub values: Value,
+    /// The nodes that come next; none when nothing remains to be done.
+    pub next: Vec<String>,
+    /// The tasks that come next.
+    pub tasks: Vec<TaskView>,
+    /// How the checkpoint came to be: `source`, `step`, the run and its notes.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Object>,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: Option<String>,
+    /// The checkpoint.
+    pub checkpoint: Option<CheckpointView>,
+    /// The one before it.
+    pub parent_checkpoint: Option<CheckpointView>,
+    /// The questions of the tasks: `{id, value}`.
+    #[schema(value_type = Vec<Object>)]
+    pub interrupts: Vec<Value>,
+    /// The checkpoint's id.
+    pub checkpoint_id: Option<Uuid>,
+    /// The id of the one before it.
+    pub parent_checkpoint_id: Option<Uuid>,
+}
+
+/// A task that comes next, or that came next in its time.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(title = "ThreadTask")]
+pub struct TaskView {
+    /// Identifies it; streams name it in their namespaces.
+    pub id: Uuid,
+    /// The node.
+    pub name: String,
+    /// `["__pregel_pull", node]`, or for the tool call of this number `["__pregel_push", number, false]`.
+    #[schema(value_type = Vec<Object>)]
+    pub path: Value,
+    /// Why it failed, when it did.
+    pub error: Option<String>,
+    /// Its questions: `{id, value}`.
+    #[schema(value_type = Vec<Object>)]
+    pub interrupts: Vec<Value>,
+    /// Always null.
+    #[schema(value_type = Option<Object>)]
+    pub checkpoint: Option<Object>,
+    /// Always null.
+    #[schema(value_type = Option<Object>)]
+    pub state: Option<Object>,
+    /// What it wrote, once it is done.
+    #[schema(value_type = Option<Object>)]
+    pub result: Option<Value>,
+}
+
+/// A checkpoint by its name.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(title = "Checkpoint")]
+pub struct CheckpointView {
+    /// The checkpoint.
+    pub checkpoint_id: Uuid,
+    /// The thread.
+    pub thread_id: Uuid,
+    /// Always empty: the main agent's.
+    pub checkpoint_ns: String,
+}
+
+impl CheckpointView {
+    /// Names a checkpoint.
+    pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
+        Self { checkpoint_id: id.0, thread_id: thread.0, checkpoint_ns: String::new() }
+    }
+}
+
+/// All that is known around the checkpoints of a thread that are to be shown.
+#[derive(Debug)]
+pub struct Scene {
+    /// The thread.
+    pub thread: Thread,
+    /// The checkpoints, the newest first.
+    pub checkpoints: Vec<Checkpoint>,
+    /// The step that came after the first of them.
+    pub after: Option<Entry>,
+    /// The runs in whose course they were made.
+    pub runs: HashMap<RunId, Run>,
+    /// The thread's questions, by the main agent's task that asks or whose subagent asks.
+    pub asked: Vec<(TaskId, Asked)>,
+}
+
+impl Scene {
+    /// Shows the checkpoint at an index. `plan` and `agent_name` are those of the thread's agent.
+    pub fn view(&self, at: usize, plan: Option<&Plan>, agent_name: &str) -> StateView {
+        let checkpoint = &self.checkpoints[at];
+        let id = checkpoint.entry.id;
+        let (thread, parent) = (self.thread.id, checkpoint.entry.parent);
+        let tasks = match self.step_after(at) {
+            Some(step) => self.finished_tasks(id, step),
+            None => self.open_tasks(checkpoint, plan),
+        };
+        StateView {
+            values: super::json(&checkpoint.state),
+            next: tasks.iter().map(|task| task.name.clone()).collect(),
+            interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
+            tasks,
+            metadata: Some(self.metadata(at, agent_name)),
+            created_at: Some(checkpoint.created_at.to_string()),
+            checkpoint: Some(CheckpointView::new(thread, id)),
+            parent_checkpoint: parent.map(|parent| CheckpointView::new(thread, parent)),
+            checkpoint_id: Some(id.0),
+            parent_checkpoint_id: parent.map(|parent| parent.0),
+        }
+    }
+
+    /// The step that the loop took from the checkpoint at an index.
+    fn step_after(&self, at: usize) -> Option<&Entry> {
+        let id = self.checkpoints[at].entry.id;
+        let newer = self.checkpoints[..at].iter().map(|checkpoint| &checkpoint.entry);
+        newer.chain(&self.after).find(|entry| entry.parent == Some(id) && entry.source == Source::Loop)
+    }
+
+    /// The tasks of a step that was taken.
+    fn finished_tasks(&self, head: CheckpointId, step: &Entry) -> Vec<TaskView> {
+        let view = |at: usize, writes: Option<&Update>| {
+            let id = TaskId::of_step(Some(head), &step.node, at);
+            let asked = self.asked.iter().filter(|(task, _)| *task == id).map(|(_, asked)| brief(&asked.interrupt));
+            TaskView {
+                result: writes.filter(|writes| !writes.is_empty()).map(|writes| super::json(&writes.public())),
+                ..task_view(id, &step.node, at, asked.collect())
+            }
+        };
+        if step.node == TOOLS {
+            step.writes.iter().enumerate().map(|(at, writes)| view(at, Some(writes))).collect()
+        } else {
+            vec![view(0, step.writes.first())]
+        }
+    }
+
+    /// The tasks that are still to be done.
+    fn open_tasks(&self, checkpoint: &Checkpoint, plan: Option<&Plan>) -> Vec<TaskView> {
+        let tasks = checkpoint.position.tasks(plan, checkpoint.entry.id);
+        let view = |task: crate::domain::checkpoint::Task| {
+            let asked = self.asked.iter().filter(|(id, asked)| *id == task.id && asked.status == AskedStatus::Pending);
+            let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
+            TaskView { error: task.error, ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked) }
+        };
+        tasks.into_iter().map(view).collect()
+    }
+
+    /// How the checkpoint at an index came to be.
+    fn metadata(&self, at: usize, agent_name: &str) -> Object {
+        let checkpoint = &self.checkpoints[at];
+        let run = checkpoint.run.and_then(|run| self.runs.get(&run));
+        let mut shown = Object::new();
+        if let Some(graph) = self.thread.metadata.get("graph_id") {
+            shown.insert("graph_id".to_owned(), graph.clone());
+        }
+        shown.insert("lc_agent_name".to_owned(), json!(agent_name));
+        if let Some(run) = run {
+            shown.extend(self.thread.metadata.clone());
+            shown.extend(run_metadata(run));
+        }
+        shown.extend([
+            ("thread_id".to_owned(), json!(self.thread.id)),
+            ("source".to_owned(), json!(checkpoint.entry.source.word())),
+            ("step".to_owned(), json!(checkpoint.entry.step)),
+            ("parents".to_owned(), json!({})),
+        ]);
+        shown
+    }
+}
+
+/// What a run leaves in the metadata of its checkpoints: its own notes, and the simple settings of its config.
+fn run_metadata(run: &Run) -> Object {
+    let configurable = run.request.config.get("configurable").and_then(Value::as_object);
+    let simple = |(name, value): &(&String, &Value)| !name.starts_with("__") && !value.is_object() && !value.is_array();
+    let settings = configurable.into_iter().flatten().filter(simple).map(|(name, value)| (name.clone(), value.clone()));
+    let mut shown: Object = settings.collect();
+    shown.extend(run.metadata.clone());
+    shown.extend([
+        ("assistant_id".to_owned(), json!(run.assistant)),
+        ("user_id".to_owned(), json!("")),
+        ("lc_agent_name".to_owned(), json!(run.lineage.agent())),
+        ("run_attempt".to_owned(), json!(run.attempt)),
+        ("run_id".to_owned(), json!(run.id)),
+    ]);
+    if let Some(checkpoint) = run.request.checkpoint {
+        shown.insert("checkpoint_id".to_owned(), json!(checkpoint));
+    }
+    shown
+}
+
+fn task_view(id: TaskId, node: &str, call: usize, interrupts: Vec<Value>) -> TaskView {
+    let path = if node == TOOLS { json!(["__pregel_push", call, false]) } else { json!(["__pregel_pull", node]) };
+    let name = if node.is_empty() { START.to_owned() } else { node.to_owned() };
+    TaskView { id: id.0, name, path, error: None, interrupts, checkpoint: None, state: None, result: None }
+}
+
+impl StateView {
+    /// The state of a thread on which nothing happened yet, or at a checkpoint that is not there.
+    pub fn empty(checkpoint: Option<CheckpointView>) -> Self {
+        Self {
+            values: json!({}),
+            next: vec![],
+            tasks: vec![],
+            metadata: None,
+            created_at: None,
+            parent_checkpoint: None,
+            interrupts: vec![],
+            checkpoint_id: checkpoint.as_ref().map(|checkpoint| checkpoint.checkpoint_id),
+            parent_checkpoint_id: None,
+            checkpoint,
+        }
+    }
+}
+
+/// A write into the state of a thread.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct StateUpdate {
+    /// What to write: an object, a list of objects, or null.
+    #[schema(value_type = Option<Object>)]
+    pub values: Option<Value>,
+    /// The node that is to be taken for the writer; the last one when absent.
+    pub as_node: Option<String>,
+    /// The checkpoint to write onto, when not the newest: an object with `checkpoint_id`.
+    #[schema(value_type = Option<Object>)]
+    pub checkpoint: Option<Object>,
+    /// The same by its id alone.
+    #[schema(format = Uuid)]
+    pub checkpoint_id: Option<String>,
+}
+
+/// The checkpoint that a write left.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct StateUpdated {
+    /// The checkpoint.
+    pub checkpoint: CheckpointView,
+    /// The same, as a run's `config.configurable` takes it.
+    pub configurable: CheckpointView,
+    /// Its id.
+    pub checkpoint_id: Uuid,
+}
+
+impl StateUpdated {
+    /// Names the checkpoint that a write left.
+    pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
+        let checkpoint = CheckpointView::new(thread, id);
+        Self { configurable: checkpoint.clone(), checkpoint, checkpoint_id: id.0 }
+    }
+}
+
+/// Which checkpoint is wanted.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct StateAt {
+    /// An object with `checkpoint_id`.
+    #[schema(value_type = Object)]
+    pub checkpoint: Object,
+    /// Accepted; subagents' states are not part of the answer.
+    #[serde(default)]
+    pub subgraphs: Option<bool>,
+}
+
+/// Which part of a history is wanted.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct HistorySearch {
+    /// How many at most.
+    #[schema(minimum = 1, maximum = 1000, default = 1)]
+    pub limit: Option<i64>,
+    /// Only those before this one: `{"configurable": {"checkpoint_id": "…"}}`.
+    #[schema(value_type = Option<Object>)]
+    pub before: Option<Object>,
+    /// Only those whose metadata contains this.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Object>,
+    /// Accepted: an object that names the main agent's history.
+    #[schema(value_type = Option<Object>)]
+    pub checkpoint: Option<Object>,
+}
+
+#[cfg(test)]
+mod tests;

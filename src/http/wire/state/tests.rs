@@ -1,0 +1,190 @@
+use super::*;
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{AssistantId, InterruptId};
+use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use crate::domain::machine::{MODEL, Machine, Position};
+use crate::domain::message::{Message, ToolCall};
+use crate::domain::run::{Lineage, RunRequest, RunStatus};
+use crate::domain::state::State;
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+/// Takes a machine along and keeps each checkpoint as it would be stored.
+struct History {
+    machine: Machine,
+    plan: Plan,
+    checkpoints: Vec<Checkpoint>,
+}
+
+impl History {
+    fn after_input(text: &str) -> Self {
+        let mut history = Self { machine: Machine::default(), plan: Plan::default(), checkpoints: vec![] };
+        let input = Update::messages([Message::human(text)]);
+        let [before, after] =
+            history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
+        history.keep(before, State::default(), Position::default());
+        let (state, position) = (history.machine.state.clone(), history.machine.position.clone());
+        history.keep(after, state, position);
+        history
+    }
+
+    fn says(mut self, message: Message) -> Self {
+        let entry = self.machine.model_done(&self.plan, message, Update::none(), CheckpointId::mint());
+        let (state, position) = (self.machine.state.clone(), self.machine.position.clone());
+        self.keep(entry, state, position);
+        self
+    }
+
+    fn keep(&mut self, entry: Entry, state: State, position: Position) {
+        let checkpoint = Checkpoint {
+            entry,
+            thread: thread().id,
+            lane: Lane::Main,
+            run: Some(run().id),
+            seq: 0,
+            position,
+            state,
+            created_at: Timestamp(0),
+        };
+        self.checkpoints.insert(0, checkpoint);
+    }
+
+    fn scene(self) -> Scene {
+        let runs = HashMap::from([(run().id, run())]);
+        Scene { thread: thread(), checkpoints: self.checkpoints, after: None, runs, asked: vec![] }
+    }
+}
+
+fn thread() -> Thread {
+    Thread {
+        id: ThreadId(Uuid::from_u128(1)),
+        status: ThreadStatus::Idle,
+        metadata: Object::from_iter([("graph_id".to_owned(), json!("agent"))]),
+        config: Object::new(),
+        error: None,
+        created_at: Timestamp(0),
+        updated_at: Timestamp(0),
+        state_updated_at: Timestamp(0),
+    }
+}
+
+fn run() -> Run {
+    let id = RunId(Uuid::from_u128(2));
+    let config = json!({"configurable": {"user": "u8", "nested": {}, "__internal": 1}});
+    Run {
+        id,
+        thread: thread().id,
+        assistant: AssistantId::of_graph("agent"),
+        lineage: Lineage::root(id, "main-agent"),
+        status: RunStatus::Success,
+        request: RunRequest { config: config.as_object().cloned().unwrap_or_default(), ..RunRequest::default() },
+        metadata: Object::from_iter([("mine".to_owned(), json!("yes"))]),
+        error: None,
+        attempt: 1,
+        created_at: Timestamp(0),
+        updated_at: Timestamp(0),
+        due_at: Timestamp(0),
+    }
+}
+
+fn view(scene: &Scene, at: usize) -> Value {
+    super::super::json(&scene.view(at, Some(&Plan::default()), "main-agent"))
+}
+
+fn with_call() -> Message {
+    let mut message = Message::ai("");
+    if let crate::domain::message::Role::Ai { tool_calls, .. } = &mut message.role {
+        tool_calls.push(ToolCall::new("call_1", "lookup", Object::new()));
+    }
+    message
+}
+
+fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
+    let question = Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec![] };
+    let interrupt =
+        Interrupt { id: InterruptId::of_task(task, 0), task, asker: Asker::Call("call_1".into()), question, answer: None };
+    let asked = Asked {
+        interrupt,
+        thread: thread().id,
+        run: run().id,
+        lane: Lane::Main,
+        agent: "main-agent".into(),
+        path: vec![],
+        task_call_id: None,
+        seq: 1,
+        status,
+        resolution: None,
+        resumed_by: None,
+        created_at: Timestamp(0),
+        resolved_at: None,
+    };
+    (task, asked)
+}
+
+#[test]
+fn an_empty_thread_has_an_empty_state() {
+    let shown = super::super::json(&StateView::empty(None));
+    let wanted = json!({"values": {}, "next": [], "tasks": [], "metadata": null, "created_at": null, "checkpoint": null,
+        "parent_checkpoint": null, "interrupts": [], "checkpoint_id": null, "parent_checkpoint_id": null});
+    assert_eq!(shown, wanted);
+}
+
+#[test]
+fn the_input_is_the_result_of_the_first_task() {
+    let scene = History::after_input("hello").says(Message::ai("hi")).scene();
+    let first = view(&scene, 2);
+    assert_eq!(first["next"], json!(["__start__"]));
+    assert_eq!(first["tasks"][0]["path"], json!(["__pregel_pull", "__start__"]));
+    assert_eq!(first["tasks"][0]["result"]["messages"][0]["content"], "hello");
+    assert_eq!(first["metadata"]["source"], "input");
+    assert_eq!(first["metadata"]["step"], -1);
+    assert_eq!(first["values"], json!({"messages": [], "files": {}}));
+    assert_eq!(first["parent_checkpoint"], Value::Null);
+}
+
+#[test]
+fn a_finished_task_shows_what_it_wrote_and_an_open_one_nothing() {
+    let scene = History::after_input("hello").says(with_call()).scene();
+    let finished = view(&scene, 1);
+    assert_eq!(finished["next"], json!([MODEL]));
+    assert_eq!(finished["tasks"][0]["result"]["messages"][0]["type"], "ai");
+    let open = view(&scene, 0);
+    assert_eq!(open["next"], json!([TOOLS]));
+    assert_eq!(open["tasks"][0]["path"], json!(["__pregel_push", 0, false]));
+    assert_eq!(open["tasks"][0]["result"], Value::Null);
+}
+
+#[test]
+fn the_step_after_the_page_is_known_too() {
+    let whole = History::after_input("hello").says(Message::ai("hi")).scene();
+    let mut page = History::after_input("x").scene();
+    page.checkpoints = whole.checkpoints[1..].to_vec();
+    page.after = Some(whole.checkpoints[0].entry.clone());
+    assert_eq!(view(&page, 0), view(&whole, 1));
+    assert_ne!(view(&page, 0)["tasks"][0]["result"], Value::Null);
+}
+
+#[test]
+fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
+    let scene = History::after_input("hello").scene();
+    let metadata = &view(&scene, 0)["metadata"];
+    assert_eq!(metadata["mine"], "yes");
+    assert_eq!(metadata["user"], "u8");
+    assert_eq!(metadata.get("nested"), None);
+    assert_eq!(metadata.get("__internal"), None);
+    assert_eq!(metadata["graph_id"], "agent");
+    assert_eq!(metadata["lc_agent_name"], "main-agent");
+    assert_eq!(metadata["run_attempt"], 1);
+}
+
+#[test]
+fn a_question_is_shown_with_its_task_and_at_the_top() {
+    let mut scene = History::after_input("hello").says(with_call()).scene();
+    let task = TaskId::of_step(Some(scene.checkpoints[0].entry.id), TOOLS, 0);
+    scene.asked = vec![asked(task, AskedStatus::Pending)];
+    let shown = view(&scene, 0);
+    assert_eq!(shown["tasks"][0]["interrupts"][0]["value"], "why?");
+    assert_eq!(shown["interrupts"], shown["tasks"][0]["interrupts"]);
+    scene.asked = vec![asked(task, AskedStatus::Resolved)];
+    assert_eq!(view(&scene, 0)["interrupts"], json!([]));
+}

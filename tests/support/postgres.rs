@@ -1,0 +1,133 @@
+//! A Postgres to test against: the one named by `ADJUTANT_TEST_POSTGRES_URL`, or else one that is started from the
+//! installed programs for as long as this process lives. Without either, the tests that want it are skipped, loudly.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+/// Names the server to use.
+const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
+
+/// Starts a server on a socket in a directory of its own, says where, and stops it when our end of the pipe closes:
+/// however this process ends, nothing stays behind.
+const SCRIPT: &str = r#"
+cd /
+dir=$(mktemp -d /tmp/adjutant-postgres-XXXXXX) || exit 1
+trap 'rm -rf "$dir"' EXIT
+trap '' INT
+"$1/initdb" -D "$dir/data" -U adjutant -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
+"$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
+server=$!
+tries=0
+until [ -S "$dir/.s.PGSQL.5432" ] && "$1/pg_isready" -q -h "$dir"; do
+    tries=$((tries + 1))
+    [ $tries -gt 300 ] && { cat "$dir/log"; kill -QUIT $server; exit 1; }
+    sleep 0.1
+done
+echo "ready $dir"
+read -r _
+kill -QUIT $server
+wait $server
+"#;
+
+/// A database that nobody else uses.
+pub(crate) struct Database {
+    /// Where it is.
+    pub(crate) url: String,
+    name: String,
+}
+
+/// Makes an empty database; none when there is no server.
+pub(crate) async fn fresh_database() -> Option<Database> {
+    static ADMIN: OnceLock<Option<String>> = OnceLock::new();
+    let admin = ADMIN.get_or_init(find_server).as_deref()?;
+    let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
+    let mut conn = PgConnection::connect(admin).await.expect("the test server answers");
+    sqlx::raw_sql(AssertSqlSafe(format!("create database {name}"))).execute(&mut conn).await.expect("a new database");
+    conn.close().await.expect("a clean goodbye");
+    Some(Database { url: on(admin, &name), name })
+}
+
+impl Database {
+    /// Takes it away again. One that is left behind after a failed test can be looked at.
+    pub(crate) async fn discard(self) {
+        let mut conn = PgConnection::connect(&on(&self.url, "postgres")).await.expect("the test server answers");
+        let sql = format!("drop database if exists {} with (force)", self.name);
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.expect("the database goes");
+        conn.close().await.expect("a clean goodbye");
+    }
+}
+
+/// The same URL for another database.
+fn on(url: &str, database: &str) -> String {
+    let (place, settings) = url.split_once('?').unwrap_or((url, ""));
+    let scheme_end = place.find("://").map_or(0, |at| at + 3);
+    let server_end = place[scheme_end..].find('/').map_or(place.len(), |at| scheme_end + at);
+    let mark = if settings.is_empty() { "" } else { "?" };
+    format!("{}/{database}{mark}{settings}", &place[..server_end])
+}
+
+fn find_server() -> Option<String> {
+    let named = std::env::var_os(SERVER).and_then(|url| url.into_string().ok()).filter(|url| !url.is_empty());
+    let found = named.or_else(start_server);
+    if found.is_none() {
+        // Not `eprintln!`: what that writes is hidden from those who run passing tests.
+        let text = format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+    found
+}
+
+fn start_server() -> Option<String> {
+    static PIPES: Mutex<Vec<std::process::ChildStdin>> = Mutex::new(Vec::new());
+    let programs = installed_programs()?;
+    let mut command = as_ordinary_user();
+    let started = command.args(["sh", "-c", SCRIPT, "postgres", &programs]);
+    let mut child = started.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    // Held until the process ends; then the pipe closes and the server goes.
+    PIPES.lock().expect("nobody panics here").push(child.stdin.take()?);
+    let mut said = String::new();
+    let mut output = BufReader::new(child.stdout.take()?);
+    while output.read_line(&mut said).ok()? > 0 {
+        if let Some(directory) = said.lines().last().and_then(|line| line.strip_prefix("ready ")) {
+            return Some(format!("postgres://adjutant@localhost/postgres?host={directory}"));
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "Postgres did not start: {said}");
+    None
+}
+
+/// The directory of the newest installed server.
+fn installed_programs() -> Option<String> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = versions
+        .map(|version| version.path().join("bin"))
+        .filter(|bin| bin.join("initdb").exists())
+        .max_by_key(|bin| bin.parent().and_then(|v| v.file_name()?.to_str()?.parse::<u32>().ok()));
+    let on_path = || {
+        let found = Command::new("sh").args(["-c", "command -v initdb"]).output().ok()?;
+        let path = String::from_utf8(found.stdout).ok()?;
+        Some(Path::new(path.trim()).parent()?.to_owned()).filter(|bin| bin.join("postgres").exists())
+    };
+    newest.or_else(on_path)?.to_str().map(str::to_owned)
+}
+
+/// The beginning of a command line. Postgres refuses to be run by root, so root becomes somebody else.
+fn as_ordinary_user() -> Command {
+    let id = |args: &[&str]| {
+        let output = Command::new("id").args(args).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
+    };
+    let user = ["postgres", "nobody"].into_iter().find_map(|name| Some((id(&["-u", name])?, id(&["-g", name])?)));
+    match (id(&["-u"]).as_deref(), user) {
+        (Some("0"), Some((user, group))) => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", &user, "--regid", &group, "--clear-groups", "--"]);
+            command
+        }
+        (_, _) => Command::new("env"),
+    }
+}
