@@ -203,6 +203,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     if let Some((status, error, waits)) = &batch.ended {
         db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
         if lane == Lane::Main {
+            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+                db::runs::stop_children(tx, thread, batch.at).await?;
+            }
             let status = match status {
                 RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
                 RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
@@ -320,7 +323,9 @@ impl Journal for LaneJournal {
             .await
             .map_err(|error| fault(&error))?;
         Ok(found.map(|(run, mut machine, segment, input)| {
-            if machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+            // One that failed has told its parent, or is about to: it is not tried again.
+            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+            if answered && machine.position.failure.is_none() {
                 machine.reopen();
             }
             let journal = self.child_journal(&run, segment);

@@ -110,6 +110,14 @@ pub struct Parts {
     pub max_concurrent_runs: usize,
 }
 
+/// How a question stands.
+enum Standing {
+    /// It waits for its answer, asked by an agent of this assistant.
+    Open(AssistantId),
+    /// It has this very answer, with which this run went on.
+    AnsweredBy(RunId),
+}
+
 /// Starts, resumes and cancels runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Runs(Arc<Worker>);
@@ -233,39 +241,26 @@ impl Runs {
         interrupt: InterruptId,
         answer: Value,
     ) -> Result<RunId, ResolveError> {
-        let id = interrupt.clone();
-        let (asked, run) = self
-            .0
-            .db
-            .read(move |tx| {
-                Box::pin(async move {
-                    let asked = db::interrupts::find(tx, thread, &id).await?;
-                    let run = match &asked {
-                        Some(asked) => db::runs::get_by_id(tx, asked.run).await?,
-                        None => None,
-                    };
-                    Ok(asked.zip(run))
-                })
-            })
-            .await?
-            .ok_or(ResolveError::NoInterrupt)?;
-        match (asked.status, asked.resumed_by) {
-            (AskedStatus::Pending, _) => {}
-            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(&answer) => return Ok(by),
-            (status, _) => return Err(ResolveError::Stale(status.word())),
-        }
+        let assistant = match self.question(thread, &interrupt, &answer).await? {
+            Standing::Open(assistant) => assistant,
+            Standing::AnsweredBy(run) => return Ok(run),
+        };
         let request = RunRequest { stream_mode: vec!["values".to_owned()], ..RunRequest::default() };
         let wish = Wish {
             target: Target::Thread(thread),
-            assistant: AssistantRef::Id(run.assistant),
+            assistant: AssistantRef::Id(assistant),
             request,
-            resume: Some(Value::Object([(interrupt.0, answer)].into_iter().collect())),
+            resume: Some(Value::Object([(interrupt.0.clone(), answer.clone())].into_iter().collect())),
             metadata: Map::new(),
             after: Duration::ZERO,
         };
         match self.start(wish).await {
             Ok(run) => Ok(run.id),
-            Err(StartError::Invalid(invalid)) => Err(ResolveError::Invalid(invalid)),
+            // Not a question that waits: somebody was quicker.
+            Err(StartError::Invalid(invalid)) => match self.question(thread, &interrupt, &answer).await? {
+                Standing::Open(_) => Err(ResolveError::Invalid(invalid)),
+                Standing::AnsweredBy(run) => Ok(run),
+            },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Busy) => Err(ResolveError::Busy),
             Err(
@@ -276,6 +271,33 @@ impl Runs {
                 | StartError::AmbiguousAnswer(_)
                 | StartError::ResumeNeedsThread,
             ) => Err(ResolveError::NoInterrupt),
+        }
+    }
+
+    /// How a question stands for somebody who gives this answer.
+    async fn question(
+        &self,
+        thread: ThreadId,
+        interrupt: &InterruptId,
+        answer: &Value,
+    ) -> Result<Standing, ResolveError> {
+        let id = interrupt.clone();
+        let read = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(asked) = db::interrupts::find(tx, thread, &id).await? else {
+                    return Ok(None);
+                };
+                let run = db::runs::get_by_id(tx, asked.run).await?;
+                Ok(run.map(|run| (asked, run.assistant)))
+            })
+        });
+        let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
+        match (asked.status, asked.resumed_by) {
+            (AskedStatus::Pending, _) => Ok(Standing::Open(assistant)),
+            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
+                Ok(Standing::AnsweredBy(by))
+            }
+            (status, _) => Err(ResolveError::Stale(status.word())),
         }
     }
 
