@@ -224,7 +224,7 @@ impl Workshop {
 }
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
-fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
+pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
     let names = |moment: Moment| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
         here.map(move |policy| format!("{}.{}", policy.name(), moment.word())).collect::<Vec<_>>()

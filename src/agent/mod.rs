@@ -127,3 +127,6 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
     };
     Fact::Ended { status, error }
 }
+
+#[cfg(test)]
+mod tests;

@@ -102,6 +102,22 @@ pub struct Task {
 }
 
 impl Position {
+    /// The same place in a copy of the thread. Questions and children stay with the original, so whoever waited for one
+    /// of them begins that anew. A call that was begun stays so: the original may yet bring it to its end.
+    #[must_use]
+    pub fn detached(mut self) -> Self {
+        self.asked.clear();
+        if let Phase::Tools { calls } = &mut self.phase {
+            for call in calls {
+                match call.fate {
+                    Fate::Asking | Fate::Delegated { .. } => call.fate = Fate::Ready,
+                    Fate::Ready | Fate::Started | Fate::Answered(_) => {}
+                }
+            }
+        }
+        self
+    }
+
     /// The tasks that follow the checkpoint `head`. A hook that asks nothing is passed over: it leaves no trace.
     pub fn tasks(&self, plan: Option<&Plan>, head: CheckpointId) -> Vec<Task> {
         let mut tasks = match &self.phase {

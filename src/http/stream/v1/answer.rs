@@ -169,8 +169,8 @@ impl Answer {
                 self.tuple(&ChunkJson { content: ContentJson::Blocks(blocks), ..self.chunk() }, out);
                 self.show_whole(out);
             }
-            content => {
-                if let Some(rest) = rest_of(&self.text, &content.text()) {
+            Content::Text(_) | Content::Blocks(_) => {
+                if let Some(rest) = rest_of(&self.text, &message.content.text()) {
                     self.say(&Chunk::Text(rest.to_owned()), out);
                 }
             }

@@ -52,9 +52,9 @@ impl Messages {
             Chunk::Void => {
                 self.answers.remove(&head.message);
             }
-            chunk => {
+            Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
-                    answer.take(delta.ordinal, chunk, out);
+                    answer.take(delta.ordinal, &delta.chunk, out);
                 }
             }
         }

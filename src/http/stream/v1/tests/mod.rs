@@ -70,7 +70,7 @@ impl Play {
     }
 
     fn put(&mut self, agent: &Agent, body: EventBody) {
-        let seq = self.events.len() as i64 + 1;
+        let seq = i64::try_from(self.events.len()).unwrap() + 1;
         let at = Timestamp(1_795_250_000_000_000 + seq);
         self.events.push(Event { seq, run: self.run, at, origin: Arc::clone(&agent.origin), body });
     }
