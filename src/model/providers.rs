@@ -181,6 +181,11 @@ impl Providers {
         Ok(model)
     }
 
+    /// Whether there is a provider for a model of this name, be it usable or not.
+    pub fn knows(&self, name: &str) -> bool {
+        split(name).is_some_and(|(provider, _)| self.configs.contains_key(provider))
+    }
+
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
         let (provider, model) =
             split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
