@@ -48,9 +48,14 @@ async fn the_session_with_curl_comes_to_its_end() {
     let mut command = Command::new("sh");
     command.args(["-euc", &session("curl", &server.base)]).current_dir(server.folder.path());
     let said = runs_to_its_end(command).await;
-    for promise in ["\"lc_agent_name\":\"writer\"", "\"action_requests\"", "\"response_schema\"", "\"resolved\"",
-        "\"next\":[]", "\"agent_name\":\"researcher\""]
-    {
+    for promise in [
+        "\"lc_agent_name\":\"writer\"",
+        "\"action_requests\"",
+        "\"response_schema\"",
+        "\"resolved\"",
+        "\"next\":[]",
+        "\"agent_name\":\"researcher\"",
+    ] {
         assert!(said.contains(promise), "{promise} is missing in:\n{said}");
     }
     assert!(!said.contains("\"detail\""), "something was refused:\n{said}");
