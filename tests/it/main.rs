@@ -14,6 +14,7 @@ mod interrupts;
 mod layers;
 mod limits;
 mod models;
+mod readme;
 mod runs;
 mod sdk;
 mod shared_state;
