@@ -90,11 +90,9 @@ impl Loop<'_> {
             settle(machine, at, Answer::error(&lost, "The call is not in the conversation any more."));
             return None;
         };
-        let asked = machine.take_answer(&Asker::Call(call.id.clone()));
-        let answer = asked.as_ref().and_then(|asked| asked.answer.clone());
-        if let Some(asked) = asked.filter(|asked| asked.question.kind == QuestionKind::UnknownOutcome) {
-            if let Some(answer) = decided(&call, asked.answer.as_ref()) {
-                settle(machine, at, answer);
+        if let Some(verdict) = machine.take_verdict(&call.id) {
+            if let Some(answer) = decided(&call, &verdict) {
+                self.receive(machine, at, answer);
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {
@@ -106,12 +104,13 @@ impl Loop<'_> {
                     return None;
                 }
                 AfterCrash::Ask => {
-                    let asked = machine.call_asked(at, unknown_outcome(&call), CheckpointId::mint()).cloned();
+                    let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                     return None;
                 }
             }
         }
+        let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
         Some(Job { at, call, scope: self.scope.answered(answer) })
     }
 
@@ -186,14 +185,18 @@ impl Loop<'_> {
                     }
                 }
                 Came::Back(Err(Halt::Ask(question))) => {
-                    let asked = machine.call_asked(at, *question, CheckpointId::mint()).cloned();
+                    let asked = machine.call_asked(at, *question).cloned();
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
                 }
                 Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
-                Came::Back(Err(Halt::Fail(failure))) => upset.failure = Some(failure),
+                Came::Back(Err(Halt::Fail(failure))) => {
+                    // Its outcome is known: the next run makes the call again.
+                    machine.set_fate(at, Fate::Ready);
+                    upset.failure = Some(failure);
+                }
                 Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
                 Came::Child(Err(stop)) => return Err(stop.into()),
             }
@@ -277,9 +280,9 @@ fn unknown_outcome(call: &ToolCall) -> Question {
 }
 
 /// The answer that a human's decision about an unknown outcome makes; none if the call is to be made again.
-fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
-    let decisions = answer.and_then(|answer| serde_json::from_value::<Decisions>(answer.clone()).ok());
-    match decisions?.decisions.into_iter().next()? {
+fn decided(call: &ToolCall, verdict: &Value) -> Option<Answer> {
+    let Decisions { decisions } = serde_json::from_value(verdict.clone()).ok()?;
+    match decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
         Decision::Reject { message } => {

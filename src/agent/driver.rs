@@ -29,18 +29,19 @@ impl Loop<'_> {
     /// # Errors
     /// [`Stop`] when the loop was left early; what was stored is enough to go on.
     pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
-        let mut fresh = machine.position.taken > 0 || !machine.position.asked.is_empty();
+        // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
+        let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
             if self.scope.stop.is_cancelled() || self.leave.is_cancelled() {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
             }
             let step = machine.next(&self.plan);
-            if !fresh && self.stops_at(machine, &step) {
+            if !passes && self.stops_at(machine, &step) {
                 notes.push(Note::Fact(Fact::Paused));
                 return self.end(machine, notes, Ending::Paused).await;
             }
-            fresh = false;
+            passes = false;
             let done = match step {
                 Step::End => return self.end(machine, notes, Ending::Done).await,
                 Step::Fail(failure) => return self.fail(machine, notes, failure).await,

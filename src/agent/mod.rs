@@ -131,3 +131,6 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
     };
     Fact::Ended { status, error }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio_util::sync::CancellationToken;
 
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::checkpoint::Entry;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
@@ -71,4 +73,34 @@ impl Events {
             })
             .await
     }
+
+    /// How an agent stood at a checkpoint; none if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn standing(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
+                    return Ok(None);
+                };
+                let asked = db::interrupts::of_thread(tx, thread, None).await?;
+                let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
+                let asked = own.map(|asked| asked.interrupt).collect();
+                Ok(Some(Standing { entry: Arc::new(found.entry), run: found.run, asked }))
+            })
+        });
+        read.await
+    }
+}
+
+/// How an agent stands at a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// The step that left it.
+    pub entry: Arc<Entry>,
+    /// The run of the main agent in whose course it was taken.
+    pub run: Option<RunId>,
+    /// What the agent has asked so far, here and before; the tasks tell which of it is asked here.
+    pub asked: Vec<Interrupt>,
 }

@@ -179,7 +179,7 @@ async fn gather(tx: &mut Tx<'_>, id: ThreadId, part: Part) -> DbResult<Option<Sc
     Ok(Some(Scene { thread, checkpoints, after, runs: known.runs, asked }))
 }
 
-/// Runs of a thread that were read already.
+/// Runs that were read already. Those of a copied thread's history belong to the original.
 struct Known {
     thread: ThreadId,
     runs: HashMap<RunId, Run>,
@@ -188,7 +188,7 @@ struct Known {
 impl Known {
     async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&Run>> {
         if !self.runs.contains_key(&id)
-            && let Some(run) = runs::find(tx, self.thread, id).await?
+            && let Some(run) = runs::get_by_id(tx, id).await?
         {
             self.runs.insert(id, run);
         }

@@ -16,7 +16,7 @@ use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, Th
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, checkpoints, threads};
+use crate::db::{DbResult, Tx, checkpoints, copies, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State as Fields;
@@ -74,6 +74,17 @@ pub(super) async fn patch(
 pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there { Ok(no_content()) } else { Err(ApiError::no_thread(path.thread_id)) }
+}
+
+/// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
+/// them again.
+#[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath),
+    responses((status = 200, description = "The copy", body = ThreadView),
+        (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
+pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
+    let (from, to, now) = (path.thread_id, ThreadId::mint(), api.clock.now());
+    let write = api.db.write(move |tx| Box::pin(async move { copies::copy_thread(tx, from, to, now).await }));
+    if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
 }
 
 /// Finds threads.

@@ -185,7 +185,7 @@ mod tests {
         let task = TaskId::of_step(None, "tools", number);
         let question =
             Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
-        let id = crate::domain::id::InterruptId::of_task(task);
+        let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt { id, task, asker: Asker::Call("c".into()), question, answer: None }
     }
 

@@ -136,7 +136,7 @@ async fn settle_questions(
 
 async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known, now: Timestamp) -> DbResult<()> {
     let mut config = serde_json::Map::new();
-    for key in ["configurable", "tags", "recursion_limit"] {
+    for key in ["configurable", "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
             config.insert(key.to_owned(), value.clone());
         }

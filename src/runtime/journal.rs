@@ -328,7 +328,9 @@ impl Journal for LaneJournal {
             .await
             .map_err(|error| fault(&error))?;
         Ok(found.map(|(run, mut machine, segment, input)| {
-            if machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+            // One that failed has told its parent, or is about to: it is not tried again.
+            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+            if answered && machine.position.failure.is_none() {
                 machine.reopen();
             }
             let journal = self.child_journal(&run, segment);

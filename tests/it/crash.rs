@@ -161,7 +161,10 @@ async fn a_run_survives_its_server(engine: Engine) {
     let mut failures = vec![];
     for house in houses.collect::<Vec<_>>() {
         let Some(told) = house.await.expect("a house does not fall") else {
-            assert!(!crate::support::server::is_everything_required(), "there is no {engine:?}, and a skip is a failure");
+            assert!(
+                !crate::support::server::is_everything_required(),
+                "there is no {engine:?}, and a skip is a failure"
+            );
             return;
         };
         failures.extend(told);

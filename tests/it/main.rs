@@ -15,6 +15,7 @@ mod interrupts;
 mod layers;
 mod limits;
 mod models;
+mod readme;
 mod runs;
 mod sdk;
 mod shared_state;

@@ -20,7 +20,7 @@ use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
-use crate::events::{Events, Tail};
+use crate::events::{Events, Standing, Tail};
 pub use frame::{Cursor, Frame};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
@@ -66,6 +66,8 @@ trait Log: Send + 'static {
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
     /// The state at a checkpoint.
     fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
+    /// How an agent stood at a checkpoint, if there is one.
+    fn standing(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Standing>>> + Send;
 }
 
 struct RunLog {
@@ -81,6 +83,10 @@ impl Log for RunLog {
 
     async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
         self.events.state_at(self.thread, checkpoint).await
+    }
+
+    async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+        self.events.standing(self.thread, checkpoint).await
     }
 }
 
@@ -166,16 +172,25 @@ impl<L: Log> Follower<L> {
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error),
         };
-        let base = match self.presenter.wants_state(&event) {
-            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
-            None => Ok(None),
-        };
-        match base {
+        match self.look_up(&mut log, &event).await {
             Ok(base) => {
                 self.present(&event, base);
                 self.read.set(read(log));
             }
             Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
+    async fn look_up(&mut self, log: &mut L, event: &Event) -> DbResult<Option<Arc<State>>> {
+        if let Some(checkpoint) = self.presenter.wants_standing(event)
+            && let Some(standing) = log.standing(checkpoint).await?
+        {
+            self.presenter.learn(standing);
+        }
+        match self.presenter.wants_state(event) {
+            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
+            None => Ok(None),
         }
     }
 

@@ -49,15 +49,7 @@ impl Client {
     /// A client of `house`.
     pub(super) fn of(house: &Arc<House>, chance: Chance, thread: String) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().expect("a client");
-        Self {
-            http,
-            house: Arc::clone(house),
-            chance,
-            thread,
-            positions: BTreeMap::new(),
-            decided: vec![],
-            answers: 0,
-        }
+        Self { http, house: Arc::clone(house), chance, thread, positions: BTreeMap::new(), decided: vec![], answers: 0 }
     }
 
     /// From now on it talks to another server on the same database.

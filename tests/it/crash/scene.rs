@@ -34,7 +34,11 @@ pub(super) fn wish(mark: &str) -> String {
     let act = |name: &str, tool: &str, ms: u64| call(&id(name), tool, json!({"note": name, "ms": ms}));
     let write = |name: &str, path: &str| call(&id(name), "write_file", json!({"file_path": path, "content": name}));
     let clerk = script()
-        .calls_all([act("clerk_record", "record", 15), act("clerk_charge", "charge", 30), act("clerk_notify", "notify", 30)])
+        .calls_all([
+            act("clerk_record", "record", 15),
+            act("clerk_charge", "charge", 30),
+            act("clerk_notify", "notify", 30),
+        ])
         .calls_all([write("clerk_file", "/clerk.md"), act("clerk_late", "charge", 0)])
         .turn(json!({"echo_last_tool": true}));
     let mailer = script()
@@ -69,7 +73,8 @@ pub(super) async fn outcome(client: &Client, mark: &str) -> Result<Outcome, Gone
     let asked = asked["interrupts"].as_array().expect("a list").iter();
     let asked = asked.filter(|question| question["kind"] != "unknown_outcome").map(question).collect();
     let files = state["values"]["files"].as_object().expect("files").iter();
-    let files: Value = files.map(|(path, file)| (path.clone(), file["content"].clone())).collect::<serde_json::Map<_, _>>().into();
+    let files: Value =
+        files.map(|(path, file)| (path.clone(), file["content"].clone())).collect::<serde_json::Map<_, _>>().into();
     Ok(Outcome {
         messages: unmarked(state["values"]["messages"].as_array().expect("a list").iter().map(message).collect(), mark),
         files,
@@ -90,8 +95,10 @@ pub(super) fn counted(effects: &[Effect], mark: &str) -> BTreeMap<(String, Strin
 }
 
 fn unmarked(values: Vec<Value>, mark: &str) -> Vec<Value> {
-    let mut values: Vec<Value> =
-        values.into_iter().map(|value| serde_json::from_str(&value.to_string().replace(mark, "MARK")).unwrap()).collect();
+    let mut values: Vec<Value> = values
+        .into_iter()
+        .map(|value| serde_json::from_str(&value.to_string().replace(mark, "MARK")).unwrap())
+        .collect();
     // Only children and questions have no order of their own; sorting messages would hide mistakes.
     if values.first().is_some_and(|value| value["type"].is_null()) {
         values.sort_by_key(Value::to_string);
@@ -134,7 +141,12 @@ fn question(asked: &Value) -> Value {
 }
 
 /// Everything that is wrong with how the story ended, compared with the undisturbed one.
-pub(super) async fn complaints(client: &Client, mark: &str, effects: &[Effect], right: &Outcome) -> Result<Vec<String>, Gone> {
+pub(super) async fn complaints(
+    client: &Client,
+    mark: &str,
+    effects: &[Effect],
+    right: &Outcome,
+) -> Result<Vec<String>, Gone> {
     let mut wrong = vec![];
     let mut complain = |is_wrong: bool, what: String| {
         if is_wrong {
@@ -163,7 +175,10 @@ pub(super) async fn complaints(client: &Client, mark: &str, effects: &[Effect], 
     }
     complain(found.files != right.files, format!("the files are {} instead of {}", found.files, right.files));
     complain(found.steps != right.steps, format!("the steps are {:?} instead of {:?}", found.steps, right.steps));
-    complain(found.children != right.children, format!("the children are {:?} instead of {:?}", found.children, right.children));
+    complain(
+        found.children != right.children,
+        format!("the children are {:?} instead of {:?}", found.children, right.children),
+    );
     complain(found.asked != right.asked, format!("asked was {:?} instead of {:?}", found.asked, right.asked));
     let counted = counted(effects, mark);
     let keys = |effects: &BTreeMap<(String, String), usize>| effects.keys().cloned().collect::<BTreeSet<_>>();
@@ -221,7 +236,8 @@ impl Ends {
             "charge" | "send" => {
                 let most = 1 + approved;
                 let least = usize::from(last != "reject");
-                (times > most || times < least).then(|| format!("{times} effects, but {approved} repetitions allowed, then {last:?}"))
+                (times > most || times < least)
+                    .then(|| format!("{times} effects, but {approved} repetitions allowed, then {last:?}"))
             }
             _ => (times > 1).then(|| format!("{times} effects of a call that is never repeated")),
         }
