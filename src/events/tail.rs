@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
+use super::Events;
 use super::log::{Glance, ThreadLog};
 use crate::db::events::{Logged, LoggedEvent};
 use crate::db::{self, Db, DbResult};
@@ -42,10 +44,13 @@ pub struct Tail {
     /// Whether events of the run have come from memory: it is the one at work here.
     live: bool,
     ended: bool,
+    leaving: CancellationToken,
+    is_cut: bool,
 }
 
 impl Tail {
-    pub(super) fn new(db: Db, log: Arc<ThreadLog>, run: &Run, after: After) -> Self {
+    pub(super) fn new(events: &Events, run: &Run, after: After) -> Self {
+        let (db, log, leaving) = (events.db.clone(), events.log(run.thread), events.leaving.clone());
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
@@ -59,11 +64,12 @@ impl Tail {
             cause: None,
         };
         let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
-        Self { db, log, run: run.clone(), after, waiting: VecDeque::new(), origins, live: false, ended: false }
+        let waiting = VecDeque::new();
+        Self { db, log, run: run.clone(), after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
     }
 
-    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), or when the
-    /// run is over and everything was read.
+    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the
+    /// run is over and everything was read, or when the server leaves and the run goes on elsewhere ([`Tail::is_cut`]).
     ///
     /// # Errors
     /// When the database fails.
@@ -97,10 +103,17 @@ impl Tail {
             }
             if over {
                 self.ended = true;
+            } else if self.leaving.is_cancelled() {
+                (self.ended, self.is_cut) = (true, true);
             } else {
-                let _ = timeout(LOOK, bell.changed()).await;
+                self.leaving.run_until_cancelled(timeout(LOOK, bell.changed())).await;
             }
         }
+    }
+
+    /// Whether it came to its end before the run did, since the server leaves.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// The next event if it can be had without waiting.

@@ -8,6 +8,7 @@
 )]
 
 mod approvals;
+mod crash;
 mod delegated_interrupts;
 mod files;
 mod interrupts;

@@ -130,7 +130,8 @@ async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<Str
         match ending {
             Ending::Parked(questions) => {
                 assert!(!questions.is_empty(), "nobody waits for nothing");
-                let chosen = |asked: &&Interrupt| number(&format!("{seed} {turn} {}", asked.question.calls[0])) % 2 == 0;
+                let chosen =
+                    |asked: &&Interrupt| number(&format!("{seed} {turn} {}", asked.question.calls[0])) % 2 == 0;
                 let some: Vec<&Interrupt> = questions.iter().filter(chosen).collect();
                 let chosen = if some.is_empty() { vec![&questions[0]] } else { some };
                 let answers = chosen.into_iter().map(|asked| (asked.id.clone(), answer_to(asked, &world)));
@@ -189,9 +190,9 @@ fn compare(script: &str, seed: u64, deaths: &[Death]) {
     assert_eq!(effects.keys().collect::<Vec<_>>(), once.keys().collect::<Vec<_>>());
     let messages = disturbed.histories.values().flatten().map(|(_, _, writes)| writes.to_string()).collect::<String>();
     for (key, times) in effects {
-        let may_repeat = [cast::COUNT, cast::INQUIRE].iter().any(|tool| {
-            messages.contains(&format!("\"{}\"", outcome_of(tool, &key)))
-        });
+        let may_repeat = [cast::COUNT, cast::INQUIRE]
+            .iter()
+            .any(|tool| messages.contains(&format!("\"{}\"", outcome_of(tool, &key))));
         assert!(times == 1 || may_repeat, "{key} happened {times} times");
     }
 }

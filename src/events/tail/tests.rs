@@ -3,6 +3,8 @@
 use serde_json::Map;
 
 use super::*;
+use tokio_util::sync::CancellationToken;
+
 use crate::db::events::PlacedFact;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
@@ -29,7 +31,7 @@ impl Scene {
         let thread = ThreadId::mint();
         let row = Thread::new(thread, Map::new(), Timestamp(0));
         db.write(move |tx| Box::pin(async move { db::threads::insert(tx, &row).await })).await.unwrap();
-        let events = Events::new(db.clone());
+        let events = Events::new(db.clone(), CancellationToken::new());
         let log = events.log(thread);
         Self { events, db, thread, log }
     }
