@@ -60,7 +60,10 @@ fn each_open_call_is_a_task_with_its_question_or_its_child() {
     machine.set_fate(1, Fate::Delegated { child, parked: true });
     machine.set_fate(2, Fate::Answered(Box::new(super::super::call::Answer::message(Message::human("")))));
     let tasks = tasks(&machine);
-    assert_eq!(tasks.iter().map(|task| (task.call, task.child)).collect::<Vec<_>>(), [(Some(0), None), (Some(1), Some(child))]);
+    assert_eq!(
+        tasks.iter().map(|task| (task.call, task.child)).collect::<Vec<_>>(),
+        [(Some(0), None), (Some(1), Some(child))]
+    );
     assert_eq!((&tasks[0].asks, tasks[0].id), (&machine.position.asked, machine.call_task(0)));
     assert_eq!(tasks[1].asks, []);
 }

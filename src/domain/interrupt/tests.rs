@@ -32,7 +32,11 @@ fn what_is_wrong_with_an_answer_is_said_with_its_place() {
         (json!({"decisions": [{"type": "approve"}]}), "resume.decisions", "has 1 decisions, but 2 calls wait"),
         (json!({"decisions": [{"type": "approve"}, {"type": "edit"}]}), "resume.decisions[1].type", "is \"edit\""),
         (json!({"decisions": [{}, {"type": "approve"}]}), "resume.decisions[0].type", "is null"),
-        (json!({"decisions": [{"type": "approve"}, {"type": "reject", "message": 1}]}), "resume.decisions.1.message", "1"),
+        (
+            json!({"decisions": [{"type": "approve"}, {"type": "reject", "message": 1}]}),
+            "resume.decisions.1.message",
+            "1",
+        ),
     ];
     for (answer, field, reason) in table {
         let invalid = refused(&answer);
