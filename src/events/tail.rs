@@ -39,6 +39,8 @@ pub struct Tail {
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
     origins: HashMap<Lane, Arc<Origin>>,
+    /// Whether events of the run have come from memory: it is the one at work here.
+    live: bool,
     ended: bool,
 }
 
@@ -57,7 +59,7 @@ impl Tail {
             cause: None,
         };
         let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
-        Self { db, log, run: run.clone(), after, waiting: VecDeque::new(), origins, ended: false }
+        Self { db, log, run: run.clone(), after, waiting: VecDeque::new(), origins, live: false, ended: false }
     }
 
     /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), or when the
@@ -82,14 +84,15 @@ impl Tail {
             if self.take_in(after).await? {
                 continue;
             }
-            if active {
+            if active && self.live {
                 // A sender lives as long as the log, and the log as long as this reader.
                 let _ = bell.changed().await;
                 continue;
             }
-            // Asked before the last look, so that nothing written in between is missed.
+            // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
+            // here: of what it stores side by side, the later number may be stored first.
             let over = self.is_over().await?;
-            if self.read_stored(after, None).await? {
+            if (over || !active) && self.read_stored(after, None).await? {
                 continue;
             }
             if over {
@@ -123,8 +126,9 @@ impl Tail {
                     return Ok(false);
                 };
                 self.after = Some(last.seq);
-                let run = self.run.id;
+                let (run, before) = (self.run.id, self.waiting.len());
                 self.waiting.extend(events.into_iter().filter(|event| event.run == run));
+                self.live |= self.waiting.len() > before;
                 Ok(true)
             }
             Glance::Stored(floor) => self.read_stored(after, floor).await,
@@ -138,10 +142,12 @@ impl Tail {
             .db
             .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await }))
             .await?;
-        let full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
+        // Whether there may be more up to the floor.
+        let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         let mut last = after;
         for logged in page {
             if floor.is_some_and(|floor| logged.seq > floor) {
+                full = false;
                 break;
             }
             last = logged.seq;
@@ -197,3 +203,6 @@ impl Tail {
         Ok(found.is_none_or(|run| run.status.is_final()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,7 @@ pub(super) struct Agent {
 pub(super) struct Play {
     pub events: Vec<Event>,
     pub states: HashMap<CheckpointId, Arc<State>>,
+    standings: HashMap<CheckpointId, Standing>,
     run: RunId,
     asking: bool,
 }
@@ -40,7 +41,7 @@ pub(super) fn call(id: &str, name: &str, args: Value) -> ToolCall {
 
 impl Play {
     pub(super) fn new() -> Self {
-        Self { events: vec![], states: HashMap::new(), run: RunId::mint(), asking: false }
+        Self { events: vec![], states: HashMap::new(), standings: HashMap::new(), run: RunId::mint(), asking: false }
     }
 
     /// A thread whose agents ask before they call tools.
@@ -81,7 +82,10 @@ impl Play {
 
     fn entry(&mut self, agent: &Agent, entry: Entry) {
         self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
-        self.put(agent, EventBody::Entry(Arc::new(entry)));
+        let entry = Arc::new(entry);
+        let standing = Standing { entry: Arc::clone(&entry), run: Some(self.run), asked: vec![] };
+        self.standings.insert(entry.id, standing);
+        self.put(agent, EventBody::Entry(entry));
     }
 
     pub(super) fn start(&mut self, agent: &Agent, resumed: bool) {
@@ -146,6 +150,8 @@ impl Play {
             calls: vec!["c1".to_owned()],
         };
         let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else { panic!("no hook is next") };
+        let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));
+        standing.into_iter().for_each(|standing| standing.asked.push(asked.clone()));
         self.repeat(agent, &asked);
         asked
     }
@@ -173,6 +179,9 @@ impl Play {
         events
             .iter()
             .flat_map(|event| {
+                if let Some(standing) = presenter.wants_standing(event).and_then(|id| self.standings.get(&id)) {
+                    presenter.learn(standing.clone());
+                }
                 let base = presenter.wants_state(event).map(|id| Arc::clone(&self.states[&id]));
                 presenter.present(event, base)
             })
