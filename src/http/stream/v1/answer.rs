@@ -173,9 +173,10 @@ impl Answer {
         self.reasoning = heard(reasoning.unwrap_or_default());
         self.text = heard(&message.content.text());
         self.calls.clear();
-        let readable = message.tool_calls().iter().map(|call| {
-            (call.id.clone(), call.name.clone(), String::from_utf8(json(&call.args)).unwrap_or_default())
-        });
+        let readable = message
+            .tool_calls()
+            .iter()
+            .map(|call| (call.id.clone(), call.name.clone(), String::from_utf8(json(&call.args)).unwrap_or_default()));
         let unreadable = message.invalid_tool_calls().iter().map(|call| {
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             (text(&call.id), text(&call.name), text(&call.args))
