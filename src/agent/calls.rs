@@ -138,11 +138,13 @@ impl Loop<'_> {
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
+        let tool = self.agent.toolbox.get(&job.call.name);
+        let repeats = tool.is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
         let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
-        match scope.stop.run_until_cancelled(next.call(job.call)).await {
-            Some(outcome) => outcome,
-            None => Err(Halt::Stopped),
-        }
+        let called = scope.stop.run_until_cancelled(next.call(job.call));
+        // A server that leaves waits for a call whose outcome nobody would know otherwise.
+        let outcome = if repeats { self.leave.run_until_cancelled(called).await.flatten() } else { called.await };
+        outcome.unwrap_or(Err(Halt::Stopped))
     }
 
     /// The innermost layer: the tool itself, if there is one and it can be called so.

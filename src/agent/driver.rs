@@ -32,7 +32,7 @@ impl Loop<'_> {
         // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
         let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
-            if self.scope.stop.is_cancelled() {
+            if self.scope.stop.is_cancelled() || self.leave.is_cancelled() {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
             }
@@ -181,8 +181,9 @@ impl Loop<'_> {
             provider: provider.to_owned(),
             model: model.to_owned(),
         });
-        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head)).await;
-        match listened {
+        // An answer that breaks off is asked for anew: nothing is lost but its beginning.
+        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
+        match self.leave.run_until_cancelled(listened).await.flatten() {
             None => Err(Halt::Stopped),
             Some(Ok(message)) => {
                 Ok(ModelAnswer { message: message.with_id(head.message.clone()), extra: Update::none() })

@@ -62,13 +62,8 @@ async fn copy_history(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId) -> DbResult
     let mut ids: HashMap<Uuid, Uuid> = HashMap::new();
     let (mut last, mut remains) = (i64::MIN, false);
     loop {
-        let mut rows: Vec<Row> = on_engine!(tx, |conn| query_as(SQL)
-            .bind(from.0)
-            .bind(lane)
-            .bind(last)
-            .bind(BATCH)
-            .fetch_all(conn)
-            .await)?;
+        let mut rows: Vec<Row> =
+            on_engine!(tx, |conn| query_as(SQL).bind(from.0).bind(lane).bind(last).bind(BATCH).fetch_all(conn).await)?;
         let Some(end) = rows.last() else { return Ok(remains) };
         last = end.seq;
         for row in &mut rows {

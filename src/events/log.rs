@@ -125,9 +125,11 @@ impl ThreadLog {
         Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// The number of the newest visible event; 0 when memory holds none.
+    /// The number up to which everything is visible.
     pub(super) fn newest(&self) -> i64 {
-        self.ring().next.saturating_sub(1)
+        let ring = self.ring();
+        let coming = ring.slots.iter().find(|slot| slot.event.is_none()).map_or(ring.next, |slot| slot.seq);
+        coming.saturating_sub(1)
     }
 
     /// Whether a run is at work here.
@@ -159,3 +161,6 @@ impl Ring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

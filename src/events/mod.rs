@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Entry;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -25,12 +27,13 @@ pub struct Events {
     db: Db,
     // Weak: a log stays in memory only while a run writes it or somebody reads it.
     logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
+    leaving: CancellationToken,
 }
 
 impl Events {
-    /// The logs that `db` stores.
-    pub fn new(db: Db) -> Self {
-        Self { db, logs: Arc::default() }
+    /// The logs that `db` stores. Once the server is `leaving`, nobody waits for events that others write.
+    pub fn new(db: Db, leaving: CancellationToken) -> Self {
+        Self { db, logs: Arc::default(), leaving }
     }
 
     /// The newest part of a thread's log.
@@ -50,7 +53,7 @@ impl Events {
 
     /// Reads the events of a run of the main agent, those of its children included.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
-        Tail::new(self.db.clone(), self.log(run.thread), run, after)
+        Tail::new(self, run, after)
     }
 
     /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.

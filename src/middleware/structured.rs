@@ -79,7 +79,8 @@ impl StructuredOutput {
     fn was_taken(&self, state: &State) -> bool {
         let is_form = |name: &String| self.forms.iter().any(|form| form.spec.name == *name);
         state.messages.last().is_some_and(|last| {
-            matches!(last.role, Role::Tool { status: ToolStatus::Success, .. }) && last.name.as_ref().is_some_and(is_form)
+            matches!(last.role, Role::Tool { status: ToolStatus::Success, .. })
+                && last.name.as_ref().is_some_and(is_form)
         })
     }
 

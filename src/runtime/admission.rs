@@ -54,7 +54,6 @@ pub(super) async fn start(
     let claimed = worker.is_some() && in_flight.is_empty() && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
-        run.attempt = 1;
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
     enter_thread(tx, &thread, &run, known, now).await?;
@@ -96,7 +95,7 @@ fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {
         request: RunRequest { temporary: wish.target == Target::Stateless { keep: false }, ..wish.request.clone() },
         metadata,
         error: None,
-        attempt: 0,
+        attempt: 1,
         created_at: now,
         updated_at: now,
         due_at: now.plus(wish.after),

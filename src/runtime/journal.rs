@@ -230,7 +230,12 @@ impl Desk {
 /// What a failing database means for a loop. The words go to the log; clients get a class.
 pub(super) fn fault(error: &DbError) -> Stop {
     tracing::error!(%error, "the database failed under a run");
-    Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+    match error {
+        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
+        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
+            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+        }
+    }
 }
 
 #[async_trait]

@@ -106,6 +106,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
+    /// How often the lease is renewed; much less than it lasts.
+    pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
 }
@@ -133,6 +135,11 @@ impl Runs {
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         Ok(Self(worker))
+    }
+
+    /// Waits until no run is at work in this process.
+    pub async fn rest(&self) {
+        self.0.at_rest(|_, _| true).await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.

@@ -98,7 +98,7 @@ fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<N
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, &answers).await })).await?;
+        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await })).await?;
     }
     desk.db
         .read(move |tx| {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::support::script::Script;
 use crate::support::{Human, TestServer, call, on_both_engines, script};
 
 fn write(id: &str, path: &str, content: &str) -> Value {
@@ -17,11 +18,9 @@ async fn files(human: &Human) -> Value {
 
 /// Makes the calls one after the other and returns their results.
 async fn results(human: &Human, calls: impl IntoIterator<Item = Value>) -> Vec<String> {
-    let before = match human.record().await["values"] {
-        Value::Null => 0,
-        _ => human.transcript().await.len(),
-    };
-    human.says(calls.into_iter().fold(script(), |script, call| script.calls(call)).says("done")).await;
+    let is_new = human.record().await["values"].is_null();
+    let before = if is_new { 0 } else { human.transcript().await.len() };
+    human.says(calls.into_iter().fold(script(), Script::calls).says("done")).await;
     let said = human.transcript().await;
     said[before..].iter().filter(|line| !line.starts_with("ai") && !line.starts_with("human")).cloned().collect()
 }

@@ -8,12 +8,14 @@
 )]
 
 mod approvals;
+mod crash;
 mod delegated_interrupts;
 mod files;
 mod interrupts;
 mod layers;
 mod limits;
 mod models;
+mod readme;
 mod runs;
 mod sdk;
 mod shared_state;

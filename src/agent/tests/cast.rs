@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
+use crate::agent::Agent;
 use crate::agent::assemble::plan;
 use crate::agent::roster::{Build, Roster};
-use crate::agent::Agent;
 use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::interrupt::{Question, QuestionKind};
@@ -205,7 +205,11 @@ pub(super) fn agent_of(
 }
 
 /// Subagents `one` and `two`, made like the agent itself.
-pub(super) fn roster(world: &Arc<World>, depth: u32, policies: fn(&Arc<World>) -> Vec<Arc<dyn Middleware>>) -> Arc<Roster> {
+pub(super) fn roster(
+    world: &Arc<World>,
+    depth: u32,
+    policies: fn(&Arc<World>) -> Vec<Arc<dyn Middleware>>,
+) -> Arc<Roster> {
     let builders = ["one", "two"].map(|name| {
         let world = Arc::clone(world);
         let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));

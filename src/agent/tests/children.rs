@@ -72,10 +72,16 @@ async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
         let (stage, _) = stage(1);
         let long = script(&[&[(first, JOT, file("/f"))], &[("w", COUNT, json!({}))], &[("v", COUNT, json!({}))]]);
         let short = script(&[&[(second, JOT, file("/f"))]]);
-        assert_eq!(stage.hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]])).await, Ending::Done);
+        assert_eq!(
+            stage.hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]])).await,
+            Ending::Done
+        );
         assert_eq!(stage.state().files["/f"].content, first, "of the last call");
         let (stage, _) = self::stage(1);
-        assert_eq!(stage.hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]])).await, Ending::Done);
+        assert_eq!(
+            stage.hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]])).await,
+            Ending::Done
+        );
         assert_eq!(stage.state().files["/f"].content, second, "of the last call, though it came first");
     }
 }

@@ -16,8 +16,16 @@ on_both!(have_the_history_with_its_branches, wait_for_nobody, need_an_original);
 async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
     let entry = entry.clone();
     write!(db, |tx| async {
-        let placed =
-            Placed { thread, lane, seq, segment: None, run: None, entry: &entry, position: &position, at: Timestamp(seq) };
+        let placed = Placed {
+            thread,
+            lane,
+            seq,
+            segment: None,
+            run: None,
+            entry: &entry,
+            position: &position,
+            at: Timestamp(seq),
+        };
         checkpoints::insert(tx, &placed).await
     });
 }

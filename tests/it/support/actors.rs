@@ -230,10 +230,10 @@ pub(crate) fn transcript(values: &Value) -> Vec<String> {
 }
 
 fn line(message: &Value) -> String {
-    let content = match &message["content"] {
-        Value::String(text) if text.contains("{\"script\"") => "…".to_owned(),
-        Value::String(text) => text.clone(),
-        blocks => blocks.to_string(),
+    let content = match message["content"].as_str() {
+        Some(text) if text.contains("{\"script\"") => "…".to_owned(),
+        Some(text) => text.to_owned(),
+        None => message["content"].to_string(),
     };
     let name = message["name"].as_str().unwrap_or_default();
     match message["type"].as_str().expect("a type") {

@@ -121,10 +121,7 @@ fn openai(turn: &Turn) -> Vec<String> {
         frame(json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}))
     };
     let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13});
-    let end = [
-        frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})),
-        "data: [DONE]\n\n".to_owned(),
-    ];
+    let end = [frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})), "data: [DONE]\n\n".to_owned()];
     match turn {
         Turn::Says(text) => {
             let pieces = halves(text).map(|piece| chunk(json!({"content": piece}), Value::Null));
@@ -133,7 +130,8 @@ fn openai(turn: &Turn) -> Vec<String> {
         Turn::LooksUp(queries) => {
             let call = |(at, query): (usize, &&str)| {
                 let function = json!({"name": "lookup", "arguments": json!({"query": query}).to_string()});
-                let call = json!({"index": at, "id": format!("call_{query}"), "type": "function", "function": function});
+                let call =
+                    json!({"index": at, "id": format!("call_{query}"), "type": "function", "function": function});
                 chunk(json!({"tool_calls": [call]}), Value::Null)
             };
             let calls = queries.iter().enumerate().map(call);

@@ -63,7 +63,10 @@ impl Database {
             Engine::Sqlite => Some(Self::InFile(folder.join("adjutant.db"))),
             Engine::Postgres => {
                 let database = postgres::fresh_database().await;
-                assert!(database.is_some() || !is_everything_required(), "there is no Postgres, and a skip is a failure");
+                assert!(
+                    database.is_some() || !is_everything_required(),
+                    "there is no Postgres, and a skip is a failure"
+                );
                 database.map(Self::OnServer)
             }
         }

@@ -51,12 +51,12 @@ impl Tools {
 
     /// The calls of this tool do not come to an end until [`Tools::let_go`].
     pub(crate) fn hold(&self, tool: &str) {
-        self.desk.held.send_modify(|held| drop(held.insert(tool.to_owned())));
+        self.desk.held.send_modify(|held| held.extend([tool.to_owned()]));
     }
 
     /// The calls of this tool come to an end, those that were held back too.
     pub(crate) fn let_go(&self, tool: &str) {
-        self.desk.held.send_modify(|held| drop(held.remove(tool)));
+        self.desk.held.send_modify(|held| held.retain(|other| other != tool));
     }
 
     /// Returns as soon as this tool has been called so often.

@@ -212,8 +212,12 @@ impl Steps<'_> {
                 checkpoint: self.place(view, entry.id),
                 parent_checkpoint: entry.parent.map(|parent| self.place(view, parent)),
             });
-            let record =
-                Record { step: Some(entry.step), timestamp: ahead.at.to_string(), kind: "checkpoint", payload: &payload };
+            let record = Record {
+                step: Some(entry.step),
+                timestamp: ahead.at.to_string(),
+                kind: "checkpoint",
+                payload: &payload,
+            };
             out.push(Frame::of(view.name("debug"), &record));
         }
     }

@@ -101,8 +101,13 @@ fn with_call() -> Message {
 
 fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
     let question = Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec![] };
-    let interrupt =
-        Interrupt { id: InterruptId::of_task(task, 0), task, asker: Asker::Call("call_1".into()), question, answer: None };
+    let interrupt = Interrupt {
+        id: InterruptId::of_task(task, 0),
+        task,
+        asker: Asker::Call("call_1".into()),
+        question,
+        answer: None,
+    };
     let asked = Asked {
         interrupt,
         thread: thread().id,
