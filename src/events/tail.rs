@@ -65,7 +65,8 @@ impl Tail {
         };
         let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
         let waiting = VecDeque::new();
-        Self { db, log, run: run.clone(), after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
+        let run = run.clone();
+        Self { db, log, run, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
     }
 
     /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the

@@ -105,6 +105,7 @@ impl Stage {
             scope: self.scope(&lineage),
             journal: &journal,
             breakpoints: self.breakpoints.clone(),
+            leave: CancellationToken::new(),
         };
         driving.drive(&mut machine, notes).await
     }

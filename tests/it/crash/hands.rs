@@ -110,7 +110,9 @@ async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
         assert_eq!(wrong.expect("nobody disturbs"), [""; 0], "{}\n{}", first.log(), second.log());
         let read = tokio::time::timeout(Duration::from_secs(20), reading).await.expect("the reader comes to the end");
         assert!(read.expect("no panic"), "the stream broke off:\n{}", first.log());
-        assert!(first.log().contains("another process has taken the run over"), "{}", first.log());
+        // By its number, or since Postgres had closed the transaction in which it slept.
+        let notices = ["another process has taken the run over", "the database failed under a run"];
+        assert!(notices.iter().any(|notice| first.log().contains(notice)), "{}", first.log());
     }
     first.is_torn_down().await;
     second.is_torn_down().await;
