@@ -98,7 +98,6 @@ impl Stage {
         let lineage = Lineage::root(run, &self.agent.name);
         let journal = Memory::new(&self.store, Lane::Main, run, run);
         let driving = Loop {
-            leave: CancellationToken::new(),
             agent: &self.agent,
             plan,
             lineage: &lineage,
