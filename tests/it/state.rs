@@ -105,6 +105,10 @@ on_both_engines! {
         assert_eq!(transcript(&state["values"]).last().unwrap(), "ai: by the way");
         write(&server, &alice, json!({"values": {"messages": [{"role": "assistant", "content": "or not", "id": "note-1"}]}})).await;
         assert_eq!(alice.transcript().await, ["human: one", "ai: echo: one", "ai: or not"]);
+        assert_eq!((&alice.state().await["next"], alice.status().await.as_str()), (&json!([]), "idle"));
+        let as_start = json!({"values": {"messages": []}, "as_node": "__start__"});
+        write(&server, &alice, as_start).await;
+        assert_eq!((&alice.state().await["next"], alice.status().await.as_str()), (&json!(["model"]), "interrupted"));
     }
 
     async fn a_write_under_an_unknown_name_or_a_busy_thread_is_refused(server: TestServer) {

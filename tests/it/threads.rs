@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{TestServer, on_both_engines, script};
+use crate::support::{TestServer, mail, on_both_engines, script, transcript};
 
 /// The ids of the threads in an answer, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
@@ -128,5 +128,39 @@ on_both_engines! {
         let body = client.request(reqwest::Method::POST, "/threads").body("{").send().await.unwrap();
         assert_eq!(body.status(), 422);
         assert_eq!(client.get("/nowhere").await.refused(404), "Not Found");
+    }
+
+    async fn a_copy_goes_its_own_way(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        let id = copy["thread_id"].as_str().unwrap();
+        assert_ne!(copy["thread_id"], alice.record().await["thread_id"]);
+        assert_eq!((&copy["status"], &copy["values"]), (&json!("idle"), &alice.state().await["values"]));
+        alice.says("two").await;
+        let history = client.post(&format!("/threads/{id}/history"), json!({"limit": 50})).await.ok();
+        assert_eq!(history.as_array().unwrap().len(), 3);
+        assert_eq!(history[0]["metadata"]["thread_id"], id);
+        let input = json!({"assistant_id": "agent", "input": {"messages": "three"}});
+        let values = client.post(&format!("/threads/{id}/runs/wait"), input).await.ok();
+        assert_eq!(transcript(&values), ["human: one", "ai: echo: one", "human: three", "ai: echo: three"]);
+        assert_eq!(client.post(&format!("/threads/{}/copy", Uuid::new_v4()), json!({})).await.status, 404);
+    }
+
+    async fn the_copy_of_a_waiting_thread_asks_for_itself(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        assert_eq!((&copy["status"], &copy["interrupts"]), (&json!("interrupted"), &json!({})));
+        let runs = format!("/threads/{}/runs/wait", copy["thread_id"].as_str().unwrap());
+        let asked = client.post(&runs, json!({"assistant_id": "agent"})).await.ok();
+        let question = alice.question().await;
+        assert_ne!(asked["__interrupt__"][0]["id"], question.id());
+        let answer = json!({"assistant_id": "agent", "command": {"resume": {"decisions": [{"type": "approve"}]}}});
+        let values = client.post(&runs, answer).await.ok();
+        assert_eq!(transcript(&values).last().unwrap(), "ai: sent");
+        assert_eq!(alice.status().await, "interrupted");
+        alice.approves(&question).await.finishes().await;
+        assert_eq!(server.tools.calls_of("send_email").len(), 2);
     }
 }

@@ -3,6 +3,8 @@
 use serde_json::Map;
 
 use super::*;
+use tokio_util::sync::CancellationToken;
+
 use crate::db::events::PlacedFact;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::frame::Frame;
+use super::frame::{Frame, Said};
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -101,6 +101,16 @@ impl Presenter {
             askers: HashMap::new(),
             learned: None,
         }
+    }
+
+    /// The reader was here before and heard this much of answers that were not finished then.
+    pub fn recall(&mut self, said: Vec<Said>) {
+        self.messages.recall(said);
+    }
+
+    /// How much was said of the answers that are not finished, for the reader of a frame with which `this` was said.
+    pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
+        self.messages.unfinished(this)
     }
 
     /// Leaves out the frame that names the run, for readers who asked for certain modes only.
