@@ -1,0 +1,143 @@
+//! The server without its HTTP side, on a database of its own.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adjutant::agent::assemble::Workshop;
+use adjutant::db::Db;
+use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
+use adjutant::domain::id::ThreadId;
+use adjutant::domain::run::{Run, RunRequest};
+use adjutant::domain::time::SystemClock;
+use adjutant::events::{After, Events};
+use adjutant::model::providers::Providers;
+use adjutant::runtime::{AssistantRef, Parts, Runs, Target, Wish};
+use adjutant::shutdown::Shutdown;
+use adjutant::tool::{Tool, demo};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+/// The agent that everything is asked of.
+pub(crate) const AGENT: &str = "bench";
+
+/// Everything between HTTP and the disk, as `app.rs` puts it together.
+pub(crate) struct Lab {
+    pub(crate) db: Db,
+    pub(crate) events: Events,
+    pub(crate) runs: Runs,
+    /// The database's file, on SQLite.
+    pub(crate) file: Option<PathBuf>,
+    shutdown: Shutdown,
+    _directory: TempDir,
+}
+
+/// The databases to ask: a new SQLite file, and the Postgres of the environment.
+pub(crate) fn databases() -> Vec<Option<String>> {
+    let postgres = adjutant::config::variable("ADJUTANT_TEST_POSTGRES_URL");
+    std::iter::once(None).chain(postgres.map(Some)).collect()
+}
+
+impl Lab {
+    /// On the database at `url`, or on a new file.
+    pub(crate) async fn open(url: Option<&str>) -> Self {
+        let shutdown = Shutdown::new(Duration::from_secs(5));
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = url.is_none().then(|| directory.path().join("bench.db"));
+        let place = file.as_ref().map(|file| format!("sqlite://{}", file.display()));
+        let url = place.as_deref().or(url).expect("one of the two");
+        let owner = shutdown.clone();
+        let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
+        let events = Events::new(db.clone());
+        let workshop =
+            Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
+        let agents = workshop.assemble(&BTreeMap::from([(AGENT.to_owned(), agent())])).expect("the agent is sound");
+        let parts = Parts {
+            db: db.clone(),
+            events: events.clone(),
+            agents: Arc::new(agents),
+            clock: Arc::new(SystemClock),
+            shutdown: shutdown.clone(),
+            lease: Duration::from_secs(30),
+            max_concurrent_runs: 256,
+        };
+        let runs = Runs::open(parts).await.expect("the lease");
+        Self { db, events, runs, file, shutdown, _directory: directory }
+    }
+
+    pub(crate) async fn close(self) {
+        self.shutdown.begin();
+        self.runs.close().await;
+        self.db.close().await;
+        self.shutdown.finished().await.expect("all tasks end well");
+    }
+
+    /// Starts a run of `script` on `thread`.
+    pub(crate) async fn start(&self, thread: ThreadId, script: &Value, after: Duration) -> Run {
+        let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
+        let wish = Wish {
+            target: Target::ThreadOrNew(thread),
+            assistant: AssistantRef::Graph(AGENT.to_owned()),
+            request: RunRequest { input: Some(input), ..RunRequest::default() },
+            resume: None,
+            metadata: Map::new(),
+            after,
+        };
+        self.runs.start(wish).await.expect("the run is admitted")
+    }
+
+    /// Runs `script` on `thread` and follows it to its end, as `runs/wait` does.
+    pub(crate) async fn run(&self, thread: ThreadId, script: &Value) {
+        let run = self.start(thread, script, Duration::ZERO).await;
+        let mut tail = self.events.tail(&run, After::Start);
+        while tail.next().await.expect("the log can be read").is_some() {}
+    }
+}
+
+fn tools() -> BTreeMap<String, Arc<dyn Tool>> {
+    let definition =
+        ToolDefinition { kind: ToolKind::Builtin, builtin: Some("lookup".to_owned()), ..ToolDefinition::default() };
+    let lookup = demo::built_in("lookup", &definition).expect("a tool of the demonstration");
+    BTreeMap::from([("lookup".to_owned(), lookup)])
+}
+
+fn agent() -> AgentDefinition {
+    let researcher = SubagentDefinition {
+        name: "researcher".to_owned(),
+        description: "Researches one question.".to_owned(),
+        system_prompt: "You research.".to_owned(),
+        ..SubagentDefinition::default()
+    };
+    AgentDefinition {
+        model: "scripted:bench".to_owned(),
+        system_prompt: "You are measured.".to_owned(),
+        tools: vec!["lookup".to_owned()],
+        subagents: vec![researcher],
+        ..AgentDefinition::default()
+    }
+}
+
+/// An answer without calls.
+pub(crate) fn one_step() -> Value {
+    json!({"script": [{"text": "That is all."}]})
+}
+
+/// `count` rounds of a model's answer and one call, and a last answer.
+pub(crate) fn tool_steps(count: usize) -> Value {
+    let call = json!({"tool_calls": [{"name": "lookup", "args": {"query": "rust"}}]});
+    let steps: Vec<Value> = std::iter::repeat_n(call, count).chain([json!({"text": "Done."})]).collect();
+    json!({"script": steps})
+}
+
+/// `count` delegations side by side, each of which looks one thing up.
+pub(crate) fn delegations(count: usize) -> Value {
+    let args = json!({"subagent_type": "researcher", "description": tool_steps(1).to_string()});
+    let calls = vec![json!({"name": "task", "args": args}); count];
+    json!({"script": [{"tool_calls": calls}, {"text": "Done."}]})
+}
+
+/// An answer in `count` pieces, the first of them after `first_ms`.
+pub(crate) fn pieces(count: usize, first_ms: u64) -> Value {
+    json!({"script": [{"text": "word ".repeat(count), "first_ms": first_ms}], "chunk": 5})
+}

@@ -1,0 +1,58 @@
+//! What a streamed token costs: from the model through the log and the presenter to the bytes that a client gets.
+
+use std::time::Duration;
+
+use adjutant::domain::id::ThreadId;
+use adjutant::domain::run::Run;
+use adjutant::events::After;
+use adjutant::http::stream::{Facts, Mode, StreamRequest, respond};
+use futures::StreamExt;
+
+use crate::lab::{AGENT, Lab, one_step, pieces};
+use crate::meter::{Cost, count, line};
+
+const TOKENS: usize = 500;
+
+pub(crate) async fn ask(lab: &Lab) {
+    let script = one_step();
+    for clients in [1, 16] {
+        let bare = Cost::of(200, clients, || lab.run(ThreadId::mint(), &script)).await;
+        for readers in [0, 1, 10] {
+            let cost = Cost::of(60, clients, || streamed(lab, readers)).await;
+            let token = (cost.cpu() - bare.cpu()) * 1e3 / count(TOKENS);
+            let numbers = [(cost.p50(), "ms p50"), (cost.cpu(), "ms CPU/run"), (token, "us CPU/token")];
+            line(&format!("{TOKENS} tokens, {readers} readers, {clients} at once"), &numbers);
+        }
+    }
+}
+
+/// A run with so many readers that want `messages-tuple`, besides the one who waits for its end.
+async fn streamed(lab: &Lab, readers: usize) {
+    let run = lab.start(ThreadId::mint(), &pieces(TOKENS, 0), Duration::ZERO).await;
+    let reading = (0..readers).map(|_| async {
+        let bytes = read(lab, &run, Duration::from_secs(5)).await;
+        assert!(bytes > TOKENS * 100, "{bytes} bytes are too few for {TOKENS} tokens");
+    });
+    let waiting = async {
+        let mut tail = lab.events.tail(&run, After::Start);
+        while tail.next().await.expect("the log can be read").is_some() {}
+    };
+    futures::join!(futures::future::join_all(reading), waiting);
+}
+
+/// Reads a run's stream to its end; returns how many bytes that were.
+pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
+    let request = StreamRequest {
+        facts: Facts::of(run, AGENT),
+        modes: vec![Mode::MessagesTuple],
+        subgraphs: false,
+        resumable: false,
+        seen: None,
+        filter: None,
+        heartbeat,
+        on_leave: None,
+    };
+    let answer = respond(lab.events.clone(), lab.events.tail(run, After::Start), request);
+    let body = answer.into_body().into_data_stream();
+    body.fold(0, |sum, bytes| async move { sum + bytes.map_or(0, |bytes| bytes.len()) }).await
+}

@@ -1,0 +1,46 @@
+//! What a run on a long thread writes: the bytes must not grow with what was said before.
+
+use adjutant::domain::id::ThreadId;
+use serde_json::json;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, SqliteConnection};
+
+use crate::lab::Lab;
+use crate::meter::{Cost, count, line, written};
+
+/// How many turns are taken together; pages and the write-ahead log grow in leaps.
+const WINDOW: usize = 20;
+
+pub(crate) async fn ask(lab: &Lab) {
+    let Some(file) = &lab.file else {
+        return println!("  (counted on SQLite only)");
+    };
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let mut conn = options.connect().await.expect("a second connection");
+    let (thread, script) = (ThreadId::mint(), json!({"script": [{"text": "So it is said. ".repeat(20)}]}));
+    let mut firsts = None;
+    for window in 0..11 {
+        let (rows, bytes) = (stored(&mut conn).await, written());
+        let cost = Cost::of(WINDOW, 1, || lab.run(thread, &script)).await;
+        let bytes = (written() - bytes) / count(WINDOW);
+        let rows = (stored(&mut conn).await - rows) / count(WINDOW);
+        if window == 0 || window == 10 {
+            let name = format!("turns {} to {}", window * WINDOW + 1, (window + 1) * WINDOW);
+            let numbers = [(rows, "B stored/run"), (bytes, "B written/run"), (cost.cpu(), "ms CPU/run")];
+            line(&name, &numbers);
+            let (first_rows, first_bytes, first_cpu) = *firsts.get_or_insert((rows, bytes, cost.cpu()));
+            if window > 0 {
+                line(
+                    "  so it grew to",
+                    &[(rows / first_rows, "x"), (bytes / first_bytes, "x"), (cost.cpu() / first_cpu, "x")],
+                );
+            }
+        }
+    }
+}
+
+/// The bytes of all rows and index entries.
+async fn stored(conn: &mut SqliteConnection) -> f64 {
+    let sum = sqlx::query_scalar::<_, i64>("select coalesce(sum(payload), 0) from dbstat").fetch_one(conn).await;
+    u32::try_from(sum.expect("SQLite was built with dbstat")).map_or(f64::NAN, f64::from)
+}
