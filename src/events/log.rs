@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use crate::domain::event::Event;
+use crate::domain::id::RunId;
 
 /// How many events stay in memory. Readers that fall further behind read stored events, without the pieces of answers.
 const KEPT: usize = 1024;
@@ -24,8 +25,14 @@ pub struct ThreadLog {
 
 #[derive(Default)]
 struct Ring {
-    /// Whether a run is at work here.
+    /// Whether a run is at work here, or about to begin.
     active: bool,
+    /// Counts the runs that were at work here; the last of them says when it is over.
+    holder: u64,
+    /// The run that is about to begin and has no events yet.
+    coming: Option<RunId>,
+    /// The run that began here from nothing, and the number that all its events are above.
+    begun: Option<(RunId, i64)>,
     /// The number of the next event.
     next: i64,
     /// Everything up to this number is stored, or was never to be stored.
@@ -54,16 +61,35 @@ impl Default for ThreadLog {
 }
 
 impl ThreadLog {
-    /// A run begins here; the next event has the number `next`, all before it are stored.
+    /// A run is about to begin here, so that those who want to read it wait for it rather than look for it in the
+    /// database; `fresh` when it has never begun before. Returns what [`ThreadLog::close`] wants to know.
+    pub fn expect(&self, run: RunId, fresh: bool) -> u64 {
+        let mut ring = self.ring();
+        ring.active = true;
+        ring.holder += 1;
+        ring.coming = fresh.then_some(run);
+        ring.holder
+    }
+
+    /// The expected run begins here; the next event has the number `next`, all before it are stored.
     pub fn open(&self, next: i64) {
-        *self.ring() = Ring { active: true, next, floor: next - 1, slots: VecDeque::new() };
+        let mut ring = self.ring();
+        let begun = ring.coming.map(|run| (run, next - 1));
+        let (holder, slots) = (ring.holder, VecDeque::new());
+        *ring = Ring { active: true, holder, coming: None, begun, next, floor: next - 1, slots };
+        drop(ring);
         self.ring_bell();
     }
 
-    /// No run is at work here any more; what is in memory stays for those who read it.
-    pub fn close(&self) {
+    /// The run of this `holder` is not at work here any more; what is in memory stays for those who read it. Nothing
+    /// happens when the next run has come already.
+    pub fn close(&self, holder: u64) {
         let mut ring = self.ring();
+        if ring.holder != holder {
+            return;
+        }
         ring.active = false;
+        ring.coming = None;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
         self.ring_bell();
@@ -112,9 +138,13 @@ impl ThreadLog {
         self.ring_bell();
     }
 
-    /// What memory has after `after`.
-    pub(super) fn glance(&self, after: i64) -> Glance {
+    /// What memory has after `after` for a reader of `run`.
+    pub(super) fn glance(&self, run: RunId, after: i64) -> Glance {
         let ring = self.ring();
+        if ring.coming == Some(run) {
+            return Glance::Here(vec![]);
+        }
+        let after = ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before));
         if ring.next == 0 {
             return Glance::Stored(None);
         }
@@ -125,9 +155,10 @@ impl ThreadLog {
         Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// The number of the newest visible event; 0 when memory holds none.
-    pub(super) fn newest(&self) -> i64 {
-        self.ring().next.saturating_sub(1)
+    /// The highest number given out; none when that has to be asked of the database.
+    pub(super) fn newest(&self) -> Option<i64> {
+        let ring = self.ring();
+        (ring.active && ring.next > 0).then_some(ring.next - 1)
     }
 
     /// Whether a run is at work here.
@@ -157,5 +188,67 @@ impl Ring {
                 self.floor = slot.seq;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::checkpoint::Lane;
+    use crate::domain::event::{EventBody, Fact, Origin};
+    use crate::domain::time::Timestamp;
+
+    fn event(run: RunId, seq: i64) -> Event {
+        let (namespace, path) = (vec![], vec![]);
+        let origin = Origin { lane: Lane::Main, namespace, agent: String::new(), path, cause: None };
+        Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
+    }
+
+    fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
+        match log.glance(run, after) {
+            Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
+            Glance::Stored(_) => None,
+        }
+    }
+
+    #[test]
+    fn readers_of_a_fresh_run_need_no_database_and_others_do() {
+        let (log, run, other) = (ThreadLog::default(), RunId::mint(), RunId::mint());
+        assert_eq!(here(&log, run, 0), None);
+        log.expect(run, true);
+        assert_eq!(here(&log, run, 0), Some(vec![]));
+        assert_eq!(here(&log, other, 0), None);
+        assert_eq!(log.newest(), None);
+        log.open(41);
+        log.say(|seq| event(run, seq));
+        assert_eq!(here(&log, run, 0), Some(vec![41]));
+        assert_eq!(here(&log, other, 0), None);
+        assert_eq!(log.newest(), Some(41));
+    }
+
+    #[test]
+    fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
+        let (log, run) = (ThreadLog::default(), RunId::mint());
+        log.expect(run, false);
+        assert_eq!(here(&log, run, 0), None);
+        log.open(41);
+        assert_eq!(here(&log, run, 0), None);
+        assert_eq!(here(&log, run, 40), Some(vec![]));
+    }
+
+    #[test]
+    fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
+        let (log, run) = (ThreadLog::default(), RunId::mint());
+        let first = log.expect(RunId::mint(), true);
+        log.open(1);
+        let second = log.expect(run, true);
+        log.open(5);
+        let reserved = log.reserve(1);
+        log.close(first);
+        assert!(log.is_active());
+        log.publish([Arc::new(event(run, reserved))]);
+        assert_eq!(here(&log, run, 0), Some(vec![reserved]));
+        log.close(second);
+        assert!(!log.is_active());
     }
 }

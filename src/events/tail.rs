@@ -117,7 +117,7 @@ impl Tail {
 
     /// Reads what there is after `after`. False if there is nothing yet.
     async fn take_in(&mut self, after: i64) -> DbResult<bool> {
-        match self.log.glance(after) {
+        match self.log.glance(self.run.id, after) {
             Glance::Here(events) => {
                 let Some(last) = events.last() else {
                     return Ok(false);
@@ -180,11 +180,10 @@ impl Tail {
     }
 
     async fn start_from_now(&mut self) -> DbResult<i64> {
-        let now = if self.log.is_active() {
-            self.log.newest()
-        } else {
-            let thread = self.run.thread;
-            self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?
+        let thread = self.run.thread;
+        let now = match self.log.newest() {
+            Some(newest) => newest,
+            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?,
         };
         self.after = Some(now);
         Ok(now)

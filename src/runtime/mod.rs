@@ -242,7 +242,10 @@ impl Runs {
             .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
             .await??;
         if claimed {
-            self.0.begin(run.clone(), 0, permit);
+            self.0.begin(run.clone(), 0, true, permit);
+        } else {
+            drop(permit);
+            self.0.has_queued();
         }
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,
@@ -303,7 +306,11 @@ impl Runs {
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // Nobody is left who could be told how it went.
-        drop(self.0.shutdown.spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }));
+        drop(
+            self.0
+                .shutdown
+                .spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }),
+        );
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
