@@ -44,7 +44,7 @@ impl App {
         };
         let url = config.storage.url.expose();
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
-        let events = Events::new(db.clone());
+        let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
         let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
         let runs = Runs::open(Parts {
@@ -54,6 +54,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             lease: config.runtime.lease(),
+            heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
         })
         .await
@@ -82,14 +83,21 @@ impl App {
         let soft = self.shutdown.soft().clone();
         // Streams write small pieces that must not wait for one another.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        let serving = axum::serve(listener, http::router(api))
-            .with_graceful_shutdown(async move { soft.cancelled().await });
+        let serving =
+            axum::serve(listener, http::router(api)).with_graceful_shutdown(async move { soft.cancelled().await });
         let hard = self.shutdown.hard().clone();
-        let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
-        self.shutdown.begin();
-        self.runs.close().await;
-        self.db.close().await;
-        self.shutdown.finished().await.map_err(|broken| anyhow!("{broken}"))?;
+        let serving = async {
+            let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
+            self.shutdown.begin();
+            // The loops store what they came to before the database is closed.
+            hard.run_until_cancelled(self.runs.rest()).await;
+            self.runs.close().await;
+            self.db.close().await;
+            served
+        };
+        // Side by side: the deadline runs from the first signal on.
+        let (served, finished) = tokio::join!(serving, self.shutdown.finished());
+        finished.map_err(|broken| anyhow!("{broken}"))?;
         served.transpose().context("the listener failed").map(|_| ())
     }
 }

@@ -115,7 +115,7 @@ impl Workshop {
     fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
         let subagents = subagents(definition);
         for subagent in &subagents {
-            self.providers.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
+            self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let delegations = (depth > 0 && !subagents.is_empty()).then(|| self.delegating(definition, subagents, depth));
@@ -132,7 +132,7 @@ impl Workshop {
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             delegations,
         };
-        let model = self.providers.model(&draft.model)?;
+        let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
     }
 
@@ -176,6 +176,14 @@ impl Workshop {
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
         self.build(draft, model)
+    }
+
+    /// The model of this name. One that lacks only its key fails when it is asked, so that the other agents can work.
+    fn model(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        match self.providers.model(name) {
+            Err(error) if self.providers.knows(name) => Ok(Unusable::because(error)),
+            found => found,
+        }
     }
 
     /// Puts an agent together. First in the list is outermost.
@@ -224,7 +232,7 @@ impl Workshop {
 }
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
-fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
+pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
     let names = |moment: Moment| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
         here.map(move |policy| format!("{}.{}", policy.name(), moment.word())).collect::<Vec<_>>()
@@ -259,7 +267,7 @@ const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and wor
 const GENERAL_PROMPT: &str = "You work on one task that another agent has handed to you. \
      It sees nothing but your last message, so let that message hold the complete result.";
 
-/// Stands in for the model of a subagent that cannot be had; says why when it is asked.
+/// Stands in for a model that cannot be had; says why when it is asked.
 struct Unusable(ModelError);
 
 impl Unusable {

@@ -90,11 +90,9 @@ impl Loop<'_> {
             settle(machine, at, Answer::error(&lost, "The call is not in the conversation any more."));
             return None;
         };
-        let asked = machine.take_answer(&Asker::Call(call.id.clone()));
-        let answer = asked.as_ref().and_then(|asked| asked.answer.clone());
-        if let Some(asked) = asked.filter(|asked| asked.question.kind == QuestionKind::UnknownOutcome) {
-            if let Some(answer) = decided(&call, asked.answer.as_ref()) {
-                settle(machine, at, answer);
+        if let Some(verdict) = machine.take_verdict(&call.id) {
+            if let Some(answer) = decided(&call, &verdict) {
+                self.receive(machine, at, answer);
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {
@@ -112,6 +110,7 @@ impl Loop<'_> {
                 }
             }
         }
+        let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
         Some(Job { at, call, scope: self.scope.answered(answer) })
     }
 
@@ -139,11 +138,13 @@ impl Loop<'_> {
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
+        let tool = self.agent.toolbox.get(&job.call.name);
+        let repeats = tool.is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
         let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
-        match scope.stop.run_until_cancelled(next.call(job.call)).await {
-            Some(outcome) => outcome,
-            None => Err(Halt::Stopped),
-        }
+        let called = scope.stop.run_until_cancelled(next.call(job.call));
+        // A server that leaves waits for a call whose outcome nobody would know otherwise.
+        let outcome = if repeats { self.leave.run_until_cancelled(called).await.flatten() } else { called.await };
+        outcome.unwrap_or(Err(Halt::Stopped))
     }
 
     /// The innermost layer: the tool itself, if there is one and it can be called so.
@@ -191,7 +192,11 @@ impl Loop<'_> {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
-                Came::Back(Err(Halt::Fail(failure))) => upset.failure = Some(failure),
+                Came::Back(Err(Halt::Fail(failure))) => {
+                    // Its outcome is known: the next run makes the call again.
+                    machine.set_fate(at, Fate::Ready);
+                    upset.failure = Some(failure);
+                }
                 Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
                 Came::Child(Err(stop)) => return Err(stop.into()),
             }
@@ -275,9 +280,9 @@ fn unknown_outcome(call: &ToolCall) -> Question {
 }
 
 /// The answer that a human's decision about an unknown outcome makes; none if the call is to be made again.
-fn decided(call: &ToolCall, answer: Option<&Value>) -> Option<Answer> {
-    let decisions = answer.and_then(|answer| serde_json::from_value::<Decisions>(answer.clone()).ok());
-    match decisions?.decisions.into_iter().next()? {
+fn decided(call: &ToolCall, verdict: &Value) -> Option<Answer> {
+    let Decisions { decisions } = serde_json::from_value(verdict.clone()).ok()?;
+    match decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
         Decision::Reject { message } => {

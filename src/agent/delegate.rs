@@ -104,6 +104,7 @@ impl Loop<'_> {
                     scope: self.scope_of_child(subagent, lineage),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
+                    leave: self.leave.clone(),
                 };
                 let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed: begun })];
                 if !begun {

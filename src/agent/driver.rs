@@ -29,18 +29,19 @@ impl Loop<'_> {
     /// # Errors
     /// [`Stop`] when the loop was left early; what was stored is enough to go on.
     pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
-        let mut fresh = machine.position.taken > 0 || !machine.position.asked.is_empty();
+        // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
+        let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
-            if self.scope.stop.is_cancelled() {
+            if self.scope.stop.is_cancelled() || self.leave.is_cancelled() {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
             }
             let step = machine.next(&self.plan);
-            if !fresh && self.stops_at(machine, &step) {
+            if !passes && self.stops_at(machine, &step) {
                 notes.push(Note::Fact(Fact::Paused));
                 return self.end(machine, notes, Ending::Paused).await;
             }
-            fresh = false;
+            passes = false;
             let done = match step {
                 Step::End => return self.end(machine, notes, Ending::Done).await,
                 Step::Fail(failure) => return self.fail(machine, notes, failure).await,
@@ -180,8 +181,9 @@ impl Loop<'_> {
             provider: provider.to_owned(),
             model: model.to_owned(),
         });
-        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head)).await;
-        match listened {
+        // An answer that breaks off is asked for anew: nothing is lost but its beginning.
+        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
+        match self.leave.run_until_cancelled(listened).await.flatten() {
             None => Err(Halt::Stopped),
             Some(Ok(message)) => {
                 Ok(ModelAnswer { message: message.with_id(head.message.clone()), extra: Update::none() })

@@ -115,6 +115,8 @@ pub enum Stop {
     Cancelled,
     /// Another process has taken the run over: nothing more may be written.
     LeaseLost,
-    /// The outer world failed; the run cannot go on here and now.
+    /// The outer world cannot be reached for the moment; the run goes on later from what was stored.
+    Away,
+    /// The outer world failed; the run cannot go on.
     Fault(Failure),
 }

@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::Fact;
 use crate::domain::interrupt::Interrupt;
@@ -85,6 +86,9 @@ pub struct Loop<'a> {
     pub journal: &'a dyn Journal,
     /// Where it has to stop for its client.
     pub breakpoints: Breakpoints,
+    /// Tells when to leave at the next commit. Unlike `scope.stop` it does not break off a call whose outcome nobody would
+    /// know then.
+    pub leave: CancellationToken,
 }
 
 /// How a loop came to its end.
@@ -127,3 +131,6 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
     };
     Fact::Ended { status, error }
 }
+
+#[cfg(test)]
+mod tests;

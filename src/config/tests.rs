@@ -455,11 +455,10 @@ fn the_verdict_lists_agents_and_counts_problems() {
         "\
 configuration: the built-in demonstration
 listens on 127.0.0.1:8123, keeps its data in sqlite://adjutant.db
-agent agent (editor): model scripted:demo, tools publish
-  asks before publish
+agent agent (editor): model scripted:demo, tools none
   subagent general-purpose: built in
   subagent researcher: model as its parent, tools lookup
-  subagent writer: model as its parent, tools none
+  subagent writer: model as its parent, tools publish
 0 errors, 0 warnings
 "
     );

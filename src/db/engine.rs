@@ -13,6 +13,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
     ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqliteConnection, SqlitePool,
+    raw_sql,
 };
 
 use super::Spawn;
@@ -103,6 +104,8 @@ const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// Fewer than the connections, so that reads find one.
 const POSTGRES_WRITERS: usize = 8;
+/// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs over.
+const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer than this is tried before it is used.
@@ -163,7 +166,9 @@ fn make_directory(file: &Path) -> DbResult<()> {
 
 async fn open_postgres(url: &str) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
-    let pool: PgPool = pool::<Postgres>(POSTGRES_CONNECTIONS).connect_with(options).await?;
+    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS)
+        .after_connect(|conn, _| Box::pin(async move { raw_sql(NO_DAWDLING).execute(conn).await.map(drop) }));
+    let pool: PgPool = pool.connect_with(options).await?;
     POSTGRES_TABLES.run(&pool).await?;
     Ok(pool)
 }

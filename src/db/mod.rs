@@ -8,6 +8,7 @@
 //! writes of its ancestors, see [`checkpoints`].
 
 pub mod checkpoints;
+pub mod copies;
 mod engine;
 mod error;
 pub mod events;

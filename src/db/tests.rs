@@ -1,6 +1,7 @@
 //! Every test runs on both engines.
 
 mod checkpoints;
+mod copies;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;

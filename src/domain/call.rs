@@ -113,3 +113,6 @@ impl Call {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

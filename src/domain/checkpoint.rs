@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::call::Fate;
 use super::id::{CheckpointId, RunId, TaskId, ThreadId};
-use super::interrupt::Interrupt;
+use super::interrupt::{Asker, Interrupt};
 use super::machine::{MODEL, Moment, Phase, Plan, Position, START, TOOLS};
 use super::state::{State, Update};
 use super::time::Timestamp;
@@ -102,6 +102,22 @@ pub struct Task {
 }
 
 impl Position {
+    /// The same place in a copy of the thread. Questions and children stay with the original, so whoever waited for one
+    /// of them begins that anew. A call that was begun stays so: the original may yet bring it to its end.
+    #[must_use]
+    pub fn detached(mut self) -> Self {
+        self.asked.clear();
+        if let Phase::Tools { calls } = &mut self.phase {
+            for call in calls {
+                match call.fate {
+                    Fate::Asking | Fate::Delegated { .. } => call.fate = Fate::Ready,
+                    Fate::Ready | Fate::Started | Fate::Answered(_) => {}
+                }
+            }
+        }
+        self
+    }
+
     /// The tasks that follow the checkpoint `head`. A hook that asks nothing is passed over: it leaves no trace.
     pub fn tasks(&self, plan: Option<&Plan>, head: CheckpointId) -> Vec<Task> {
         let mut tasks = match &self.phase {
@@ -130,8 +146,8 @@ impl Position {
 
     fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, moment: Moment, next: usize) -> Vec<Task> {
         if let Some(hook) = self.asked.iter().find_map(|i| match &i.asker {
-            super::interrupt::Asker::Hook(name) => Some(name.clone()),
-            super::interrupt::Asker::Call(_) => None,
+            Asker::Hook(name) => Some(name.clone()),
+            Asker::Call(_) => None,
         }) {
             return vec![self.task(head, &hook, None)];
         }
@@ -146,7 +162,20 @@ impl Position {
 
     fn task(&self, head: CheckpointId, node: &str, call: Option<usize>) -> Task {
         let id = TaskId::of_step(Some(head), node, call.unwrap_or(0));
-        let asks = self.asked.iter().filter(|i| i.task == id && i.answer.is_none()).cloned().collect();
+        // By the asker and not by the task: a client's write makes another checkpoint, and with it another task.
+        let asks = self.asked.iter().filter(|i| i.answer.is_none() && self.is_by(&i.asker, node, call)).cloned();
+        let asks = asks.collect();
         Task { id, node: node.to_owned(), call, asks, child: None, error: None }
     }
+
+    fn is_by(&self, asker: &Asker, node: &str, call: Option<usize>) -> bool {
+        match (asker, &self.phase, call) {
+            (Asker::Hook(name), _, None) => name == node,
+            (Asker::Call(id), Phase::Tools { calls }, Some(at)) => calls.get(at).is_some_and(|call| call.id == *id),
+            (Asker::Hook(_) | Asker::Call(_), _, _) => false,
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -171,3 +171,6 @@ impl Question {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,10 +17,11 @@ use serde_json::Value;
 use super::call::{Answer, Call, Fate, pending_calls};
 use super::checkpoint::{Entry, Source};
 use super::id::{CheckpointId, InterruptId, RunId, TaskId};
-use super::interrupt::{Asker, Interrupt, Question};
+use super::interrupt::{Asker, Interrupt, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
+mod outside;
 mod plan;
 
 pub use plan::{MODEL, Moment, Plan, START, TOOLS};
@@ -44,9 +45,12 @@ pub struct Machine {
 pub struct Position {
     /// What comes next.
     pub phase: Phase,
-    /// The questions of the step under way, open or answered but not yet read by the asker.
+    /// The questions of the step under way, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
+    /// How many questions the step under way has asked; their ids differ by it.
+    #[serde(default)]
+    pub questions: u32,
     /// Steps that this run has taken, hooks included.
     #[serde(default)]
     pub taken: u32,
@@ -149,7 +153,9 @@ impl Machine {
 
     fn next_calls(calls: &[Call]) -> Step {
         let runnable: Vec<usize> = (0..calls.len()).filter(|at| calls[*at].may_run()).collect();
-        if runnable.is_empty() { Step::Park } else { Step::RunCalls(runnable) }
+        // Without an open call nothing runs, but the step has to be finished.
+        let waits = runnable.is_empty() && calls.iter().any(|call| call.answer().is_none());
+        if waits { Step::Park } else { Step::RunCalls(runnable) }
     }
 
     fn has_open_question(&self) -> bool {
@@ -180,7 +186,7 @@ impl Machine {
             return None;
         };
         self.position.taken += 1;
-        self.position.asked.clear();
+        self.forget_questions();
         let entry = (!update.is_empty()).then(|| {
             self.state.apply(&update);
             let node = plan.hooks(moment).get(next).map_or("", String::as_str);
@@ -190,6 +196,7 @@ impl Machine {
             None => self.arrive(plan, moment, next + 1),
             Some(Jump::Model) => self.arrive(plan, Moment::BeforeModel, 0),
             Some(Jump::Tools) => self.arrive_at_tools(plan),
+            Some(Jump::End) if moment == Moment::AfterAgent => self.position.phase = Phase::Ended,
             Some(Jump::End) => self.arrive(plan, Moment::AfterAgent, 0),
         }
         entry
@@ -237,10 +244,19 @@ impl Machine {
         self.ask(task, asker, question)
     }
 
-    /// Takes the answer that a human gave to the asker, if there is one.
-    pub fn take_answer(&mut self, asker: &Asker) -> Option<Interrupt> {
-        let at = self.position.asked.iter().position(|i| i.asker == *asker && i.answer.is_some())?;
-        Some(self.position.asked.remove(at))
+    /// The answer to what the asker itself asked last, if there is one. It stays until the step is done, so that whoever
+    /// runs again after a crash need not ask again.
+    pub fn answer_to(&self, asker: &Asker) -> Option<&Value> {
+        let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
+        self.position.asked.iter().find(own)?.answer.as_ref()
+    }
+
+    /// Takes the answer about the unknown outcome of a call, if there is one: it holds for this outcome and no later one.
+    pub fn take_verdict(&mut self, call: &str) -> Option<Value> {
+        let about = |i: &Interrupt| matches!(&i.asker, Asker::Call(id) if id == call) && i.answer.is_some();
+        let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && about(i);
+        let at = self.position.asked.iter().position(is_verdict)?;
+        self.position.asked.remove(at).answer
     }
 
     /// Gives the answer to an open question; the asker is looked at again. False if it is not open here.
@@ -278,7 +294,7 @@ impl Machine {
             return None;
         }
         self.position.taken += 1;
-        self.position.asked.clear();
+        self.forget_questions();
         let ends = answers.iter().any(|answer| answer.ends);
         let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
         let writes: Vec<Update> = answers.into_iter().map(|answer| answer.writes).collect();
@@ -287,48 +303,6 @@ impl Machine {
         entry.shown = shown;
         self.arrive(plan, if ends { Moment::AfterAgent } else { Moment::BeforeModel }, 0);
         Some(entry)
-    }
-
-    /// Writes `update` from outside the loop, as if `node` had written it.
-    pub fn written(&mut self, plan: &Plan, source: Source, node: &str, update: Update, id: CheckpointId) -> Entry {
-        self.state.apply(&update);
-        self.position = Position::default();
-        let entry = self.enter(id, source, node, vec![update]);
-        self.arrive_after(plan, node);
-        entry
-    }
-
-    /// Writes `update` from outside the loop and stays where the run stands.
-    pub fn noted(&mut self, update: Update, id: CheckpointId) -> Entry {
-        self.state.apply(&update);
-        self.enter(id, Source::Update, START, vec![update])
-    }
-
-    /// Goes to where the loop goes after `node`.
-    fn arrive_after(&mut self, plan: &Plan, node: &str) {
-        let after_hook = |moment| plan.hooks(moment).iter().position(|name| name == node).map(|at| (moment, at + 1));
-        match node {
-            START => self.arrive(plan, Moment::BeforeAgent, 0),
-            MODEL => self.arrive(plan, Moment::AfterModel, 0),
-            TOOLS => self.arrive(plan, Moment::BeforeModel, 0),
-            _ => match [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent]
-                .into_iter()
-                .find_map(after_hook)
-            {
-                Some((moment, next)) => self.arrive(plan, moment, next),
-                None => self.position.phase = Phase::Ended,
-            },
-        }
-    }
-
-    /// Goes straight to `node`, when the agent has it.
-    pub fn go_to(&mut self, plan: &Plan, node: &str) -> bool {
-        match node {
-            MODEL => self.position.phase = Phase::Model,
-            TOOLS => self.arrive_at_tools(plan),
-            _ => return false,
-        }
-        true
     }
 
     /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
@@ -351,7 +325,7 @@ impl Machine {
             return self.arrive(plan, Moment::AfterAgent, 0);
         };
         let later = &self.state.messages[at + 1..];
-        let has_calls = !answer.tool_calls().is_empty() || !answer.invalid_tool_calls().is_empty();
+        let has_calls = !answer.tool_calls().is_empty() || answer.invalid_tool_calls().iter().any(|c| c.id.is_some());
         let calls = pending_calls(answer, later, &self.state);
         if !calls.is_empty() {
             self.position.phase = Phase::Tools { calls };
@@ -362,8 +336,17 @@ impl Machine {
         }
     }
 
+    fn forget_questions(&mut self) {
+        self.position.asked.clear();
+        self.position.questions = 0;
+    }
+
     fn ask(&mut self, task: TaskId, asker: Asker, question: Question) -> Option<&Interrupt> {
-        let id = InterruptId::of_task(task);
+        let id = InterruptId::of_task(task, self.position.questions);
+        self.position.questions += 1;
+        if question.kind != QuestionKind::UnknownOutcome {
+            self.position.asked.retain(|asked| asked.asker != asker);
+        }
         self.position.asked.push(Interrupt { id, task, asker, question, answer: None });
         self.position.asked.last()
     }

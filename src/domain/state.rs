@@ -207,3 +207,6 @@ impl Serialize for State {
         map.end()
     }
 }
+
+#[cfg(test)]
+mod tests;

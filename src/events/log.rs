@@ -29,8 +29,10 @@ struct Ring {
     active: bool,
     /// Counts the runs that were at work here; the last of them says when it is over.
     holder: u64,
-    /// The run that is about to begin and has no events yet.
-    coming: Option<RunId>,
+    /// The run that is or was at work here, when it was expected.
+    run: Option<RunId>,
+    /// Whether that run is about to begin and has no events yet.
+    coming: bool,
     /// The run that began here from nothing, and the number that all its events are above.
     begun: Option<(RunId, i64)>,
     /// The number of the next event.
@@ -67,16 +69,17 @@ impl ThreadLog {
         let mut ring = self.ring();
         ring.active = true;
         ring.holder += 1;
-        ring.coming = fresh.then_some(run);
+        ring.run = Some(run);
+        ring.coming = fresh;
         ring.holder
     }
 
     /// The expected run begins here; the next event has the number `next`, all before it are stored.
     pub fn open(&self, next: i64) {
         let mut ring = self.ring();
-        let begun = ring.coming.map(|run| (run, next - 1));
-        let (holder, slots) = (ring.holder, VecDeque::new());
-        *ring = Ring { active: true, holder, coming: None, begun, next, floor: next - 1, slots };
+        let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
+        let (holder, run, slots) = (ring.holder, ring.run, VecDeque::new());
+        *ring = Ring { active: true, holder, run, coming: false, begun, next, floor: next - 1, slots };
         drop(ring);
         self.ring_bell();
     }
@@ -89,7 +92,7 @@ impl ThreadLog {
             return;
         }
         ring.active = false;
-        ring.coming = None;
+        ring.coming = false;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
         self.ring_bell();
@@ -141,7 +144,7 @@ impl ThreadLog {
     /// What memory has after `after` for a reader of `run`.
     pub(super) fn glance(&self, run: RunId, after: i64) -> Glance {
         let ring = self.ring();
-        if ring.coming == Some(run) {
+        if ring.coming && ring.run == Some(run) {
             return Glance::Here(vec![]);
         }
         let after = ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before));
@@ -155,15 +158,25 @@ impl ThreadLog {
         Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// The highest number given out; none when that has to be asked of the database.
+    /// The number up to which everything is visible; none when that has to be asked of the database.
     pub(super) fn newest(&self) -> Option<i64> {
         let ring = self.ring();
-        (ring.active && ring.next > 0).then_some(ring.next - 1)
+        if !ring.active || ring.next == 0 {
+            return None;
+        }
+        let coming = ring.slots.iter().find(|slot| slot.event.is_none()).map_or(ring.next, |slot| slot.seq);
+        Some(coming - 1)
     }
 
     /// Whether a run is at work here.
     pub(super) fn is_active(&self) -> bool {
         self.ring().active
+    }
+
+    /// Whether this run is at work here, or about to begin.
+    pub(super) fn works_on(&self, run: RunId) -> bool {
+        let ring = self.ring();
+        ring.active && ring.run == Some(run)
     }
 
     /// Tells when the log has grown, or a run began or ended.
@@ -192,63 +205,4 @@ impl Ring {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::domain::checkpoint::Lane;
-    use crate::domain::event::{EventBody, Fact, Origin};
-    use crate::domain::time::Timestamp;
-
-    fn event(run: RunId, seq: i64) -> Event {
-        let (namespace, path) = (vec![], vec![]);
-        let origin = Origin { lane: Lane::Main, namespace, agent: String::new(), path, cause: None };
-        Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
-    }
-
-    fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
-        match log.glance(run, after) {
-            Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
-            Glance::Stored(_) => None,
-        }
-    }
-
-    #[test]
-    fn readers_of_a_fresh_run_need_no_database_and_others_do() {
-        let (log, run, other) = (ThreadLog::default(), RunId::mint(), RunId::mint());
-        assert_eq!(here(&log, run, 0), None);
-        log.expect(run, true);
-        assert_eq!(here(&log, run, 0), Some(vec![]));
-        assert_eq!(here(&log, other, 0), None);
-        assert_eq!(log.newest(), None);
-        log.open(41);
-        log.say(|seq| event(run, seq));
-        assert_eq!(here(&log, run, 0), Some(vec![41]));
-        assert_eq!(here(&log, other, 0), None);
-        assert_eq!(log.newest(), Some(41));
-    }
-
-    #[test]
-    fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
-        let (log, run) = (ThreadLog::default(), RunId::mint());
-        log.expect(run, false);
-        assert_eq!(here(&log, run, 0), None);
-        log.open(41);
-        assert_eq!(here(&log, run, 0), None);
-        assert_eq!(here(&log, run, 40), Some(vec![]));
-    }
-
-    #[test]
-    fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
-        let (log, run) = (ThreadLog::default(), RunId::mint());
-        let first = log.expect(RunId::mint(), true);
-        log.open(1);
-        let second = log.expect(run, true);
-        log.open(5);
-        let reserved = log.reserve(1);
-        log.close(first);
-        assert!(log.is_active());
-        log.publish([Arc::new(event(run, reserved))]);
-        assert_eq!(here(&log, run, 0), Some(vec![reserved]));
-        log.close(second);
-        assert!(!log.is_active());
-    }
-}
+mod tests;

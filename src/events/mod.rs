@@ -6,8 +6,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::checkpoint::Entry;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
@@ -23,12 +27,13 @@ pub struct Events {
     db: Db,
     // Weak: a log stays in memory only while a run writes it or somebody reads it.
     logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
+    leaving: CancellationToken,
 }
 
 impl Events {
-    /// The logs that `db` stores.
-    pub fn new(db: Db) -> Self {
-        Self { db, logs: Arc::default() }
+    /// The logs that `db` stores. Once the server is `leaving`, nobody waits for events that others write.
+    pub fn new(db: Db, leaving: CancellationToken) -> Self {
+        Self { db, logs: Arc::default(), leaving }
     }
 
     /// The newest part of a thread's log.
@@ -48,7 +53,7 @@ impl Events {
 
     /// Reads the events of a run of the main agent, those of its children included.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
-        Tail::new(self.db.clone(), self.log(run.thread), run, after)
+        Tail::new(self, run, after)
     }
 
     /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.
@@ -68,4 +73,34 @@ impl Events {
             })
             .await
     }
+
+    /// How an agent stood at a checkpoint; none if there is no such checkpoint.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn standing(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
+                    return Ok(None);
+                };
+                let asked = db::interrupts::of_thread(tx, thread, None).await?;
+                let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
+                let asked = own.map(|asked| asked.interrupt).collect();
+                Ok(Some(Standing { entry: Arc::new(found.entry), run: found.run, asked }))
+            })
+        });
+        read.await
+    }
+}
+
+/// How an agent stands at a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// The step that left it.
+    pub entry: Arc<Entry>,
+    /// The run of the main agent in whose course it was taken.
+    pub run: Option<RunId>,
+    /// What the agent has asked so far, here and before; the tasks tell which of it is asked here.
+    pub asked: Vec<Interrupt>,
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
+use super::Events;
 use super::log::{Glance, ThreadLog};
 use crate::db::events::{Logged, LoggedEvent};
 use crate::db::{self, Db, DbResult};
@@ -39,11 +41,16 @@ pub struct Tail {
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
     origins: HashMap<Lane, Arc<Origin>>,
+    /// Whether events of the run have come from memory: it is the one at work here.
+    live: bool,
     ended: bool,
+    leaving: CancellationToken,
+    is_cut: bool,
 }
 
 impl Tail {
-    pub(super) fn new(db: Db, log: Arc<ThreadLog>, run: &Run, after: After) -> Self {
+    pub(super) fn new(events: &Events, run: &Run, after: After) -> Self {
+        let (db, log, leaving) = (events.db.clone(), events.log(run.thread), events.leaving.clone());
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
@@ -57,11 +64,13 @@ impl Tail {
             cause: None,
         };
         let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
-        Self { db, log, run: run.clone(), after, waiting: VecDeque::new(), origins, ended: false }
+        let waiting = VecDeque::new();
+        let run = run.clone();
+        Self { db, log, run, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
     }
 
-    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), or when the
-    /// run is over and everything was read.
+    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the
+    /// run is over and everything was read, or when the server leaves and the run goes on elsewhere ([`Tail::is_cut`]).
     ///
     /// # Errors
     /// When the database fails.
@@ -74,7 +83,7 @@ impl Tail {
                 return Ok(None);
             }
             let mut bell = self.log.bell();
-            let active = self.log.is_active();
+            let (active, ours) = (self.log.is_active(), self.log.works_on(self.run.id));
             let after = match self.after {
                 Some(after) => after,
                 None => self.start_from_now().await?,
@@ -82,22 +91,30 @@ impl Tail {
             if self.take_in(after).await? {
                 continue;
             }
-            if active {
+            if active && (self.live || ours) {
                 // A sender lives as long as the log, and the log as long as this reader.
                 let _ = bell.changed().await;
                 continue;
             }
-            // Asked before the last look, so that nothing written in between is missed.
+            // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
+            // here: of what it stores side by side, the later number may be stored first.
             let over = self.is_over().await?;
-            if self.read_stored(after, None).await? {
+            if (over || !active) && self.read_stored(after, None).await? {
                 continue;
             }
             if over {
                 self.ended = true;
+            } else if self.leaving.is_cancelled() {
+                (self.ended, self.is_cut) = (true, true);
             } else {
-                let _ = timeout(LOOK, bell.changed()).await;
+                self.leaving.run_until_cancelled(timeout(LOOK, bell.changed())).await;
             }
         }
+    }
+
+    /// Whether it came to its end before the run did, since the server leaves.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// The next event if it can be had without waiting.
@@ -123,8 +140,9 @@ impl Tail {
                     return Ok(false);
                 };
                 self.after = Some(last.seq);
-                let run = self.run.id;
+                let (run, before) = (self.run.id, self.waiting.len());
                 self.waiting.extend(events.into_iter().filter(|event| event.run == run));
+                self.live |= self.waiting.len() > before;
                 Ok(true)
             }
             Glance::Stored(floor) => self.read_stored(after, floor).await,
@@ -138,10 +156,12 @@ impl Tail {
             .db
             .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await }))
             .await?;
-        let full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
+        // Whether there may be more up to the floor.
+        let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         let mut last = after;
         for logged in page {
             if floor.is_some_and(|floor| logged.seq > floor) {
+                full = false;
                 break;
             }
             last = logged.seq;
@@ -196,3 +216,6 @@ impl Tail {
         Ok(found.is_none_or(|run| run.status.is_final()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,8 +56,7 @@ pub(super) async fn get(State(api): State<Api>, path: InterruptPath) -> Answer<I
 
 async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
     let InterruptPath { thread_id, interrupt_id } = path;
-    let read =
-        api.db.read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &interrupt_id).await }));
+    let read = api.db.read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &interrupt_id).await }));
     read.await?.ok_or_else(ApiError::no_interrupt)
 }
 

@@ -47,6 +47,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Not Found")
     }
 
+    /// The server goes down; what was waited for comes to its end elsewhere.
+    pub fn leaving() -> Self {
+        let text = "The server is restarting. The run goes on; join it again.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
+    }
+
     /// There is no such thing; said without naming it, as clients of the field expect for runs and assistants.
     pub fn not_found(code: &'static str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, "Not Found")
@@ -89,7 +95,11 @@ impl ApiError {
 
     /// The request is larger than allowed.
     pub fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "The request body is larger than this server accepts")
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "body_too_large",
+            "The request body is larger than this server accepts",
+        )
     }
 
     /// The body broke off before its end.

@@ -59,9 +59,9 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
             let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
-        serde_json::error::Category::Syntax
-        | serde_json::error::Category::Eof
-        | serde_json::error::Category::Io => ApiError::bad_json(),
+        serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
+            ApiError::bad_json()
+        }
     }
 }
 
@@ -394,6 +394,8 @@ mod tests {
     fn select_leaves_the_wanted_columns() {
         let select = Select::checked(vec!["a".into()], &["a", "b"]).expect("a is allowed");
         assert_eq!(select.pick(serde_json::json!({"a": 1, "b": 2})), serde_json::json!({"a": 1}));
-        assert!(Select::checked(vec!["c".into()], &["a"]).is_err_and(|e| e.message().starts_with("select[0]: is \"c\"")));
+        assert!(
+            Select::checked(vec!["c".into()], &["a"]).is_err_and(|e| e.message().starts_with("select[0]: is \"c\""))
+        );
     }
 }

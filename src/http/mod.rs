@@ -84,6 +84,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(threads::search))
         .routes(routes!(threads::count))
         .routes(routes!(threads::get, threads::patch, threads::delete))
+        .routes(routes!(threads::copy))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))

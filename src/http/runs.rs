@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
-use super::stream::{self, Cursor, Facts, Mode, StreamRequest};
+use super::stream::{self, Facts, Mode, Place, StreamRequest};
 use super::waiting::{self, Leave};
 use super::wire::child::ChildRunView;
 use super::wire::json;
@@ -253,7 +253,7 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-fn last_event(headers: &HeaderMap) -> Result<Option<Cursor>, ApiError> {
+fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
     text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))

@@ -8,9 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
-use super::wire::state::{
-    CheckpointView, HistorySearch, Scene, StateAt, StateUpdate, StateUpdated, StateView,
-};
+use super::wire::state::{CheckpointView, HistorySearch, Scene, StateAt, StateUpdate, StateUpdated, StateView};
 use super::wire::{self, contains};
 use super::{Answer, Api};
 use crate::db::checkpoints::{self, HistoryQuery};
@@ -43,7 +41,11 @@ pub(super) async fn at(State(api): State<Api>, path: CheckpointPath) -> Answer<S
     request_body = StateAt,
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn at_posted(State(api): State<Api>, path: ThreadPath, ApiJson(body): ApiJson<StateAt>) -> Answer<StateView> {
+pub(super) async fn at_posted(
+    State(api): State<Api>,
+    path: ThreadPath,
+    ApiJson(body): ApiJson<StateAt>,
+) -> Answer<StateView> {
     match wire::checkpoint(None, Some(&body.checkpoint))? {
         Some(checkpoint) => show_at(&api, path.thread_id, checkpoint).await,
         None => get(State(api), path).await,
@@ -177,7 +179,7 @@ async fn gather(tx: &mut Tx<'_>, id: ThreadId, part: Part) -> DbResult<Option<Sc
     Ok(Some(Scene { thread, checkpoints, after, runs: known.runs, asked }))
 }
 
-/// Runs of a thread that were read already.
+/// Runs that were read already. Those of a copied thread's history belong to the original.
 struct Known {
     thread: ThreadId,
     runs: HashMap<RunId, Run>,
@@ -186,7 +188,7 @@ struct Known {
 impl Known {
     async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&Run>> {
         if !self.runs.contains_key(&id)
-            && let Some(run) = runs::find(tx, self.thread, id).await?
+            && let Some(run) = runs::get_by_id(tx, id).await?
         {
             self.runs.insert(id, run);
         }

@@ -78,7 +78,8 @@ pub(super) async fn cancel(
         return Err(Invalid::new("body", "must have thread_id and run_ids").into());
     };
     let thread = thread_of(&thread)?;
-    let ids = ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
+    let ids =
+        ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
     let mut stopped_any = false;
     for id in ids {
         match api.runs.cancel(thread, id, action).await {

@@ -12,13 +12,11 @@ use serde_json::{Value, json};
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Select, ThreadPath, no_content};
 use super::wire::interrupt::brief;
-use super::wire::thread::{
-    CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up,
-};
+use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, checkpoints, threads};
+use crate::db::{DbResult, Tx, checkpoints, copies, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State as Fields;
@@ -62,10 +60,8 @@ pub(super) async fn patch(
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
     let metadata = body.metadata.unwrap_or_default();
-    let patched = api
-        .db
-        .write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await }))
-        .await?;
+    let patched =
+        api.db.write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await })).await?;
     patched.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
@@ -78,6 +74,17 @@ pub(super) async fn patch(
 pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there { Ok(no_content()) } else { Err(ApiError::no_thread(path.thread_id)) }
+}
+
+/// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
+/// them again.
+#[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath),
+    responses((status = 200, description = "The copy", body = ThreadView),
+        (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
+pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
+    let (from, to, now) = (path.thread_id, ThreadId::mint(), api.clock.now());
+    let write = api.db.write(move |tx| Box::pin(async move { copies::copy_thread(tx, from, to, now).await }));
+    if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
 }
 
 /// Finds threads.

@@ -91,13 +91,13 @@ struct Follower {
 }
 
 impl Follower {
-    async fn follow(&mut self, events: &Events, mut tail: Tail) -> DbResult<()> {
+    async fn follow(&mut self, events: &Events, mut tail: Tail) -> Result<(), ApiError> {
         while let Some(event) = tail.next().await? {
             if event.origin.lane == Lane::Main {
                 self.take(events, &event.body).await?;
             }
         }
-        Ok(())
+        if tail.is_cut() { Err(ApiError::leaving()) } else { Ok(()) }
     }
 
     async fn take(&mut self, events: &Events, body: &EventBody) -> DbResult<()> {
@@ -170,7 +170,7 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
 pub(super) async fn over(api: &Api, run: &Run) -> Result<(), ApiError> {
     let mut tail = api.events.tail(run, After::Now);
     while tail.next().await?.is_some() {}
-    Ok(())
+    if tail.is_cut() { Err(ApiError::leaving()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -183,8 +183,9 @@ mod tests {
 
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
-        let question = Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
-        let id = crate::domain::id::InterruptId::of_task(task);
+        let question =
+            Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
+        let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt { id, task, asker: Asker::Call("c".into()), question, answer: None }
     }
 

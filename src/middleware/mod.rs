@@ -19,9 +19,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 
+use crate::domain::call::Answer;
 use crate::domain::call::EDITED_CALLS;
 use crate::domain::interrupt::Action;
-use crate::domain::call::Answer;
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};

@@ -13,11 +13,11 @@ use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_cal
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
 use crate::domain::machine::{Failure, Jump, Moment};
-use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
 use crate::tool::literal::python;
-use crate::tool::{CallOutcome, Halt, Scope, Tool};
+use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 /// The field that holds the answer.
 pub const FIELD: &str = "structured_response";
@@ -64,6 +64,24 @@ impl StructuredOutput {
         let all: Arc<[String]> = names.into();
         let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
         Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect() })
+    }
+
+    /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
+    /// tool step, which has the rules for it.
+    fn take(&self, message: &Message) -> Option<Update> {
+        let [call] = message.tool_calls() else { return None };
+        let form = self.forms.iter().find(|form| form.spec.name == call.name)?;
+        let fits = message.invalid_tool_calls().is_empty() && form.check.check(&call.args).is_ok();
+        fits.then(|| form.writes(call))
+    }
+
+    /// Whether the last thing that happened is that an answer was taken together with the model's message.
+    fn was_taken(&self, state: &State) -> bool {
+        let is_form = |name: &String| self.forms.iter().any(|form| form.spec.name == *name);
+        state.messages.last().is_some_and(|last| {
+            matches!(last.role, Role::Tool { status: ToolStatus::Success, .. })
+                && last.name.as_ref().is_some_and(is_form)
+        })
     }
 
     /// What is to be done about the model's last answer, when it is plain text.
@@ -116,19 +134,27 @@ impl Middleware for StructuredOutput {
             Moment::BeforeAgent if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) => {
                 Ok(Update::field(FIELD, Value::Null).into())
             }
+            Moment::AfterModel if self.was_taken(state) => {
+                Ok(Reaction { update: Update::none(), jump: Some(Jump::End) })
+            }
             Moment::AfterModel => self.remind(state),
             Moment::BeforeAgent | Moment::BeforeModel | Moment::AfterAgent => Ok(Reaction::default()),
         }
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        next.ask(ModelRequest { tool_choice: ToolChoice::Any, ..request }).await
+        let mut answer = next.ask(ModelRequest { tool_choice: ToolChoice::Any, ..request }).await?;
+        if let Some(taken) = self.take(&answer.message) {
+            answer.extra.merge(taken);
+        }
+        Ok(answer)
     }
 }
 
 /// One form of the answer, as a tool.
 struct Form {
     spec: Arc<ToolSpec>,
+    check: ArgumentCheck,
     all: Arc<[String]>,
 }
 
@@ -139,7 +165,17 @@ impl Form {
         let description =
             format!("{about}\n\nCall this once, alone, when you have your final answer: it ends your work.");
         let spec = ToolSpec { name: all[at].clone(), description, parameters: schema };
-        Self { spec: Arc::new(spec), all: Arc::clone(all) }
+        Self { check: ArgumentCheck::new(&spec), spec: Arc::new(spec), all: Arc::clone(all) }
+    }
+
+    /// What a good answer writes: its result, and the answer itself.
+    fn writes(&self, call: &ToolCall) -> Update {
+        let response = self.in_order(call.args.clone());
+        let shown: Vec<String> = response.iter().map(|(name, value)| format!("{name}={}", python(value))).collect();
+        let text = format!("Returning structured response: {}", shown.join(" "));
+        let mut writes = Update::messages([Message::tool(call, ToolStatus::Success, text)]);
+        writes.merge(Update::field(FIELD, Value::Object(response)));
+        writes
     }
 
     /// The arguments in the order of the schema, which is the one the reader expects.
@@ -166,13 +202,7 @@ impl Tool for Form {
                 taken. Call once, with the whole answer.";
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
-        let response = self.in_order(call.args.clone());
-        let shown: Vec<String> = response.iter().map(|(name, value)| format!("{name}={}", python(value))).collect();
-        let text = format!("Returning structured response: {}", shown.join(" "));
-        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
-        answer.writes.merge(Update::field(FIELD, Value::Object(response)));
-        answer.ends = true;
-        Ok(CallOutcome::Answer(answer))
+        Ok(CallOutcome::Answer(Answer { writes: self.writes(call), ends: true, shown: false }))
     }
 }
 

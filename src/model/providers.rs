@@ -140,7 +140,12 @@ impl Providers {
         let mut all: BTreeMap<String, ProviderConfig> =
             Kind::ALL.into_iter().map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable))).collect();
         for (name, mut config) in configs {
-            if let Some(usual) = all.get(&name).filter(|usual| usual.kind == config.kind)
+            // An address of one's own needs no key; the usual one is sent there if it is set.
+            let fits = |usual: &&ProviderConfig| {
+                let is_set = matches!(usual.api_key, Key::Env { value: Some(_), .. });
+                usual.kind == config.kind && (is_set || config.base_url.is_none())
+            };
+            if let Some(usual) = all.get(&name).filter(fits)
                 && matches!(config.api_key, Key::None)
             {
                 config.api_key = usual.api_key.clone();
@@ -174,6 +179,11 @@ impl Providers {
         }
         models.insert(name.to_owned(), Arc::clone(&model));
         Ok(model)
+    }
+
+    /// Whether there is a provider for a model of this name, be it usable or not.
+    pub fn knows(&self, name: &str) -> bool {
+        split(name).is_some_and(|(provider, _)| self.configs.contains_key(provider))
     }
 
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
@@ -221,15 +231,18 @@ fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderC
     let first = |names: &[&'static str]| {
         names.iter().find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
     };
+    let base_url = first(kind.address_variables()).map(|(_, value)| value);
+    let optional = base_url.is_some() || kind == Kind::Ollama;
     let api_key = match (first(kind.key_variables()), kind.key_variables().first()) {
         (Some((name, value)), _) => Key::Env { name: name.to_owned(), value: Some(value.trim().to_owned().into()) },
-        (None, Some(name)) => Key::Env { name: (*name).to_owned(), value: None },
-        (None, None) => Key::None,
+        (None, Some(name)) if !optional => Key::Env { name: (*name).to_owned(), value: None },
+        (None, _) => Key::None,
     };
-    ProviderConfig { kind, base_url: first(kind.address_variables()).map(|(_, value)| value), api_key }
+    ProviderConfig { kind, base_url, api_key }
 }
 
-/// The provider's key. Only public addresses insist on one: a gateway or a local server may do without.
+/// The provider's key. Only public addresses insist on one: a gateway or a local server may do without, unless its owner
+/// names a variable or a file for it.
 fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
     let optional = config.base_url.is_some() || config.kind == Kind::Ollama;
     match &config.api_key {
@@ -246,7 +259,7 @@ fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, 
                 key => Ok(Some(key.to_owned().into())),
             }
         }
-        Key::Env { value: None, .. } | Key::Inline(_) | Key::None if optional => Ok(None),
+        Key::Inline(_) | Key::None if optional => Ok(None),
         Key::Env { name, value: None } => {
             Err(misconfigured(format!("provider `{provider}` needs a key: set {name} or its `api_key`")))
         }

@@ -54,7 +54,6 @@ pub(super) async fn start(
     let claimed = worker.is_some() && in_flight.is_empty() && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
-        run.attempt = 1;
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
     enter_thread(tx, &thread, &run, known, now).await?;
@@ -96,7 +95,7 @@ fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {
         request: RunRequest { temporary: wish.target == Target::Stateless { keep: false }, ..wish.request.clone() },
         metadata,
         error: None,
-        attempt: 0,
+        attempt: 1,
         created_at: now,
         updated_at: now,
         due_at: now.plus(wish.after),
@@ -137,7 +136,7 @@ async fn settle_questions(
 
 async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known, now: Timestamp) -> DbResult<()> {
     let mut config = serde_json::Map::new();
-    for key in ["configurable", "tags", "recursion_limit"] {
+    for key in ["configurable", "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
             config.insert(key.to_owned(), value.clone());
         }

@@ -211,6 +211,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
         if lane != Lane::Main {
             db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
         } else {
+            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+                db::runs::stop_children(tx, thread, batch.at).await?;
+            }
             let status = match status {
                 RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
                 RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
@@ -235,7 +238,12 @@ impl Desk {
 /// What a failing database means for a loop. The words go to the log; clients get a class.
 pub(super) fn fault(error: &DbError) -> Stop {
     tracing::error!(%error, "the database failed under a run");
-    Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+    match error {
+        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
+        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
+            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+        }
+    }
 }
 
 #[async_trait]
@@ -328,7 +336,9 @@ impl Journal for LaneJournal {
             .await
             .map_err(|error| fault(&error))?;
         Ok(found.map(|(run, mut machine, segment, input)| {
-            if machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+            // One that failed has told its parent, or is about to: it is not tried again.
+            let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
+            if answered && machine.position.failure.is_none() {
                 machine.reopen();
             }
             let journal = self.child_journal(&run, segment);

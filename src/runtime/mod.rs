@@ -11,7 +11,6 @@ use serde_json::{Map, Value};
 use crate::agent::assemble::{Agents, Known};
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::input::read_input;
 use crate::domain::machine::Plan;
@@ -23,9 +22,12 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod journal;
 mod opening;
+mod refusal;
 mod resume;
 mod worker;
 mod writing;
+
+pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
 
 use admission::Admitted;
 use worker::Worker;
@@ -70,38 +72,6 @@ pub enum AssistantRef {
     Graph(String),
 }
 
-/// Why a run was not started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There is no such thread.
-    #[error("there is no thread {0}")]
-    NoThread(ThreadId),
-    /// There is no such assistant or graph.
-    #[error("there is no assistant {0}")]
-    NoAssistant(String),
-    /// There is no such checkpoint on the thread.
-    #[error("there is no checkpoint {0} on this thread")]
-    NoCheckpoint(CheckpointId),
-    /// The thread is busy and the strategy is to refuse.
-    #[error("the thread is busy")]
-    Busy,
-    /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
-    #[error("{} questions wait for an answer", .0.len())]
-    QuestionPending(Vec<InterruptId>),
-    /// Several questions wait and the answer does not say which it is for.
-    #[error("{} questions wait for an answer", .0.len())]
-    AmbiguousAnswer(Vec<InterruptId>),
-    /// Something in the request cannot be accepted.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// A resume without a thread.
-    #[error("a resume needs a thread")]
-    ResumeNeedsThread,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
-}
-
 /// What becomes of the work of a cancelled run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAction {
@@ -109,40 +79,6 @@ pub enum CancelAction {
     Interrupt,
     /// It is undone, and the run deleted.
     Rollback,
-}
-
-/// Why a run was not cancelled.
-#[derive(Debug, thiserror::Error)]
-pub enum CancelError {
-    /// There is no such run.
-    #[error("there is no such run")]
-    NoRun,
-    /// It is over already.
-    #[error("the run is over")]
-    Over,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
-}
-
-/// Why a question was not resolved.
-#[derive(Debug, thiserror::Error)]
-pub enum ResolveError {
-    /// There is no such question.
-    #[error("there is no such interrupt")]
-    NoInterrupt,
-    /// It was answered otherwise, dropped, or has expired.
-    #[error("the interrupt is {0}")]
-    Stale(&'static str),
-    /// The answer is not one of those that were asked for.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// The thread is busy.
-    #[error("the thread is busy")]
-    Busy,
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
 }
 
 /// A write into the state of a thread from outside the loop.
@@ -154,29 +90,6 @@ pub struct StateWrite {
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
-}
-
-/// Why a state was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum StateWriteError {
-    /// There is no such thread.
-    #[error("there is no thread {0}")]
-    NoThread(ThreadId),
-    /// There is no such checkpoint on the thread.
-    #[error("there is no checkpoint {0} on this thread")]
-    NoCheckpoint(CheckpointId),
-    /// The agent has no such node.
-    #[error("node {0} does not exist")]
-    NoNode(String),
-    /// Runs are at work on the thread.
-    #[error("the thread has in-flight runs")]
-    InFlight(Vec<RunId>),
-    /// The values cannot be accepted.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// The server failed.
-    #[error(transparent)]
-    Fault(#[from] db::DbError),
 }
 
 /// What runs are made with.
@@ -193,8 +106,18 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
+    /// How often the lease is renewed; much less than it lasts.
+    pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
+}
+
+/// How a question stands.
+enum Standing {
+    /// It waits for its answer, asked by an agent of this assistant.
+    Open(AssistantId),
+    /// It has this very answer, with which this run went on.
+    AnsweredBy(RunId),
 }
 
 /// Starts, resumes and cancels runs. Cheap to clone.
@@ -212,6 +135,11 @@ impl Runs {
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         Ok(Self(worker))
+    }
+
+    /// Waits until no run is at work in this process.
+    pub async fn rest(&self) {
+        self.0.at_rest(|_, _| true).await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.
@@ -323,39 +251,26 @@ impl Runs {
         interrupt: InterruptId,
         answer: Value,
     ) -> Result<RunId, ResolveError> {
-        let id = interrupt.clone();
-        let (asked, run) = self
-            .0
-            .db
-            .read(move |tx| {
-                Box::pin(async move {
-                    let asked = db::interrupts::find(tx, thread, &id).await?;
-                    let run = match &asked {
-                        Some(asked) => db::runs::get_by_id(tx, asked.run).await?,
-                        None => None,
-                    };
-                    Ok(asked.zip(run))
-                })
-            })
-            .await?
-            .ok_or(ResolveError::NoInterrupt)?;
-        match (asked.status, asked.resumed_by) {
-            (AskedStatus::Pending, _) => {}
-            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(&answer) => return Ok(by),
-            (status, _) => return Err(ResolveError::Stale(status.word())),
-        }
+        let assistant = match self.question(thread, &interrupt, &answer).await? {
+            Standing::Open(assistant) => assistant,
+            Standing::AnsweredBy(run) => return Ok(run),
+        };
         let request = RunRequest { stream_mode: vec!["values".to_owned()], ..RunRequest::default() };
         let wish = Wish {
             target: Target::Thread(thread),
-            assistant: AssistantRef::Id(run.assistant),
+            assistant: AssistantRef::Id(assistant),
             request,
-            resume: Some(Value::Object([(interrupt.0, answer)].into_iter().collect())),
+            resume: Some(Value::Object([(interrupt.0.clone(), answer.clone())].into_iter().collect())),
             metadata: Map::new(),
             after: Duration::ZERO,
         };
         match self.start(wish).await {
             Ok(run) => Ok(run.id),
-            Err(StartError::Invalid(invalid)) => Err(ResolveError::Invalid(invalid)),
+            // Not a question that waits: somebody was quicker.
+            Err(StartError::Invalid(invalid)) => match self.question(thread, &interrupt, &answer).await? {
+                Standing::Open(_) => Err(ResolveError::Invalid(invalid)),
+                Standing::AnsweredBy(run) => Ok(run),
+            },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Busy) => Err(ResolveError::Busy),
             Err(
@@ -366,6 +281,33 @@ impl Runs {
                 | StartError::AmbiguousAnswer(_)
                 | StartError::ResumeNeedsThread,
             ) => Err(ResolveError::NoInterrupt),
+        }
+    }
+
+    /// How a question stands for somebody who gives this answer.
+    async fn question(
+        &self,
+        thread: ThreadId,
+        interrupt: &InterruptId,
+        answer: &Value,
+    ) -> Result<Standing, ResolveError> {
+        let id = interrupt.clone();
+        let read = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(asked) = db::interrupts::find(tx, thread, &id).await? else {
+                    return Ok(None);
+                };
+                let run = db::runs::get_by_id(tx, asked.run).await?;
+                Ok(run.map(|run| (asked, run.assistant)))
+            })
+        });
+        let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
+        match (asked.status, asked.resumed_by) {
+            (AskedStatus::Pending, _) => Ok(Standing::Open(assistant)),
+            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
+                Ok(Standing::AnsweredBy(by))
+            }
+            (status, _) => Err(ResolveError::Stale(status.word())),
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
     }
     let Found { mut machine, segment, own, .. } = found;
-    let resumed = own || goes_on(&run.request);
+    let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
     if own {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false });
@@ -98,7 +98,7 @@ fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<N
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, &answers).await })).await?;
+        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await })).await?;
     }
     desk.db
         .read(move |tx| {

@@ -60,10 +60,11 @@ fn is_id(key: &str) -> bool {
 }
 
 /// Takes the answers of `run` to whoever asked, and clears the way from the main agent to there. Doing it again after a
-/// crash changes nothing.
-pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, answers: &Resume) -> DbResult<()> {
+/// crash changes nothing, and an answer goes to the question that it was given to, not to one asked anew since.
+pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, run: RunId, answers: &Resume) -> DbResult<()> {
     for (id, answer) in answers {
-        let Some(asked) = db::interrupts::find(tx, thread, id).await? else {
+        let asked = db::interrupts::find(tx, thread, id).await?;
+        let Some(asked) = asked.filter(|asked| asked.resumed_by == Some(run)) else {
             continue;
         };
         let mut machine = position(tx, thread, asked.lane).await?;

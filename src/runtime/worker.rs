@@ -43,6 +43,8 @@ pub(super) struct Worker {
     pub(super) shutdown: Shutdown,
     /// For how long a claim holds without a heartbeat.
     pub(super) lease: Duration,
+    /// How often the lease is renewed.
+    pub(super) heartbeat: Duration,
     pub(super) slots: Arc<Semaphore>,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
@@ -73,6 +75,7 @@ impl Worker {
             clock: parts.clock,
             shutdown: parts.shutdown,
             lease: parts.lease,
+            heartbeat: parts.heartbeat,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
             active: Mutex::default(),
@@ -106,7 +109,7 @@ impl Worker {
     /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
     pub(super) async fn keep_lease(self: Arc<Self>) {
         let mut good_until = self.clock.now().plus(self.lease);
-        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.lease / 5)).await.is_some() {
+        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.heartbeat)).await.is_some() {
             let until = self.clock.now().plus(self.lease);
             match self.beat(until).await {
                 Ok(cancels) => {
@@ -218,13 +221,17 @@ impl Worker {
 
     /// Begins to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, run: Run, fence: i64, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
-        let stop = self.shutdown.soft().child_token();
+        let stop = self.shutdown.hard().child_token();
         let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
-        self.active().insert(run.id, active);
+        let late = self.enter(run.id, active);
         let (this, id) = (Arc::clone(self), run.id);
         let desk = Arc::new(self.desk(run, fence));
         let holder = desk.log.expect(id, fresh);
         self.shutdown.spawn("run", async move {
+            if let Some(active) = late {
+                this.at_rest(|other, _| other == id).await;
+                this.active().insert(id, active);
+            }
             let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
@@ -238,6 +245,18 @@ impl Worker {
             this.make_way();
             this.clear_away(&desk).await;
         });
+    }
+
+    /// Notes that a run is at work here. Given back if it still is under an earlier claim, which another process took
+    /// and lost again before the loop here heard of it; that loop is told to leave.
+    fn enter(&self, run: RunId, new: Active) -> Option<Active> {
+        let mut active = self.active();
+        if let Some(old) = active.get(&run) {
+            old.stop.cancel();
+            return Some(new);
+        }
+        active.insert(run, new);
+        None
     }
 
     fn desk(&self, run: Run, fence: i64) -> Desk {
@@ -260,7 +279,10 @@ impl Worker {
         };
         let opening = match opening::open(desk, &known).await {
             Ok(opening) => opening,
-            Err(error) => return tracing::error!(run = %run.id, %error, "could not load the state of a run"),
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "could not load the state of a run");
+                return self.give_back(desk).await;
+            }
         };
         let Opening { mut machine, notes, segment, plan, only_notes } = opening;
         let journal = LaneJournal::main(Arc::clone(desk), segment);
@@ -278,6 +300,7 @@ impl Worker {
                 before: run.request.interrupt_before.clone(),
                 after: run.request.interrupt_after.clone(),
             },
+            leave: self.shutdown.soft().clone(),
         };
         let driven =
             if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };
@@ -285,6 +308,7 @@ impl Worker {
             Ok(Ending::Failed(failure)) => tracing::info!(run = %run.id, class = %failure.class, "run failed"),
             Ok(Ending::Done | Ending::Parked(_) | Ending::Paused) => {}
             Err(Stop::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
+            Err(Stop::Away) => self.give_back(desk).await,
             Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,
             Err(Stop::Cancelled) => self.cancelled(desk, &machine, &journal).await,
         }
@@ -314,7 +338,8 @@ impl Worker {
         let journal = LaneJournal::main(Arc::clone(desk), None);
         let ended = Fact::Ended { status: RunStatus::Error, error: Some(failure) };
         if let Err(stop) = journal.commit(machine, vec![Note::Fact(ended)]).await {
-            tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed; it will be taken over");
+            tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
+            self.give_back(desk).await;
         }
     }
 
@@ -355,6 +380,17 @@ impl Worker {
             .await
     }
 
+    /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
+    /// belongs to its worker for as long as that lives.
+    async fn give_back(&self, desk: &Arc<Desk>) {
+        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+            match self.release(desk).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(run = %desk.run.id, %error, "could not give a run back yet"),
+            }
+        }
+    }
+
     /// Gives a run back, for the next process to go on with.
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
@@ -393,9 +429,16 @@ impl Worker {
 
     /// Waits until no run works on `thread` in this process.
     pub(super) async fn quiet(&self, thread: ThreadId) {
+        self.at_rest(|_, of| of == thread).await;
+    }
+
+    /// Waits until none of these runs, each with its thread, is at work in this process.
+    pub(super) async fn at_rest(&self, concerns: impl Fn(RunId, ThreadId) -> bool) {
         loop {
-            let left = self.left.notified();
-            if !self.active().values().any(|active| active.thread == thread) {
+            let mut left = std::pin::pin!(self.left.notified());
+            // Enlisted before the look, or a run that leaves right after it would not be heard.
+            left.as_mut().enable();
+            if !self.active().iter().any(|(run, active)| concerns(*run, active.thread)) {
                 return;
             }
             left.await;

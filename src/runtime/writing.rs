@@ -45,7 +45,13 @@ pub(super) async fn write(
         return Ok(Err(StateWriteError::NoNode(node)));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
-    let entry = machine.written(&plan, Source::Update, &node, update, CheckpointId::mint());
+    // Nobody is named and nobody was at work: then nobody goes on because of it.
+    let is_aside = write.as_node.is_none() && machine.head.is_some() && machine.position.phase == Phase::Ended;
+    let entry = if is_aside {
+        machine.noted(update, CheckpointId::mint())
+    } else {
+        machine.written(&plan, Source::Update, &node, update, CheckpointId::mint())
+    };
     let placed = Placed {
         thread,
         lane: Lane::Main,

@@ -1,3 +1,29 @@
 //! The tests of the whole, in one binary: one module for each promise.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
+)]
+
+mod approvals;
+mod crash;
+mod delegated_interrupts;
+mod files;
+mod interrupts;
 mod layers;
+mod limits;
+mod models;
+mod readme;
+mod runs;
+mod sdk;
+mod shared_state;
+mod state;
+mod stateless;
+mod streams;
+mod subagents;
+mod support;
+mod threads;
+mod todos;
+mod tools;

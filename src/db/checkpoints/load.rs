@@ -210,11 +210,7 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
 /// The step that came next in a lane after the place `seq` of the log.
 pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64) -> DbResult<Option<Entry>> {
     const SQL: &str = concat!(select!(), " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1");
-    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(thread.0)
-        .bind(lane_id(lane))
-        .bind(seq)
-        .fetch_optional(conn)
-        .await)?;
+    let row: Option<CheckpointRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).bind(seq).fetch_optional(conn).await)?;
     row.map(|row| row.read(thread).map(|checkpoint| checkpoint.entry)).transpose()
 }

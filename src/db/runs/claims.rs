@@ -86,13 +86,14 @@ pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
 /// Gives runs of the main agent that were left behind to `worker`: those at work whose worker is none, is unknown, or
 /// broke its promise to be alive. Each is begun anew, so its `attempt` grows.
 ///
-/// `worker` needs a promise of its own ([`crate::db::workers::beat`]), or it takes its own runs.
+/// Its own runs are not among them, even if it broke its promise itself, as after a sleep: it is still at work on them.
 pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
     macro_rules! adopt {
         ($lock:literal) => {
             concat!(
                 "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2 \
                  where run_id in (select run_id from runs orphan where depth = 0 and status = 'running' \
+                 and (worker is null or worker <> $1) \
                  and not exists (select 1 from workers \
                  where workers.worker_id = orphan.worker and workers.alive_until >= $2) \
                  order by created_at, run_id limit $3",

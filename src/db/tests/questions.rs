@@ -15,7 +15,7 @@ fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
         Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec!["c".to_owned()] };
     let asker = Asker::Call("c".to_owned());
     Asked {
-        interrupt: Interrupt { id: InterruptId::of_task(task), task, asker, question, answer: None },
+        interrupt: Interrupt { id: InterruptId::of_task(task, 0), task, asker, question, answer: None },
         thread,
         run: RunId::mint(),
         lane,

@@ -178,7 +178,9 @@ async fn are_adopted(db: Db) {
     write!(db, |tx| workers::retire(tx, alive));
     assert_eq!(adopt(9).await, [(ids[0], 2, 1)]);
     write!(db, |tx| workers::retire_all(tx));
-    assert_eq!(adopt(9).await.len(), 4);
+    assert_eq!(adopt(9).await, []);
+    let next = WorkerId::mint();
+    assert_eq!(write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9)).len(), 4);
 }
 
 async fn are_cancelled(db: Db) {

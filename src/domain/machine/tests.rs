@@ -1,1 +1,355 @@
+//! Tables: each row of the loop's phases, the jumps, the questions and the fates of calls.
 
+use serde_json::{Map, json};
+
+use super::*;
+use crate::domain::call::EDITED_CALLS;
+use crate::domain::interrupt::QuestionKind;
+use crate::domain::message::{InvalidToolCall, Role, ToolStatus};
+
+mod outside;
+
+fn names(moment: Moment, policies: [&str; 2]) -> Vec<String> {
+    policies.iter().map(|policy| format!("{policy}.{}", moment.word())).collect()
+}
+
+/// Two policies with a hook at every moment.
+fn plan() -> Plan {
+    Plan {
+        before_agent: names(Moment::BeforeAgent, ["A", "B"]),
+        before_model: names(Moment::BeforeModel, ["A", "B"]),
+        after_model: names(Moment::AfterModel, ["B", "A"]),
+        after_agent: names(Moment::AfterAgent, ["B", "A"]),
+        step_limit: 100,
+    }
+}
+
+fn bare_plan() -> Plan {
+    Plan { step_limit: 100, ..Plan::default() }
+}
+
+fn hooks(moment: Moment, next: usize) -> Phase {
+    Phase::Hooks { moment, next }
+}
+
+fn id() -> CheckpointId {
+    CheckpointId::mint()
+}
+
+fn tool_call(id: &str) -> ToolCall {
+    ToolCall::new(id, "send", Map::new())
+}
+
+fn calling(ids: &[&str]) -> Message {
+    let tool_calls = ids.iter().map(|id| tool_call(id)).collect();
+    Message::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+}
+
+fn unreadable(call: Option<&str>) -> Message {
+    let broken = InvalidToolCall {
+        name: Some("send".to_owned()),
+        args: Some("{".to_owned()),
+        id: call.map(str::to_owned),
+        error: Some("EOF".to_owned()),
+        kind: "invalid_tool_call".to_owned(),
+    };
+    Message::new(Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![broken], usage_metadata: None }, "")
+}
+
+fn answered(call: &str) -> Fate {
+    Fate::Answered(Box::new(Answer::message(Message::tool(&tool_call(call), ToolStatus::Success, call))))
+}
+
+/// A machine that stands at `phase`, after these messages.
+fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machine {
+    let mut machine = Machine { head: Some(id()), step: Some(3), ..Machine::default() };
+    machine.state.apply(&Update::messages(messages));
+    machine.position.phase = phase;
+    machine
+}
+
+/// A machine in its tool step, with these calls.
+fn in_tools(ids: &[&str]) -> Machine {
+    let mut machine = standing(Phase::Model, [Message::human("do it")]);
+    machine.model_done(&bare_plan(), calling(ids), Update::none(), id());
+    machine
+}
+
+fn question() -> Question {
+    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![] }
+}
+
+fn reloaded(machine: &Machine) -> Machine {
+    let stored = serde_json::to_string(&machine.position).unwrap();
+    Machine { position: serde_json::from_str(&stored).unwrap(), ..machine.clone() }
+}
+
+#[test]
+fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
+    use Moment::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
+    let table = [
+        (hooks(BeforeAgent, 0), hooks(BeforeAgent, 1)),
+        (hooks(BeforeAgent, 1), hooks(BeforeModel, 0)),
+        (hooks(BeforeModel, 0), hooks(BeforeModel, 1)),
+        (hooks(BeforeModel, 1), Phase::Model),
+        (hooks(AfterModel, 0), hooks(AfterModel, 1)),
+        (hooks(AfterModel, 1), hooks(AfterAgent, 0)),
+        (hooks(AfterAgent, 0), hooks(AfterAgent, 1)),
+        (hooks(AfterAgent, 1), Phase::Ended),
+    ];
+    for (phase, expected) in table {
+        let Phase::Hooks { moment, next } = phase else { panic!("a row without a hook") };
+        let mut machine = standing(phase.clone(), [Message::ai("done")]);
+        assert_eq!(machine.next(&plan()), Step::RunHook(moment, next));
+        assert_eq!(
+            machine.hook_done(&plan(), Update::none(), None, id()),
+            None,
+            "a hook that wrote nothing is no step"
+        );
+        assert_eq!(machine.position.phase, expected, "after {phase:?}");
+        assert_eq!(machine.position.taken, 1);
+    }
+}
+
+#[test]
+fn the_answer_of_the_model_decides_between_tools_and_the_end() {
+    let mut asked = standing(Phase::Model, [Message::human("hi")]);
+    assert_eq!(asked.next(&plan()), Step::AskModel);
+    asked.model_done(&plan(), calling(&["a", "b"]), Update::none(), id());
+    assert_eq!(asked.position.phase, hooks(Moment::AfterModel, 0));
+    asked.hook_done(&plan(), Update::none(), None, id());
+    asked.hook_done(&plan(), Update::none(), None, id());
+    assert_eq!(asked.next(&plan()), Step::RunCalls(vec![0, 1]));
+    let mut done = standing(Phase::Model, [Message::human("hi")]);
+    done.model_done(&bare_plan(), Message::ai("done"), Update::none(), id());
+    assert_eq!((done.next(&bare_plan()), done.position.phase), (Step::End, Phase::Ended));
+}
+
+#[test]
+fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_again() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_fate(1, answered("b"));
+    assert_eq!(machine.tools_done(&plan(), id()), None, "not before the last is answered");
+    machine.set_fate(0, answered("a"));
+    let Some(entry) = machine.tools_done(&plan(), id()) else { panic!("no step") };
+    let written: Vec<_> = entry.writes.iter().map(|update| update.messages[0].answers().unwrap().to_owned()).collect();
+    assert_eq!(written, ["a", "b"]);
+    assert_eq!(machine.position.phase, hooks(Moment::BeforeModel, 0));
+}
+
+#[test]
+fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
+    let mut machine = in_tools(&["a", "b"]);
+    let last = Answer { ends: true, ..Answer::message(Message::tool(&tool_call("a"), ToolStatus::Success, "")) };
+    machine.set_fate(0, Fate::Answered(Box::new(last)));
+    machine.set_fate(1, answered("b"));
+    assert!(machine.tools_done(&plan(), id()).is_some());
+    assert_eq!(machine.position.phase, hooks(Moment::AfterAgent, 0));
+}
+
+#[test]
+fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
+    use Moment::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
+    for moment in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
+        let end = if moment == AfterAgent { Phase::Ended } else { hooks(AfterAgent, 0) };
+        let table = [(Jump::Model, Some(hooks(BeforeModel, 0))), (Jump::Tools, None), (Jump::End, Some(end))];
+        for (jump, expected) in table {
+            let mut machine = standing(hooks(moment, 0), [calling(&["a"])]);
+            machine.hook_done(&plan(), Update::none(), Some(jump), id());
+            match expected {
+                Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {moment:?}"),
+                None => assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]), "{jump:?} from {moment:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
+    let result = Message::tool(&tool_call("a"), ToolStatus::Error, "no");
+    let table = [
+        (vec![calling(&["a"]), result], hooks(Moment::BeforeModel, 0)),
+        (vec![Message::ai("done")], hooks(Moment::AfterAgent, 0)),
+        (vec![Message::human("hi")], hooks(Moment::AfterAgent, 0)),
+    ];
+    for (messages, expected) in table {
+        let mut machine = standing(hooks(Moment::AfterModel, 0), messages);
+        machine.hook_done(&plan(), Update::none(), Some(Jump::Tools), id());
+        assert_eq!(machine.position.phase, expected);
+    }
+}
+
+#[test]
+fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
+    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let Some(asked) = machine.hook_asked(&plan(), question()).cloned() else { panic!("no question") };
+    assert_eq!(asked.asker, Asker::Hook("A.after_model".to_owned()));
+    assert_eq!(machine.next(&plan()), Step::Park);
+    assert!(machine.resolve(&asked.id, json!("yes")));
+    assert!(!machine.resolve(&asked.id, json!("no")), "it is not open any more");
+    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 1));
+    machine.hook_done(&plan(), Update::none(), None, id());
+    assert_eq!(machine.position.asked, []);
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+}
+
+#[test]
+fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer() {
+    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let first = machine.hook_asked(&plan(), question()).unwrap().id.clone();
+    machine.resolve(&first, json!("first"));
+    let second = machine.hook_asked(&plan(), question()).unwrap().id.clone();
+    assert_ne!(first, second);
+    assert_eq!(machine.next(&plan()), Step::Park);
+    assert!(!machine.resolve(&first, json!("late")));
+    assert!(machine.resolve(&second, json!("second")));
+    let answers: Vec<_> = machine.position.asked.iter().map(|asked| asked.answer.clone().unwrap()).collect();
+    assert_eq!(answers, [json!("second")]);
+}
+
+#[test]
+fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
+    let mut machine = standing(Phase::Model, [Message::human("hi")]);
+    machine.model_done(&bare_plan(), unreadable(Some("x")), Update::none(), id());
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![]), "nothing to run, but a step to be finished");
+    let Some(entry) = machine.tools_done(&bare_plan(), id()) else { panic!("no step") };
+    assert_eq!(entry.writes[0].messages[0].answers(), Some("x"));
+    assert!(entry.writes[0].messages[0].content.text().contains("not a JSON object"));
+    assert_eq!(machine.next(&bare_plan()), Step::AskModel);
+}
+
+#[test]
+fn an_unreadable_call_that_nobody_can_answer_does_not_make_the_loop_go_round_for_ever() {
+    let mut machine = standing(Phase::Model, [Message::human("hi")]);
+    machine.model_done(&bare_plan(), unreadable(None), Update::none(), id());
+    assert_eq!(machine.next(&bare_plan()), Step::End);
+}
+
+#[test]
+fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
+    let mut machine = in_tools(&["a", "b"]);
+    let first = machine.call_asked(0, question()).unwrap().clone();
+    let second = machine.call_asked(1, question()).unwrap().clone();
+    assert_ne!(first.id, second.id);
+    assert_eq!(machine.next(&plan()), Step::Park);
+    machine.resolve(&second.id, json!("go"));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![1]));
+    machine.set_fate(1, answered("b"));
+    assert_eq!(machine.next(&plan()), Step::Park);
+    assert_eq!(machine.open_questions().map(|asked| &asked.id).collect::<Vec<_>>(), [&first.id]);
+    machine.resolve(&first.id, json!("go"));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+}
+
+#[test]
+fn a_call_may_run_by_its_fate() {
+    let child = RunId::mint();
+    let table = [
+        (Fate::Ready, true),
+        (Fate::Started, true),
+        (Fate::Asking, false),
+        (Fate::Delegated { child, parked: false }, true),
+        (Fate::Delegated { child, parked: true }, false),
+    ];
+    for (fate, runs) in table {
+        let mut machine = in_tools(&["a"]);
+        machine.set_fate(0, fate.clone());
+        let expected = if runs { Step::RunCalls(vec![0]) } else { Step::Park };
+        assert_eq!(machine.next(&plan()), expected, "{fate:?}");
+    }
+}
+
+#[test]
+fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
+    let (first, second) = (RunId::mint(), RunId::mint());
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_fate(0, Fate::Delegated { child: first, parked: true });
+    machine.set_fate(1, Fate::Delegated { child: second, parked: true });
+    assert_eq!(machine.parked_children(), [first, second]);
+    assert!(!machine.unpark(RunId::mint()));
+    assert!(machine.unpark(second));
+    assert!(!machine.unpark(second), "it is awake");
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![1]));
+    assert_eq!(machine.parked_children(), [first]);
+}
+
+#[test]
+fn calls_that_a_hook_answered_do_not_run() {
+    let rejected = Message::tool(&tool_call("a"), ToolStatus::Error, "rejected");
+    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a", "b"])]);
+    machine.hook_done(&plan(), Update::messages([rejected]), None, id());
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+    assert_eq!(machine.call(0), Some(tool_call("b")));
+}
+
+#[test]
+fn a_result_of_an_earlier_answer_is_not_taken_for_one_of_the_last() {
+    let result = Message::tool(&tool_call("a"), ToolStatus::Success, "old");
+    let mut machine = standing(Phase::Model, [calling(&["a"]), result]);
+    machine.model_done(&bare_plan(), calling(&["a"]), Update::none(), id());
+    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0]));
+}
+
+#[test]
+fn the_reviewers_call_runs_in_place_of_the_models() {
+    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let edits = json!({"a": {"name": "other", "args": {"x": 1}}});
+    machine.hook_done(&plan(), Update::field(EDITED_CALLS, edits), None, id());
+    assert_eq!(machine.call(0), Some(ToolCall::new("a", "other", Map::from_iter([("x".to_owned(), json!(1))]))));
+}
+
+#[test]
+fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
+    let limited = Plan { step_limit: 2, ..plan() };
+    for (phase, fails) in [(Phase::Model, true), (hooks(Moment::BeforeModel, 0), true), (Phase::Ended, false)] {
+        for taken in [1, 2, 3] {
+            let mut machine = standing(phase.clone(), []);
+            machine.position.taken = taken;
+            let failed =
+                matches!(machine.next(&limited), Step::Fail(Failure { class, .. }) if class == "GraphRecursionError");
+            assert_eq!(failed, fails && taken >= 2, "{phase:?} after {taken} steps");
+        }
+    }
+    let mut waiting = in_tools(&["a"]);
+    waiting.position.taken = 2;
+    assert!(matches!(waiting.next(&limited), Step::Fail(_)));
+    waiting.call_asked(0, question());
+    assert_eq!(waiting.next(&limited), Step::Park);
+}
+
+#[test]
+fn hooks_answers_and_tool_steps_count_one_step_each() {
+    let mut machine = standing(hooks(Moment::BeforeModel, 1), []);
+    machine.hook_done(&plan(), Update::none(), None, id());
+    machine.model_done(&bare_plan(), calling(&["a", "b"]), Update::none(), id());
+    machine.set_fate(0, answered("a"));
+    machine.set_fate(1, answered("b"));
+    machine.tools_done(&bare_plan(), id());
+    assert_eq!(machine.position.taken, 3);
+    machine.position.failure = Some(Failure::new("X", "y"));
+    machine.reopen();
+    assert_eq!(machine.position, Position { phase: Phase::Model, ..Position::default() });
+}
+
+#[test]
+fn ids_survive_a_reload() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    machine.call_asked(0, question());
+    machine.set_fate(1, Fate::Delegated { child: RunId::of_child(machine.call_task(1)), parked: true });
+    machine.set_fate(2, answered("c"));
+    let mut again = reloaded(&machine);
+    assert_eq!(again, machine);
+    assert_eq!(RunId::of_child(again.call_task(1)), again.parked_children()[0]);
+    let asked = machine.position.asked[0].id.clone();
+    assert!(again.resolve(&asked, json!("yes")));
+    assert_eq!(again.next(&plan()), Step::RunCalls(vec![0]));
+}
+
+#[test]
+fn asking_anew_after_a_reload_gives_the_same_question_and_in_another_step_another_one() {
+    let machine = in_tools(&["a"]);
+    let (mut lived, mut reborn) = (machine.clone(), reloaded(&machine));
+    assert_eq!(lived.call_asked(0, question()).cloned(), reborn.call_asked(0, question()).cloned());
+    let mut later = in_tools(&["a"]);
+    assert_ne!(later.call_asked(0, question()).unwrap().id, lived.position.asked[0].id);
+}

@@ -15,7 +15,36 @@ pub struct Frame {
     /// Its data.
     pub data: Bytes,
     /// Its place in the log, for streams that can be taken up again.
-    pub id: Option<Cursor>,
+    pub id: Option<Place>,
+    /// For a piece of an answer: how much of it is said with this frame.
+    pub said: Option<Said>,
+    /// Whether it makes up for pieces of an answer that came too early for this reader. Readers who were there in time do
+    /// not see it, so it does not count among the frames of its event.
+    pub belated: bool,
+}
+
+/// How much of an answer was said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Said {
+    /// Stands for the id of the message.
+    pub answer: u32,
+    /// How far it came; [`Said::ALL`] when it was ended.
+    pub much: u32,
+}
+
+impl Said {
+    /// Everything.
+    pub const ALL: u32 = u32::MAX;
+}
+
+/// What a client knows who saw everything up to a frame: which frame that is, and how much was said then of the answers
+/// that were not finished. Pieces of answers are not kept for ever, so their number alone would not tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The frame.
+    pub cursor: Cursor,
+    /// The unfinished answers.
+    pub said: Vec<Said>,
 }
 
 /// The name of a frame: a word, and the namespace of a subagent behind it.
@@ -36,9 +65,21 @@ pub struct Cursor {
     pub frame: u32,
 }
 
-impl fmt::Display for Cursor {
+impl Cursor {
+    /// The place behind everything that event `seq` became.
+    pub fn after(seq: i64) -> Self {
+        Self { seq, frame: u32::MAX }
+    }
+}
+
+impl fmt::Display for Place {
+    /// `12-0`, or `12` for the whole event; behind it `~answer.much` for each unfinished answer.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.seq, self.frame)
+        match self.cursor {
+            Cursor { seq, frame: u32::MAX } => write!(f, "{seq}")?,
+            Cursor { seq, frame } => write!(f, "{seq}-{frame}")?,
+        }
+        self.said.iter().try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.much))
     }
 }
 
@@ -47,6 +88,21 @@ impl fmt::Display for Cursor {
 #[error("must be the id of an event of this stream, or -1 for all of it")]
 pub struct NotACursor;
 
+impl FromStr for Place {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.trim().split('~');
+        let cursor = parts.next().unwrap_or_default().parse()?;
+        let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
+        let said = parts.map(|part| {
+            let (answer, much) = part.split_once('.').ok_or(NotACursor)?;
+            Ok(Said { answer: number(answer)?, much: number(much)? })
+        });
+        Ok(Self { cursor, said: said.collect::<Result<_, _>>()? })
+    }
+}
+
 impl FromStr for Cursor {
     type Err = NotACursor;
 
@@ -54,7 +110,7 @@ impl FromStr for Cursor {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if let Ok(seq) = text.parse() {
-            return Ok(Self { seq, frame: u32::MAX });
+            return Ok(Self::after(seq));
         }
         let (seq, frame) = text.split_once('-').ok_or(NotACursor)?;
         Ok(Self { seq: seq.parse().map_err(|_| NotACursor)?, frame: frame.parse().map_err(|_| NotACursor)? })
@@ -82,7 +138,7 @@ impl Frame {
 
     /// A frame whose data is already encoded.
     pub fn new(event: impl Into<Name>, data: impl Into<Bytes>) -> Self {
-        Self { event: event.into(), data: data.into(), id: None }
+        Self { event: event.into(), data: data.into(), id: None, said: None, belated: false }
     }
 
     /// Appends the frame's bytes to `buffer`.
@@ -97,7 +153,7 @@ impl Frame {
         }
         buffer.put_slice(b"\r\ndata: ");
         buffer.put_slice(&self.data);
-        if let Some(id) = self.id {
+        if let Some(id) = &self.id {
             buffer.put_slice(b"\r\nid: ");
             buffer.put_slice(id.to_string().as_bytes());
         }
@@ -123,7 +179,7 @@ mod tests {
     fn a_frame_is_event_data_and_id_on_lines_of_their_own() {
         let mut buffer = BytesMut::new();
         let name = Name { word: "values", namespace: Some(Arc::from("tools:1")) };
-        let id = Some(Cursor { seq: 12, frame: 1 });
+        let id = Some(Place { cursor: Cursor { seq: 12, frame: 1 }, said: vec![] });
         Frame { id, ..Frame::new(name, "{}") }.write(&mut buffer);
         Frame::new("error", "[]").write(&mut buffer);
         let expected = "event: values|tools:1\r\ndata: {}\r\nid: 12-1\r\n\r\nevent: error\r\ndata: []\r\n\r\n";
@@ -131,10 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_reads_what_it_wrote_and_minus_one_is_before_everything() {
-        let cursor = Cursor { seq: 12, frame: 1 };
-        assert_eq!(cursor.to_string().parse(), Ok(cursor));
-        assert!("-1".parse::<Cursor>().is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
-        assert_eq!("x".parse::<Cursor>(), Err(NotACursor));
+    fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
+        let said = vec![Said { answer: 0xabc, much: 31 }, Said { answer: 7, much: Said::ALL }];
+        let place = Place { cursor: Cursor { seq: 12, frame: 1 }, said };
+        assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
+        assert_eq!(place.to_string().parse(), Ok(place));
+        let whole = Place { cursor: Cursor::after(12), said: vec![] };
+        assert_eq!((whole.to_string().as_str(), "12".parse()), ("12", Ok(whole)));
+        let before = "-1".parse::<Place>().map(|place| place.cursor);
+        assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
+        for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x"] {
+            assert_eq!(wrong.parse::<Place>(), Err(NotACursor), "{wrong}");
+        }
     }
 }

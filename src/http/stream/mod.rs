@@ -20,8 +20,8 @@ use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
-use crate::events::{Events, Tail};
-pub use frame::{Cursor, Frame};
+use crate::events::{Events, Standing, Tail};
+pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
 pub mod frame;
@@ -40,7 +40,7 @@ pub struct StreamRequest {
     /// Whether events carry ids, so that the client can go on after one of them.
     pub resumable: bool,
     /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
-    pub seen: Option<Cursor>,
+    pub seen: Option<Place>,
     /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
     pub filter: Option<Vec<Mode>>,
     /// How long the line may be silent.
@@ -66,6 +66,8 @@ trait Log: Send + 'static {
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
     /// The state at a checkpoint.
     fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
+    /// How an agent stood at a checkpoint, if there is one.
+    fn standing(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Standing>>> + Send;
 }
 
 struct RunLog {
@@ -81,6 +83,10 @@ impl Log for RunLog {
 
     async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
         self.events.state_at(self.thread, checkpoint).await
+    }
+
+    async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+        self.events.standing(self.thread, checkpoint).await
     }
 }
 
@@ -117,10 +123,14 @@ impl<L: Log> Follower<L> {
         let StreamRequest { facts, modes, subgraphs, resumable, seen, filter, heartbeat, on_leave } = request;
         let asked: Modes =
             if modes.is_empty() { [Mode::Values].into_iter().collect() } else { modes.into_iter().collect() };
-        let presenter = match filter {
+        let mut presenter = match filter {
             None => Presenter::new(facts, asked, subgraphs),
             Some(filter) => Presenter::new(facts, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
         };
+        let seen = seen.map(|place| {
+            presenter.recall(place.said);
+            place.cursor
+        });
         let period = heartbeat.max(Duration::from_millis(1));
         let mut heartbeat = interval_at(tokio::time::Instant::now() + period, period);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -166,11 +176,7 @@ impl<L: Log> Follower<L> {
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error),
         };
-        let base = match self.presenter.wants_state(&event) {
-            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
-            None => Ok(None),
-        };
-        match base {
+        match self.look_up(&mut log, &event).await {
             Ok(base) => {
                 self.present(&event, base);
                 self.read.set(read(log));
@@ -179,11 +185,31 @@ impl<L: Log> Follower<L> {
         }
     }
 
+    /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
+    async fn look_up(&mut self, log: &mut L, event: &Event) -> DbResult<Option<Arc<State>>> {
+        if let Some(checkpoint) = self.presenter.wants_standing(event)
+            && let Some(standing) = log.standing(checkpoint).await?
+        {
+            self.presenter.learn(standing);
+        }
+        match self.presenter.wants_state(event) {
+            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
     fn present(&mut self, event: &Event, base: Option<Arc<State>>) {
-        for (at, mut frame) in (0..).zip(self.presenter.present(event, base)) {
-            let cursor = Cursor { seq: event.seq, frame: at };
-            if self.seen.is_none_or(|seen| cursor > seen) {
-                frame.id = self.resumable.then_some(cursor);
+        let frames = self.presenter.present(event, base);
+        let mut own = 0..;
+        for mut frame in frames {
+            // What makes up for earlier pieces comes before the frames that everybody gets.
+            let cursor = match frame.belated {
+                true => Cursor::after(event.seq - 1),
+                false => Cursor { seq: event.seq, frame: own.next().unwrap_or(u32::MAX) },
+            };
+            let is_new = |seen: Cursor| cursor > seen || frame.belated && cursor == seen;
+            if self.seen.is_none_or(is_new) {
+                frame.id = self.resumable.then(|| Place { cursor, said: self.presenter.unfinished(frame.said) });
                 frame.write(&mut self.buffer);
             }
         }

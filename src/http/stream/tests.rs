@@ -22,6 +22,10 @@ impl Log for Written {
         Ok(self.0.recv().await)
     }
 
+    async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
+        Ok(None)
+    }
+
     async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
         Err(DbError::Unfit("there are no states in this test".to_owned()))
     }

@@ -41,7 +41,15 @@ pub struct AssistantView {
 
 /// The columns that `select` may name.
 pub const COLUMNS: [&str; 10] = [
-    "assistant_id", "graph_id", "config", "context", "metadata", "name", "created_at", "updated_at", "version",
+    "assistant_id",
+    "graph_id",
+    "config",
+    "context",
+    "metadata",
+    "name",
+    "created_at",
+    "updated_at",
+    "version",
     "description",
 ];
 
@@ -109,9 +117,10 @@ impl AssistantSearch {
         let name = self.name.as_deref().unwrap_or_default().to_lowercase();
         self.graph_id.as_ref().is_none_or(|graph| *graph == view.graph_id)
             && view.name.to_lowercase().contains(&name)
-            && self.metadata.as_ref().is_none_or(|part| {
-                super::contains(&view.metadata.clone().into(), &part.clone().into())
-            })
+            && self
+                .metadata
+                .as_ref()
+                .is_none_or(|part| super::contains(&view.metadata.clone().into(), &part.clone().into()))
     }
 
     /// Sorts as wanted.

@@ -96,7 +96,10 @@ mod tests {
         assert_eq!(checkpoint(Some(&id.to_string()), None), Ok(Some(id)));
         assert_eq!(checkpoint(None, object.as_object()), Ok(Some(id)));
         assert_eq!(checkpoint(None, None), Ok(None));
-        assert_eq!(checkpoint(Some("nope"), None).map_err(|e| e.message().to_owned()), Err("Invalid checkpoint ID".into()));
+        assert_eq!(
+            checkpoint(Some("nope"), None).map_err(|e| e.message().to_owned()),
+            Err("Invalid checkpoint ID".into())
+        );
         let inner = json!({"checkpoint_id": id.0, "checkpoint_ns": "tools:x"});
         assert!(checkpoint(None, inner.as_object()).is_err());
     }

@@ -119,7 +119,8 @@ impl RunCreate {
     /// Names the field that is wrong.
     pub fn check(self, door: Door) -> Result<CheckedRun, ApiError> {
         let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
-        let assistant = assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
+        let assistant =
+            assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
         let target = self.target(door)?;
         let on_disconnect = [("continue", false), ("cancel", true)];
         let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
@@ -146,7 +147,8 @@ impl RunCreate {
 
     fn request(&self, door: Door) -> Result<RunRequest, ApiError> {
         let (config, context) = self.config_and_context()?;
-        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue].map(|strategy| (strategy.word(), strategy));
+        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
+            .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
             input: self.input.clone().filter(|_| self.command.is_none()),
@@ -196,7 +198,8 @@ impl RunCreate {
 
     /// The fields that only the answer repeats.
     fn extra(&self) -> Result<Object, Invalid> {
-        let given = word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
+        let given =
+            word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
         let older = if self.checkpoint_during == Some(false) { "exit" } else { "async" };
         let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
         if let Some(webhook) = &self.webhook {
@@ -220,7 +223,8 @@ impl CommandBody {
             Some(target) => vec![target],
             None => vec![],
         };
-        let goto = goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
+        let goto =
+            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
         Ok(Command { resume: None, update: self.update.clone(), goto })
     }
 }
@@ -335,8 +339,16 @@ impl From<RunStatus> for RunStatusWord {
 
 /// The columns that `select` may name.
 pub const COLUMNS: [&str; 10] = [
-    "run_id", "thread_id", "assistant_id", "metadata", "status", "kwargs", "multitask_strategy", "created_at",
-    "updated_at", "langsmith_session_name",
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "metadata",
+    "status",
+    "kwargs",
+    "multitask_strategy",
+    "created_at",
+    "updated_at",
+    "langsmith_session_name",
 ];
 
 impl From<Run> for RunView {

@@ -177,6 +177,7 @@ impl Scene {
         }
         shown.insert("lc_agent_name".to_owned(), json!(agent_name));
         if let Some(run) = run {
+            shown.extend(self.thread.metadata.clone());
             shown.extend(run_metadata(run));
         }
         shown.extend([

@@ -243,18 +243,21 @@ impl ThreadSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok(CheckedSearch {
-            wanted,
-            page,
-            select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
-            extract,
-        })
+        Ok(CheckedSearch { wanted, page, select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?, extract })
     }
 }
 
 /// The columns that `select` may name.
 pub const COLUMNS: [&str; 10] = [
-    "thread_id", "created_at", "updated_at", "state_updated_at", "metadata", "status", "config", "values", "error",
+    "thread_id",
+    "created_at",
+    "updated_at",
+    "state_updated_at",
+    "metadata",
+    "status",
+    "config",
+    "values",
+    "error",
     "interrupts",
 ];
 

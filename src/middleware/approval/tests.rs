@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::domain::definition::ApprovalChoices;
 use crate::domain::message::Role;

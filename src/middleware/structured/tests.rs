@@ -112,6 +112,24 @@ async fn the_model_must_call_a_tool() {
     assert_eq!(answer.message.content.text(), "Any");
 }
 
+#[tokio::test]
+async fn a_message_that_is_only_the_answer_is_taken_at_once() {
+    let written = |calls: Vec<ToolCall>| policy().take(&calling(calls));
+    let taken = written(vec![answering("a")]).expect("it is taken");
+    assert_eq!(taken.fields[FIELD].to_string(), r#"{"summary":"it is so","confidence":0.5}"#);
+    assert_eq!(taken.messages.len(), 1);
+    let wrong = ToolCall::new("a", "Finding", Map::new());
+    assert_eq!(written(vec![wrong]), None);
+    assert_eq!(written(vec![answering("a"), answering("b")]), None);
+    assert_eq!(written(vec![answering("a"), ToolCall::new("b", "lookup", Map::new())]), None);
+    assert_eq!(written(vec![]), None);
+
+    let mut after = state(vec![Message::human("go"), calling(vec![answering("a")])]);
+    after.apply(&taken);
+    let end = Reaction { update: Update::none(), jump: Some(Jump::End) };
+    assert_eq!(hook(Moment::AfterModel, &after).await, Ok(end));
+}
+
 #[test]
 fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     let names = |schema: Value| -> Vec<String> {

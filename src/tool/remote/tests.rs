@@ -23,7 +23,6 @@ fn definition(url: String) -> ToolDefinition {
         timeout_s: 0.3,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,
-        ..ToolDefinition::default()
     }
 }
 

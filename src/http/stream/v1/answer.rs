@@ -6,10 +6,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::partial;
+use super::partial::{self, Dense};
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
-use crate::http::stream::frame::{Frame, Name, json};
+use crate::http::stream::frame::{Frame, Name, Said, json};
 
 /// Who speaks, encoded once for all pieces.
 pub(super) struct Speaker {
@@ -48,6 +48,8 @@ struct CallSoFar {
     id: Option<String>,
     name: Option<String>,
     args: String,
+    /// How much of `args` it is without the blanks between its parts.
+    dense: Dense,
 }
 
 #[derive(Serialize)]
@@ -141,6 +143,55 @@ impl Answer {
         }
     }
 
+    /// Stands for the id of the message.
+    pub(super) fn key(&self) -> u32 {
+        // FNV-1a: the same in every process, since clients bring it back.
+        self.speaker.message.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    }
+
+    /// How much was said; none if that is nothing yet.
+    pub(super) fn said(&self) -> Option<Said> {
+        let calls: usize = self.calls.iter().map(|call| 1 + call.dense.length()).sum();
+        let much = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(Said::ALL - 1);
+        let much = if self.ended { Said::ALL } else { much };
+        self.begun.then(|| Said { answer: self.key(), much })
+    }
+
+    /// The reader heard `much` of the finished message when he was here before, which may be more than he heard now.
+    pub(super) fn recall(&mut self, message: &Message, much: u32) {
+        if much == 0 || self.said().is_some_and(|said| said.much >= much) {
+            return;
+        }
+        let mut left = usize::try_from(much).unwrap_or(usize::MAX).saturating_sub(1);
+        let mut heard = |whole: &str| {
+            let end = (0..=left.min(whole.len())).rev().find(|end| whole.is_char_boundary(*end)).unwrap_or(0);
+            left -= end;
+            whole[..end].to_owned()
+        };
+        self.begun = true;
+        let reasoning = message.additional_kwargs.get("reasoning_content").and_then(Value::as_str);
+        self.reasoning = heard(reasoning.unwrap_or_default());
+        self.text = heard(&message.content.text());
+        self.calls.clear();
+        let readable = message
+            .tool_calls()
+            .iter()
+            .map(|call| (call.id.clone(), call.name.clone(), String::from_utf8(json(&call.args)).unwrap_or_default()));
+        let unreadable = message.invalid_tool_calls().iter().map(|call| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            (text(&call.id), text(&call.name), text(&call.args))
+        });
+        for (index, (id, name, args)) in readable.chain(unreadable).enumerate() {
+            // Each call counts one more than its arguments.
+            if heard("+").is_empty() {
+                break;
+            }
+            let args = heard(&args);
+            self.take_call(index, Some(&id), Some(&name), &args);
+        }
+        self.ended = much == Said::ALL;
+    }
+
     /// Says what is still missing of the finished message.
     pub(super) fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
         let Role::Ai { usage_metadata, .. } = &message.role else {
@@ -169,8 +220,8 @@ impl Answer {
                 self.tuple(&ChunkJson { content: ContentJson::Blocks(blocks), ..self.chunk() }, out);
                 self.show_whole(out);
             }
-            content => {
-                if let Some(rest) = rest_of(&self.text, &content.text()) {
+            Content::Text(_) | Content::Blocks(_) => {
+                if let Some(rest) = rest_of(&self.text, &message.content.text()) {
                     self.say(&Chunk::Text(rest.to_owned()), out);
                 }
             }
@@ -180,7 +231,7 @@ impl Answer {
     fn complete_calls(&mut self, message: &Message, out: &mut Vec<Frame>) {
         for call in message.tool_calls() {
             let whole = String::from_utf8(json(&call.args)).unwrap_or_default();
-            let said = self.said(&call.id);
+            let said = self.args_of(&call.id);
             if let Some(rest) = partial::remainder(said.unwrap_or_default(), &whole) {
                 let (said, rest) = (said.is_some(), rest.to_owned());
                 self.complete_call(&call.id, &call.name, said, rest, out);
@@ -188,7 +239,7 @@ impl Answer {
         }
         for call in message.invalid_tool_calls() {
             let id = call.id.as_deref().unwrap_or_default();
-            let said = self.said(id);
+            let said = self.args_of(id);
             let whole = call.args.as_deref().unwrap_or_default();
             if let Some(rest) = whole.strip_prefix(said.unwrap_or_default()) {
                 let (said, rest) = (said.is_some(), rest.to_owned());
@@ -197,7 +248,7 @@ impl Answer {
         }
     }
 
-    fn said(&self, id: &str) -> Option<&str> {
+    fn args_of(&self, id: &str) -> Option<&str> {
         self.calls.iter().find(|call| call.id.as_deref() == Some(id)).map(|call| call.args.as_str())
     }
 
@@ -214,6 +265,7 @@ impl Answer {
 
     /// Takes in a piece and shows it.
     fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
+        let (first, before) = (out.len(), Said { answer: self.key(), much: self.said().map_or(0, |said| said.much) });
         match chunk {
             Chunk::Begin => {
                 self.begun = true;
@@ -239,17 +291,25 @@ impl Answer {
             Chunk::Void => return,
         }
         self.show_whole(out);
+        // Only with the last of several frames all of the piece is said.
+        let after = self.said();
+        let mut frames = out[first..].iter_mut();
+        if let Some(last) = frames.next_back() {
+            last.said = after;
+        }
+        frames.for_each(|frame| frame.said = Some(before));
     }
 
     fn take_call(&mut self, index: usize, id: Option<&String>, name: Option<&String>, args: &str) {
         let at = self.calls.iter().position(|call| call.index == index).unwrap_or_else(|| {
-            self.calls.push(CallSoFar { index, id: None, name: None, args: String::new() });
+            self.calls.push(CallSoFar { index, id: None, name: None, args: String::new(), dense: Dense::default() });
             self.calls.len() - 1
         });
         let call = &mut self.calls[at];
         call.id = id.cloned().or(call.id.take());
         call.name = name.cloned().or(call.name.take());
         call.args.push_str(args);
+        call.dense.take(args);
     }
 
     fn end(&mut self, response_metadata: &Map<String, Value>, usage: Option<&Value>, out: &mut Vec<Frame>) {

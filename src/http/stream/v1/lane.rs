@@ -9,6 +9,7 @@ use crate::domain::id::{CheckpointId, InterruptId};
 use crate::domain::run::namespace_text;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use crate::http::stream::frame::Name;
 
 /// One agent as far as it was read.
@@ -35,8 +36,10 @@ pub(super) struct LaneView {
 
 /// The newest checkpoint, to be shown as soon as it is known what follows it.
 pub(super) struct Ahead {
-    /// The step that left it; none when an agent goes on from an old one.
+    /// The step that left it; none when an agent goes on from an old one that was shown before.
     pub entry: Option<Arc<Entry>>,
+    /// How the agent stood there, when it is an old one.
+    pub before: Option<Standing>,
     /// When it was made.
     pub at: Timestamp,
 }

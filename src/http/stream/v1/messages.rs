@@ -21,7 +21,7 @@ use crate::domain::machine::MODEL;
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
 use crate::domain::state::Update;
-use crate::http::stream::frame::{Frame, Name, json};
+use crate::http::stream::frame::{Frame, Name, Said, json};
 
 /// What was said so far, for one reader.
 pub(super) struct Messages {
@@ -30,11 +30,26 @@ pub(super) struct Messages {
     answers: HashMap<String, Answer>,
     /// The ids of messages that were shown as a whole.
     told: HashSet<String>,
+    /// How much the reader heard of unfinished answers when he was here before.
+    heard: HashMap<u32, u32>,
 }
 
 impl Messages {
     pub(super) fn new(modes: Modes) -> Self {
-        Self { modes, answers: HashMap::new(), told: HashSet::new() }
+        Self { modes, answers: HashMap::new(), told: HashSet::new(), heard: HashMap::new() }
+    }
+
+    pub(super) fn recall(&mut self, said: Vec<Said>) {
+        self.heard = said.into_iter().map(|said| (said.answer, said.much)).collect();
+    }
+
+    /// How much was said of the answers that are not finished; of the one of `this`, that much.
+    pub(super) fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
+        let others = self.answers.values().filter_map(Answer::said);
+        let mut said: Vec<Said> = others.filter(|other| this.is_none_or(|this| this.answer != other.answer)).collect();
+        said.extend(this);
+        said.sort_unstable_by_key(|said| said.answer);
+        said
     }
 
     /// Takes a piece of an answer.
@@ -52,9 +67,9 @@ impl Messages {
             Chunk::Void => {
                 self.answers.remove(&head.message);
             }
-            chunk => {
+            Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
-                    answer.take(delta.ordinal, chunk, out);
+                    answer.take(delta.ordinal, &delta.chunk, out);
                 }
             }
         }
@@ -86,7 +101,12 @@ impl Messages {
             let source = Source { model, ..*source };
             Answer::new(self.speaker(facts, &source, id))
         });
+        if let Some(much) = self.heard.remove(&answer.key()) {
+            answer.recall(message, much);
+        }
+        let before = out.len();
         answer.complete(message, out);
+        out[before..].iter_mut().for_each(|frame| frame.belated = true);
         self.told.insert(id.to_owned());
     }
 

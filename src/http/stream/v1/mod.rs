@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::frame::Frame;
+use super::frame::{Frame, Said};
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -17,6 +17,7 @@ use crate::domain::machine::{Failure, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use lane::{Ahead, LaneView};
 use messages::Messages;
 pub use mode::{Mode, Modes};
@@ -82,6 +83,8 @@ pub struct Presenter {
     messages: Messages,
     /// Who first asked a question; callers repeat it.
     askers: HashMap<InterruptId, Arc<Origin>>,
+    /// How an agent stood that goes on, once it is known.
+    learned: Option<Standing>,
 }
 
 impl Presenter {
@@ -96,7 +99,18 @@ impl Presenter {
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
             askers: HashMap::new(),
+            learned: None,
         }
+    }
+
+    /// The reader was here before and heard this much of answers that were not finished then.
+    pub fn recall(&mut self, said: Vec<Said>) {
+        self.messages.recall(said);
+    }
+
+    /// How much was said of the answers that are not finished, for the reader of a frame with which `this` was said.
+    pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
+        self.messages.unfinished(this)
     }
 
     /// Leaves out the frame that names the run, for readers who asked for certain modes only.
@@ -117,6 +131,25 @@ impl Presenter {
             EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
             EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) => None,
         }
+    }
+
+    /// The checkpoint about which the presenter wants to [`Presenter::learn`] before `event`: that from which an agent goes
+    /// on whom this reader has not seen before.
+    pub fn wants_standing(&self, event: &Event) -> Option<CheckpointId> {
+        let is_known = self.lanes.contains_key(&event.origin.lane);
+        match &event.body {
+            EventBody::Fact(Fact::Started { base, resumed: true, .. })
+                if self.modes.tell_steps() && self.shows(&event.origin) && !is_known =>
+            {
+                *base
+            }
+            EventBody::Fact(_) | EventBody::Entry(_) | EventBody::Delta(_) => None,
+        }
+    }
+
+    /// Takes note of what [`Presenter::wants_standing`] wanted.
+    pub fn learn(&mut self, standing: Standing) {
+        self.learned = Some(standing);
     }
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
@@ -203,7 +236,10 @@ impl Presenter {
             if self.modes.has(Mode::Values) {
                 out.extend(values::values(view));
             }
-            view.ahead = self.modes.tell_steps().then_some(Ahead { entry: None, at });
+            let before = self.learned.take();
+            let entry = before.as_ref().map(|before| Arc::clone(&before.entry));
+            view.step = entry.as_ref().map(|entry| entry.step);
+            view.ahead = self.modes.tell_steps().then_some(Ahead { entry, before, at });
         }
     }
 
@@ -226,7 +262,7 @@ impl Presenter {
             out.extend(values::values(view));
         }
         if self.modes.tell_steps() {
-            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), at });
+            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), before: None, at });
         }
     }
 

@@ -78,6 +78,35 @@ impl Growth {
     }
 }
 
+/// The length of a growing JSON text without the blanks between its parts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Dense {
+    length: usize,
+    in_text: bool,
+    escaped: bool,
+}
+
+impl Dense {
+    pub(super) fn take(&mut self, text: &str) {
+        for byte in text.bytes() {
+            if !self.in_text && byte.is_ascii_whitespace() {
+                continue;
+            }
+            self.length += 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_text => self.escaped = true,
+                b'"' => self.in_text = !self.in_text,
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn length(self) -> usize {
+        self.length
+    }
+}
+
 /// What remains to be said of the JSON text `whole` after `said`, which may be spaced differently. None if `said` is no
 /// beginning of it.
 pub(super) fn remainder<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
@@ -126,6 +155,15 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(Value::Object(arguments(text)), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn the_dense_length_is_that_of_the_text_without_blanks_between_its_parts() {
+        let mut dense = Dense::default();
+        for piece in ["{ \"a", "\": \"x \\\" y", "\", \"b\": [1, ", "2]}"] {
+            dense.take(piece);
+        }
+        assert_eq!(dense.length(), "{\"a\":\"x \\\" y\",\"b\":[1,2]}".len());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::Facts;
 use super::lane::{Ahead, LaneView};
 use super::metadata::triggers;
 use super::mode::{Mode, Modes};
-use super::values::Written;
+use super::values::{Written, interrupt};
 use crate::domain::checkpoint::{Entry, Source};
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::{CheckpointId, TaskId};
@@ -22,6 +22,7 @@ use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
+use crate::events::Standing;
 use crate::http::stream::frame::Frame;
 
 /// What the tasks after a checkpoint are.
@@ -149,7 +150,7 @@ impl Steps<'_> {
         }
         let begun = begun(view, state, coming);
         if let Some(entry) = &ahead.entry {
-            self.checkpoint(view, (entry, ahead.at), &begun, out);
+            self.checkpoint(view, (entry, ahead), &begun, out);
         }
         if *coming == Coming::Stopped {
             return;
@@ -162,7 +163,7 @@ impl Steps<'_> {
                 triggers: [triggers(task.node)],
                 metadata: self.metadata(view),
             };
-            self.show(Mode::Tasks, view, view.next_step(), "task", &payload, out);
+            self.show(view, "task", &payload, out);
         }
     }
 
@@ -173,30 +174,34 @@ impl Steps<'_> {
     }
 
     /// Shows that a task ended with questions.
-    pub(super) fn end_asking(&self, view: &LaneView, node: &str, id: TaskId, interrupts: &[Value], out: &mut Vec<Frame>) {
+    pub(super) fn end_asking(
+        &self,
+        view: &LaneView,
+        node: &str,
+        id: TaskId,
+        interrupts: &[Value],
+        out: &mut Vec<Frame>,
+    ) {
         let nothing = Update::none();
         self.result(view, ResultJson { id, name: node, error: None, result: Written(&nothing), interrupts }, out);
     }
 
     fn result(&self, view: &LaneView, payload: ResultJson<'_>, out: &mut Vec<Frame>) {
-        self.show(Mode::Tasks, view, view.next_step(), "task_result", &payload, out);
+        self.show(view, "task_result", &payload, out);
     }
 
-    fn checkpoint(&self, view: &LaneView, (entry, at): (&Entry, Timestamp), begun: &[Begun<'_>], out: &mut Vec<Frame>) {
+    fn checkpoint(&self, view: &LaneView, (entry, ahead): (&Entry, &Ahead), begun: &[Begun<'_>], out: &mut Vec<Frame>) {
         let Some(values) = &view.state else {
             return;
         };
-        let parents = self.parents(view);
+        let asked = ahead.before.as_ref().map(|before| before.asked.as_slice()).unwrap_or_default();
         let mut payload = CheckpointJson {
             config: self.config(view, entry.id),
             parent_config: entry.parent.map(|parent| self.config(view, parent)),
             values,
-            metadata: json!({"source": entry.source.word(), "step": entry.step, "parents": parents}),
+            metadata: self.history_metadata(view, entry, ahead.before.as_ref()),
             next: begun.iter().map(|task| task.node).collect(),
-            tasks: begun
-                .iter()
-                .map(|task| json!({"id": task.id, "name": task.node, "interrupts": [], "state": null}))
-                .collect(),
+            tasks: begun.iter().map(|task| task_of(view, task, asked)).collect(),
             places: None,
         };
         if self.modes.has(Mode::Checkpoints) {
@@ -207,25 +212,23 @@ impl Steps<'_> {
                 checkpoint: self.place(view, entry.id),
                 parent_checkpoint: entry.parent.map(|parent| self.place(view, parent)),
             });
-            let record =
-                Record { step: Some(entry.step), timestamp: at.to_string(), kind: "checkpoint", payload: &payload };
+            let record = Record {
+                step: Some(entry.step),
+                timestamp: ahead.at.to_string(),
+                kind: "checkpoint",
+                payload: &payload,
+            };
             out.push(Frame::of(view.name("debug"), &record));
         }
     }
 
-    fn show<T: Serialize>(
-        &self,
-        mode: Mode,
-        view: &LaneView,
-        step: Option<i64>,
-        kind: &str,
-        payload: &T,
-        out: &mut Vec<Frame>,
-    ) {
-        if self.modes.has(mode) {
-            out.push(Frame::of(view.name(mode.word()), payload));
+    /// Shows a task, or what came of it, to those who follow tasks.
+    fn show<T: Serialize>(&self, view: &LaneView, kind: &str, payload: &T, out: &mut Vec<Frame>) {
+        if self.modes.has(Mode::Tasks) {
+            out.push(Frame::of(view.name(Mode::Tasks.word()), payload));
         }
         if self.modes.has(Mode::Debug) {
+            let step = view.next_step();
             out.push(Frame::of(view.name("debug"), &Record { step, timestamp: self.at.to_string(), kind, payload }));
         }
     }
@@ -244,6 +247,21 @@ impl Steps<'_> {
         });
         if let Value::Object(metadata) = &mut metadata {
             metadata.extend(facts.metadata.clone());
+        }
+        metadata
+    }
+
+    /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
+    fn history_metadata(&self, view: &LaneView, entry: &Entry, before: Option<&Standing>) -> Value {
+        let place = json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(view)});
+        let (Some(before), Value::Object(place)) = (before, &place) else {
+            return place;
+        };
+        let mut metadata = self.metadata(view);
+        if let Value::Object(metadata) = &mut metadata {
+            metadata.extend(place.clone());
+            metadata.insert("thread_id".to_owned(), json!(self.facts.thread));
+            metadata.insert("run_id".to_owned(), json!(before.run));
         }
         metadata
     }
@@ -296,6 +314,13 @@ impl Steps<'_> {
         }
         json!({ "configurable": configurable })
     }
+}
+
+/// A task as checkpoints show it, with what it had asked before it went on.
+fn task_of(view: &LaneView, task: &Begun<'_>, asked: &[Interrupt]) -> Value {
+    let asked = asked.iter().filter(|asked| asked.task == task.id);
+    let interrupts: Vec<Value> = asked.map(|asked| interrupt(asked, &view.origin)).collect();
+    json!({"id": task.id, "name": task.node, "interrupts": interrupts, "state": null})
 }
 
 /// The tasks that begin after the newest checkpoint.

@@ -67,7 +67,8 @@ fn goto_names_one_node_or_several() {
 
 #[test]
 fn notes_of_the_run_and_of_its_config_are_one() {
-    let wish = good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
+    let wish =
+        good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
     assert_eq!(Value::from(wish.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
 }
 
@@ -76,7 +77,10 @@ fn numbers_are_checked() {
     assert!(read(json!({"assistant_id": "a", "after_seconds": -1.0})).is_err());
     assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 0}})).is_err());
     assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 25}})).is_ok());
-    assert_eq!(read(json!({"assistant_id": "a", "checkpoint_id": "nope"})).err().as_deref(), Some("Invalid checkpoint ID"));
+    assert_eq!(
+        read(json!({"assistant_id": "a", "checkpoint_id": "nope"})).err().as_deref(),
+        Some("Invalid checkpoint ID")
+    );
 }
 
 #[test]

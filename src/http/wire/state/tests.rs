@@ -20,7 +20,8 @@ impl History {
     fn after_input(text: &str) -> Self {
         let mut history = Self { machine: Machine::default(), plan: Plan::default(), checkpoints: vec![] };
         let input = Update::messages([Message::human(text)]);
-        let [before, after] = history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
+        let [before, after] =
+            history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
         history.keep(before, State::default(), Position::default());
         let (state, position) = (history.machine.state.clone(), history.machine.position.clone());
         history.keep(after, state, position);
@@ -100,8 +101,13 @@ fn with_call() -> Message {
 
 fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
     let question = Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec![] };
-    let interrupt =
-        Interrupt { id: InterruptId::of_task(task), task, asker: Asker::Call("call_1".into()), question, answer: None };
+    let interrupt = Interrupt {
+        id: InterruptId::of_task(task, 0),
+        task,
+        asker: Asker::Call("call_1".into()),
+        question,
+        answer: None,
+    };
     let asked = Asked {
         interrupt,
         thread: thread().id,

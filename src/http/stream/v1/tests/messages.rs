@@ -63,10 +63,7 @@ const TUPLE: [Mode; 1] = [Mode::MessagesTuple];
 fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
     let frames = tool_loop().all(&TUPLE, false);
     let all = lines(&frames);
-    assert_eq!(
-        all[1..4],
-        ["messages AIMessageChunk:", "messages AIMessageChunk: let", "messages AIMessageChunk: me"]
-    );
+    assert_eq!(all[1..4], ["messages AIMessageChunk:", "messages AIMessageChunk: let", "messages AIMessageChunk: me"]);
     assert!(all.contains(&"messages tool: second".to_owned()));
     let heard = heard(&frames);
     let call = |id: &str, args: Value| (id.to_owned(), "lookup".to_owned(), args.to_string());

@@ -27,6 +27,7 @@ pub(super) struct Agent {
 pub(super) struct Play {
     pub events: Vec<Event>,
     pub states: HashMap<CheckpointId, Arc<State>>,
+    standings: HashMap<CheckpointId, Standing>,
     run: RunId,
     asking: bool,
 }
@@ -39,12 +40,12 @@ pub(super) fn call(id: &str, name: &str, args: Value) -> ToolCall {
 }
 
 impl Play {
-    pub fn new() -> Self {
-        Self { events: vec![], states: HashMap::new(), run: RunId::mint(), asking: false }
+    pub(super) fn new() -> Self {
+        Self { events: vec![], states: HashMap::new(), standings: HashMap::new(), run: RunId::mint(), asking: false }
     }
 
     /// A thread whose agents ask before they call tools.
-    pub fn asking() -> Self {
+    pub(super) fn asking() -> Self {
         Self { asking: true, ..Self::new() }
     }
 
@@ -54,13 +55,13 @@ impl Play {
         Agent { origin: Arc::new(origin), machine: Machine::default(), plan }
     }
 
-    pub fn main(&self) -> Agent {
+    pub(super) fn main(&self) -> Agent {
         let agent = "main-agent".to_owned();
         self.agent(Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None })
     }
 
     /// The subagent that works on a call of `parent`.
-    pub fn child(&self, parent: &Agent, at: usize, cause: &str) -> Agent {
+    pub(super) fn child(&self, parent: &Agent, at: usize, cause: &str) -> Agent {
         let agent = "researcher".to_owned();
         let mut namespace = parent.origin.namespace.clone();
         namespace.push(parent.machine.call_task(at));
@@ -70,25 +71,28 @@ impl Play {
     }
 
     fn put(&mut self, agent: &Agent, body: EventBody) {
-        let seq = self.events.len() as i64 + 1;
+        let seq = i64::try_from(self.events.len()).unwrap() + 1;
         let at = Timestamp(1_795_250_000_000_000 + seq);
         self.events.push(Event { seq, run: self.run, at, origin: Arc::clone(&agent.origin), body });
     }
 
-    pub fn fact(&mut self, agent: &Agent, fact: Fact) {
+    pub(super) fn fact(&mut self, agent: &Agent, fact: Fact) {
         self.put(agent, EventBody::Fact(fact));
     }
 
     fn entry(&mut self, agent: &Agent, entry: Entry) {
         self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
-        self.put(agent, EventBody::Entry(Arc::new(entry)));
+        let entry = Arc::new(entry);
+        let standing = Standing { entry: Arc::clone(&entry), run: Some(self.run), asked: vec![] };
+        self.standings.insert(entry.id, standing);
+        self.put(agent, EventBody::Entry(entry));
     }
 
-    pub fn start(&mut self, agent: &Agent, resumed: bool) {
+    pub(super) fn start(&mut self, agent: &Agent, resumed: bool) {
         self.fact(agent, Fact::Started { base: agent.machine.head, attempt: 1, resumed });
     }
 
-    pub fn input(&mut self, agent: &mut Agent, text: &str) {
+    pub(super) fn input(&mut self, agent: &mut Agent, text: &str) {
         let input = Update::messages([Message::human(text).with_id(format!("h-{text}"))]);
         let before = agent.machine.state.clone();
         let [first, second] = agent.machine.begin(&agent.plan, input, [CheckpointId::mint(), CheckpointId::mint()]);
@@ -98,7 +102,7 @@ impl Play {
     }
 
     /// The model answers: piece by piece, then as a whole.
-    pub fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
+    pub(super) fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
         let head = Arc::new(AnswerHead {
             message: id.to_owned(),
             task: TaskId::of_step(agent.machine.head, MODEL, 0),
@@ -115,7 +119,7 @@ impl Play {
     }
 
     /// A call is answered; `alone` while others still run.
-    pub fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
+    pub(super) fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
         let Some(call) = agent.machine.call(at) else { panic!("there is no call {at}") };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
         let answer = Answer { shown: alone, ..Answer::message(message) };
@@ -125,20 +129,20 @@ impl Play {
         agent.machine.set_fate(at, Fate::Answered(Box::new(answer)));
     }
 
-    pub fn tools(&mut self, agent: &mut Agent) {
+    pub(super) fn tools(&mut self, agent: &mut Agent) {
         let Some(entry) = agent.machine.tools_done(&agent.plan, CheckpointId::mint()) else { panic!("calls are open") };
         self.entry(agent, entry);
     }
 
     /// A hook writes, or passes in silence.
-    pub fn hook(&mut self, agent: &mut Agent, update: Update) {
+    pub(super) fn hook(&mut self, agent: &mut Agent, update: Update) {
         if let Some(entry) = agent.machine.hook_done(&agent.plan, update, None, CheckpointId::mint()) {
             self.entry(agent, entry);
         }
     }
 
     /// The hook after the model asks.
-    pub fn ask(&mut self, agent: &mut Agent) -> Interrupt {
+    pub(super) fn ask(&mut self, agent: &mut Agent) -> Interrupt {
         let question = Question {
             kind: QuestionKind::ToolApproval,
             value: json!({"action_requests": [], "review_configs": []}),
@@ -146,20 +150,22 @@ impl Play {
             calls: vec!["c1".to_owned()],
         };
         let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else { panic!("no hook is next") };
+        let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));
+        standing.into_iter().for_each(|standing| standing.asked.push(asked.clone()));
         self.repeat(agent, &asked);
         asked
     }
 
-    pub fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
+    pub(super) fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
         self.fact(agent, Fact::Asked { head: agent.machine.head, interrupts: vec![asked.clone()] });
     }
 
-    pub fn end(&mut self, agent: &Agent) {
+    pub(super) fn end(&mut self, agent: &Agent) {
         self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None });
     }
 
     /// What a reader gets of these events.
-    pub fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
         let facts = Facts {
             run: self.run,
             thread: ThreadId::mint(),
@@ -173,13 +179,16 @@ impl Play {
         events
             .iter()
             .flat_map(|event| {
+                if let Some(standing) = presenter.wants_standing(event).and_then(|id| self.standings.get(&id)) {
+                    presenter.learn(standing.clone());
+                }
                 let base = presenter.wants_state(event).map(|id| Arc::clone(&self.states[&id]));
                 presenter.present(event, base)
             })
             .collect()
     }
 
-    pub fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
         self.read(&self.events, modes, subgraphs)
     }
 }

@@ -86,3 +86,31 @@ fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
     assert_eq!(debug[1]["payload"]["checkpoint"]["checkpoint_map"][""], *caller);
     assert_eq!(debug[1]["type"], "checkpoint");
 }
+
+#[test]
+fn who_goes_on_shows_where_and_what_was_asked_there() {
+    let mut play = Play::asking();
+    let mut main = play.main();
+    play.start(&main, false);
+    play.input(&mut main, "hi");
+    play.say(&mut main, "m1", "", &[call("c1", "send_email", json!({}))]);
+    let asked = play.ask(&mut main);
+    play.end(&main);
+    let before = play.events.len();
+    play.start(&main, true);
+    play.hook(&mut main, Update::field("seen", json!(1)));
+    play.end(&main);
+    let frames = play.read(&play.events[before..], &[Mode::Tasks, Mode::Checkpoints], false);
+    let expected = [
+        "metadata".to_owned(),
+        format!("checkpoints 1 next [{HITL}]"),
+        format!("tasks {HITL} begins"),
+        format!("tasks {HITL} ends"),
+        "checkpoints 2 next [tools]".to_owned(),
+    ];
+    assert_eq!(lines(&frames), expected);
+    let checkpoint = data(&frames[1]);
+    assert_eq!(checkpoint["tasks"][0]["interrupts"][0]["id"], json!(asked.id));
+    assert_eq!(checkpoint["metadata"]["source"], "loop");
+    assert!(checkpoint["metadata"]["run_id"].is_string() && data(&frames[4])["metadata"]["run_id"].is_null());
+}

@@ -1,0 +1,236 @@
+//! Agents and tools whose doings are counted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use crate::agent::Agent;
+use crate::agent::assemble::plan;
+use crate::agent::roster::{Build, Roster};
+use crate::domain::call::Answer;
+use crate::domain::definition::{AfterCrash, ApprovalRule, OnError};
+use crate::domain::interrupt::{Question, QuestionKind};
+use crate::domain::machine::{Failure, Moment};
+use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::state::{File, State, Update};
+use crate::middleware::approval::Approval;
+use crate::middleware::delegation::{SubagentCard, Subagents};
+use crate::middleware::{Middleware, Reaction};
+use crate::model::ToolSpec;
+use crate::model::scripted::Scripted;
+use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool, Toolbox};
+
+/// The outer world: how often each call had its effect.
+#[derive(Default)]
+pub(super) struct World {
+    effects: Mutex<BTreeMap<String, usize>>,
+}
+
+impl World {
+    pub(super) fn effects(&self) -> BTreeMap<String, usize> {
+        self.effects.lock().unwrap().clone()
+    }
+
+    pub(super) fn happened(&self, key: &str) -> usize {
+        self.effects().get(key).copied().unwrap_or(0)
+    }
+}
+
+/// A number that belongs to a name.
+pub(super) fn number(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What a tool does, by its name.
+pub(super) struct Act {
+    spec: Arc<ToolSpec>,
+    world: Arc<World>,
+}
+
+/// Has no effect outside: writes the call's id into the file `path`.
+pub(super) const JOT: &str = "jot";
+/// Takes the file `path` away.
+pub(super) const ERASE: &str = "erase";
+/// Has an effect; after a crash a human is asked.
+pub(super) const SEND: &str = "send";
+/// The same, and a human has to approve.
+pub(super) const PAY: &str = "pay";
+/// Has an effect that may be repeated.
+pub(super) const COUNT: &str = "count";
+/// Asks before it has an effect that may be repeated.
+pub(super) const INQUIRE: &str = "inquire";
+/// Asks before it has an effect; after a crash a human is asked what became of it.
+pub(super) const CONFESS: &str = "confess";
+/// Has an effect; after a crash it counts as failed.
+pub(super) const SHOUT: &str = "shout";
+/// Fails.
+pub(super) const FAIL: &str = "fail";
+/// Has an effect and fails, and the run with it.
+pub(super) const BREAK: &str = "break";
+
+pub(super) const TOOLS: [&str; 10] = [JOT, ERASE, SEND, PAY, COUNT, INQUIRE, CONFESS, SHOUT, FAIL, BREAK];
+
+impl Act {
+    fn has_effect(name: &str) -> bool {
+        matches!(name, SEND | PAY | COUNT | INQUIRE | CONFESS | SHOUT | BREAK)
+    }
+
+    fn asks(&self) -> bool {
+        matches!(self.spec.name.as_str(), INQUIRE | CONFESS)
+    }
+}
+
+/// The result of a call that had its effect.
+pub(super) fn outcome_of(tool: &str, key: &str) -> String {
+    match tool {
+        INQUIRE | CONFESS => format!("{tool} {key}: {}", reply_to(key)),
+        _ => format!("{tool} {key}"),
+    }
+}
+
+/// What a human answers to the question of a call.
+pub(super) fn reply_to(key: &str) -> Value {
+    json!(number(key) % 7)
+}
+
+#[async_trait]
+impl Tool for Act {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    fn has_effects(&self) -> bool {
+        Self::has_effect(&self.spec.name)
+    }
+
+    fn after_crash(&self) -> AfterCrash {
+        match self.spec.name.as_str() {
+            SEND | PAY | CONFESS | BREAK => AfterCrash::Ask,
+            SHOUT => AfterCrash::Fail,
+            _ => AfterCrash::Repeat,
+        }
+    }
+
+    fn on_error(&self) -> OnError {
+        if self.spec.name == BREAK { OnError::FailRun } else { OnError::Report }
+    }
+
+    async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let name = self.spec.name.as_str();
+        for _ in 0..number(&call.id) % 3 {
+            tokio::task::yield_now().await;
+        }
+        if self.asks() && scope.answer.is_none() {
+            let (kind, calls) = (QuestionKind::Question, vec![call.id.clone()]);
+            return Err(Halt::Ask(Box::new(Question { kind, value: json!(call.id), schema: json!({}), calls })));
+        }
+        if Self::has_effect(name) {
+            *self.world.effects.lock().unwrap().entry(call.id.clone()).or_default() += 1;
+            tokio::task::yield_now().await;
+        }
+        if name == FAIL || name == BREAK {
+            return Err(Halt::Fail(Failure::new("ToolError", format!("{} failed", call.id))));
+        }
+        let text = match &scope.answer {
+            Some(answer) => format!("{name} {}: {answer}", call.id),
+            None => format!("{name} {}", call.id),
+        };
+        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+        if let Some(path) = call.args.get("path").and_then(Value::as_str) {
+            let file = (name == JOT).then(|| Arc::new(File::text(call.id.as_str(), scope.now())));
+            answer.writes.merge(Update { files: BTreeMap::from([(path.to_owned(), file)]), ..Update::none() });
+        }
+        Ok(CallOutcome::Answer(answer))
+    }
+}
+
+/// Counts its own hooks in the state, so that one that is applied twice is seen.
+struct Tally;
+
+#[async_trait]
+impl Middleware for Tally {
+    fn name(&self) -> &str {
+        "Tally"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent]
+    }
+
+    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let count = state.fields.get(moment.word()).and_then(Value::as_u64).unwrap_or(0);
+        Ok(Update::field(moment.word(), json!(count + 1)).into())
+    }
+}
+
+/// An agent with these policies and all tools, and with `task` if there is a roster.
+pub(super) fn agent_of(
+    name: &str,
+    world: &Arc<World>,
+    roster: Option<Arc<Roster>>,
+    mut stack: Vec<Arc<dyn Middleware>>,
+) -> Agent {
+    if roster.is_some() {
+        let card = |name: &str| SubagentCard { name: name.to_owned(), description: String::new() };
+        stack.push(Arc::new(Subagents::new(["one", "two"].map(card).to_vec(), None, None)));
+    }
+    let acts = TOOLS.map(|name| {
+        let spec = ToolSpec {
+            name: name.to_owned(),
+            description: String::new(),
+            parameters: json!({"type": "object", "properties": {"path": {"type": "string"}}}),
+        };
+        Arc::new(Act { spec: Arc::new(spec), world: Arc::clone(world) }) as Arc<dyn Tool>
+    });
+    let contributed = stack.iter().flat_map(|policy| policy.contribution().tools).collect::<Vec<_>>();
+    let toolbox = Toolbox::new(contributed.into_iter().chain(acts));
+    let checks: HashMap<_, _> =
+        toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
+    Agent {
+        name: name.to_owned(),
+        model: Arc::new(Scripted::new("mock")),
+        settings: Map::new(),
+        system_prompt: String::new(),
+        plan: plan(&stack, 10_000),
+        stack,
+        toolbox,
+        checks,
+        subagents: roster,
+    }
+}
+
+/// Subagents `one` and `two`, made like the agent itself.
+pub(super) fn roster(
+    world: &Arc<World>,
+    depth: u32,
+    policies: fn(&Arc<World>) -> Vec<Arc<dyn Middleware>>,
+) -> Arc<Roster> {
+    let builders = ["one", "two"].map(|name| {
+        let world = Arc::clone(world);
+        let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));
+        (name.to_owned(), build)
+    });
+    Roster::new(depth, builders)
+}
+
+/// The policies of an agent that counts its hooks and asks before it pays.
+pub(super) fn careful(world: &Arc<World>) -> Vec<Arc<dyn Middleware>> {
+    let bare = agent_of("", world, None, vec![]);
+    let rules = BTreeMap::from([(PAY.to_owned(), ApprovalRule::Switch(true))]);
+    vec![Arc::new(Tally), Arc::new(Approval::new(rules, bare.toolbox.specs()))]
+}
+
+/// A main agent that delegates `depth` levels down, counts its hooks and asks before it pays.
+pub(super) fn careful_agent(world: &Arc<World>, depth: u32) -> Agent {
+    agent_of("main", world, Some(roster(world, depth, careful)), careful(world))
+}
+
+/// A main agent with subagents and without policies.
+pub(super) fn plain_agent(world: &Arc<World>, depth: u32) -> Agent {
+    agent_of("main", world, Some(roster(world, depth, |_| vec![])), vec![])
+}

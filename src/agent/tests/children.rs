@@ -1,0 +1,155 @@
+//! Subagents: what goes down to them, what comes up, and how they wait.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::cast::{COUNT, ERASE, INQUIRE, JOT, World, careful_agent, plain_agent};
+use super::memory::Death;
+use super::{Stage, questions, says, script};
+use crate::agent::{Ending, Stop};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::RunId;
+use crate::domain::message::{Role, ToolStatus};
+use crate::domain::run::RunStatus;
+
+fn stage(depth: u32) -> (Stage, Arc<World>) {
+    let world = Arc::new(World::default());
+    (Stage::new(plain_agent(&world, depth)), world)
+}
+
+/// The arguments of a delegation to `one`.
+fn work(description: &str) -> Value {
+    json!({"description": description, "subagent_type": "one"})
+}
+
+fn file(path: &str) -> Value {
+    json!({ "path": path })
+}
+
+#[tokio::test]
+async fn of_two_children_one_may_fail_and_the_other_reports() {
+    let (stage, _) = stage(1);
+    let (bad, good) = (r#"{"script": [{"error": 400}]}"#, r#"{"script": [{"text": "found it "}]}"#);
+    let ending = stage.hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]])).await;
+    assert_eq!(ending, Ending::Done);
+    let results = stage.results();
+    assert!(results[0].starts_with("The subagent `one` failed (ModelRefusedError)"), "{results:?}");
+    assert_eq!(results[1], "found it");
+    let failed = matches!(stage.state().messages[2].role, Role::Tool { status: ToolStatus::Error, .. });
+    assert!(failed, "the model sees that it failed");
+}
+
+#[tokio::test]
+async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
+    let (stage, _) = stage(2);
+    let third = script(&[&[("c", "task", work("deeper"))]]);
+    let second = script(&[&[("b", "task", work(&third))]]);
+    assert_eq!(stage.hears(script(&[&[("a", "task", work(&second))]])).await, Ending::Done);
+    let children = stage.store.children();
+    assert_eq!(children.len(), 2);
+    let (deepest, lineage) = children.iter().max_by_key(|(_, lineage)| lineage.depth).unwrap();
+    assert_eq!((lineage.depth, &lineage.path), (2, &vec!["main".to_owned(), "one".to_owned(), "one".to_owned()]));
+    let said = stage.store.machine(Lane::Child(*deepest)).state;
+    assert!(said.messages[2].content.text().starts_with("Error: task is not a valid tool"), "{said:?}");
+}
+
+#[tokio::test]
+async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
+    let (stage, _) = stage(1);
+    let child = script(&[&[("x", ERASE, file("/old")), ("y", JOT, file("/new"))]]);
+    let steps: [&[_]; 2] = [&[("a", JOT, file("/old")), ("b", JOT, file("/kept"))], &[("c", "task", work(&child))]];
+    assert_eq!(stage.hears(script(&steps)).await, Ending::Done);
+    let files = stage.state().files;
+    let contents: Vec<_> = files.iter().map(|(path, file)| (path.as_str(), file.content.as_str())).collect();
+    assert_eq!(contents, [("/kept", "b"), ("/new", "y")]);
+}
+
+#[tokio::test]
+async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
+    for [first, second] in [["p", "q"], ["q", "p"]] {
+        let (stage, _) = stage(1);
+        let long = script(&[&[(first, JOT, file("/f"))], &[("w", COUNT, json!({}))], &[("v", COUNT, json!({}))]]);
+        let short = script(&[&[(second, JOT, file("/f"))]]);
+        assert_eq!(
+            stage.hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]])).await,
+            Ending::Done
+        );
+        assert_eq!(stage.state().files["/f"].content, first, "of the last call");
+        let (stage, _) = self::stage(1);
+        assert_eq!(
+            stage.hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]])).await,
+            Ending::Done
+        );
+        assert_eq!(stage.state().files["/f"].content, second, "of the last call, though it came first");
+    }
+}
+
+#[tokio::test]
+async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
+    let (stage, _) = stage(1);
+    assert_eq!(stage.hears(script(&[&[("a", "task", work("what I want"))]])).await, Ending::Done);
+    let (child, lineage) = stage.store.children().remove(0);
+    assert_eq!(lineage.cause.as_deref(), Some("a"));
+    let state = stage.store.machine(Lane::Child(child)).state;
+    let said: Vec<_> = state.messages.iter().map(|message| message.content.text()).collect();
+    assert_eq!(said, ["what I want", "echo: what I want"]);
+    assert_eq!(stage.state().messages.len(), 4, "the child's messages stay with it");
+}
+
+#[tokio::test]
+async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
+    let (stage, world) = stage(1);
+    let asking = |id: &str| work(&script(&[&[(id, INQUIRE, json!({}))]]));
+    let waits = stage.hears(script(&[&[("a", "task", asking("x")), ("b", "task", asking("y"))]])).await;
+    let asked = questions(&waits);
+    assert_eq!(asked.len(), 2);
+    let still = stage.is_answered(&asked[1], json!(5)).await;
+    assert_eq!((questions(&still), world.happened("x"), world.happened("y")), (vec![asked[0].clone()], 0, 1));
+    assert_eq!(stage.is_answered(&asked[0], json!(6)).await, Ending::Done);
+    assert_eq!((stage.results(), stage.store.children().len()), (vec!["done".to_owned(), "done".to_owned()], 2));
+}
+
+#[tokio::test]
+async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
+    let world = Arc::new(World::default());
+    let stage = Stage::new(careful_agent(&world, 2));
+    let third = script(&[&[("pay", "pay", json!({}))]]);
+    let second = script(&[&[("b", "task", work(&third))]]);
+    let waits = stage.hears(script(&[&[("a", "task", work(&second))]])).await;
+    let asked = questions(&waits);
+    assert_eq!((asked.len(), world.happened("pay")), (1, 0));
+    assert_eq!(stage.is_answered(&asked[0], json!({"decisions": [{"type": "approve"}]})).await, Ending::Done);
+    assert_eq!((world.happened("pay"), stage.store.children().len()), (1, 2));
+}
+
+#[tokio::test]
+async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
+    let (stage, _) = stage(1);
+    let child = script(&[&[("x", INQUIRE, json!({}))]]);
+    let waits = stage.hears(script(&[&[("a", "task", work(&child))]])).await;
+    let lane = Lane::Child(stage.store.children()[0].0);
+    let last = |lane| match stage.store.facts(lane).pop() {
+        Some(Fact::Ended { status, .. }) => status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((last(lane), last(Lane::Main)), (RunStatus::Interrupted, RunStatus::Success));
+    stage.is_answered(&questions(&waits)[0], json!(1)).await;
+    assert_eq!(last(lane), RunStatus::Success);
+}
+
+#[tokio::test]
+async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() {
+    let child = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("y", COUNT, json!({}))]]));
+    let wish = says(script(&[&[("a", "task", child("x")), ("b", "task", child("z"))]]));
+    for commit in 3..9 {
+        let (stage, _) = stage(1);
+        let run = RunId::mint();
+        stage.revives(Some(Death::Told(commit)));
+        assert_eq!(stage.attempt(run, &wish).await, Err(Stop::Cancelled), "in commit {commit}");
+        stage.revives(None);
+        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
+        assert_eq!((stage.results(), stage.store.children().len()), (vec!["done".to_owned(); 2], 2));
+    }
+}

@@ -1,0 +1,236 @@
+//! The promise of the loop: cut at any commit, loaded again, it goes on as if nothing had happened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::cast::{self, World, careful_agent, number, outcome_of, reply_to};
+use super::memory::{Death, Row};
+use super::{Stage, Wish, says};
+use crate::agent::Ending;
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::RunId;
+use crate::domain::interrupt::{Interrupt, QuestionKind};
+use crate::domain::state::State;
+
+/// What a model does in one call.
+#[derive(Debug, Clone)]
+enum Deed {
+    /// Calls a tool that there is, or one that there is not.
+    Act(&'static str),
+    /// Calls a tool that changes a file.
+    File(&'static str, u8),
+    /// Spells its arguments wrong.
+    Stammer,
+    /// Lets a subagent do this.
+    Delegate(&'static str, Plot),
+}
+
+/// The deeds of an agent: steps of calls that run side by side.
+type Plot = Vec<Vec<Deed>>;
+
+fn deed(below: u32) -> BoxedStrategy<Deed> {
+    let acts = [cast::SEND, cast::PAY, cast::COUNT, cast::INQUIRE, cast::CONFESS, cast::FAIL, "nonsense"];
+    let act = proptest::sample::select(acts.to_vec()).prop_map(Deed::Act);
+    let file = (proptest::sample::select(vec![cast::JOT, cast::JOT, cast::ERASE]), 0..2_u8);
+    let file = file.prop_map(|(tool, path)| Deed::File(tool, path));
+    let simple = prop_oneof![6 => act, 2 => file, 1 => Just(Deed::Stammer)];
+    if below == 0 {
+        return simple.boxed();
+    }
+    let subagent = proptest::sample::select(vec!["one", "two"]);
+    let delegate = (subagent, plot(below - 1)).prop_map(|(name, plot)| Deed::Delegate(name, plot));
+    prop_oneof![4 => simple, 2 => delegate].boxed()
+}
+
+fn plot(below: u32) -> impl Strategy<Value = Plot> {
+    prop::collection::vec(prop::collection::vec(deed(below), 1..=3), 0..=2)
+}
+
+fn death() -> impl Strategy<Value = Death> {
+    (0..3, 1..9_usize).prop_map(|(kind, at)| match kind {
+        0 => Death::Before(at),
+        1 => Death::After(at),
+        _ => Death::Told(at),
+    })
+}
+
+/// The plot as the scripted model reads it. Ids of calls tell where in the plot they stand.
+fn script_of(plot: &Plot, place: &str) -> String {
+    let mut steps = vec![];
+    for (step, deeds) in plot.iter().enumerate() {
+        let calls = deeds.iter().zip("abc".chars()).map(|(deed, letter)| {
+            let id = format!("{place}{step}{letter}");
+            let (name, args) = match deed {
+                Deed::Act(name) => (*name, json!({})),
+                Deed::File(name, path) => (*name, json!({"path": format!("/{path}")})),
+                Deed::Stammer => (cast::SEND, json!("{")),
+                Deed::Delegate(name, plot) => {
+                    let description = script_of(plot, &format!("{id}/"));
+                    ("task", json!({"description": description, "subagent_type": name}))
+                }
+            };
+            json!({"id": id, "name": name, "args": args})
+        });
+        steps.push(json!({"tool_calls": calls.collect::<Vec<_>>()}));
+    }
+    steps.push(json!({"text": format!("{place} done")}));
+    json!({ "script": steps }).to_string()
+}
+
+/// What a human who can see the outer world answers. It follows from the call alone.
+fn answer_to(asked: &Interrupt, world: &World) -> Value {
+    let decide = |call: &String| match number(call) % 4 {
+        0 => json!({"type": "approve"}),
+        1 => json!({"type": "edit", "edited_action": {"name": cast::SEND, "args": {}}}),
+        2 => json!({"type": "reject", "message": "no"}),
+        _ => json!({"type": "respond", "message": "it is done"}),
+    };
+    let calls = &asked.question.calls;
+    let answer = match asked.question.kind {
+        QuestionKind::Question => return reply_to(&calls[0]),
+        QuestionKind::ToolApproval => json!({"decisions": calls.iter().map(decide).collect::<Vec<_>>()}),
+        QuestionKind::UnknownOutcome if world.happened(&calls[0]) == 0 => json!({"decisions": [{"type": "approve"}]}),
+        QuestionKind::UnknownOutcome => {
+            let tool = asked.question.value["action_requests"][0]["name"].as_str().unwrap();
+            json!({"decisions": [{"type": "respond", "message": outcome_of(tool, &calls[0])}]})
+        }
+    };
+    assert_eq!(asked.question.check(&answer), Ok(()));
+    answer
+}
+
+/// What remains of a conversation when all is over.
+#[derive(Debug, PartialEq)]
+struct Life {
+    /// The steps of each agent, by the call that caused it.
+    histories: BTreeMap<Option<String>, Vec<(i64, String, Value)>>,
+    /// The state at the end.
+    state: Value,
+}
+
+/// A life, how often each effect happened in it, and the commits of each of its runs.
+async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<String, usize>, Vec<usize>) {
+    let world = Arc::new(World::default());
+    let stage = Stage::new(careful_agent(&world, 2));
+    let mut deaths = deaths.iter().copied();
+    let mut wish = says(script);
+    let mut commits = vec![];
+    for turn in 0..100 {
+        let run = RunId::mint();
+        let ending = loop {
+            stage.revives(deaths.next());
+            if let Ok(ending) = stage.attempt(run, &wish).await {
+                break ending;
+            }
+        };
+        commits.push(stage.store.commits());
+        match ending {
+            Ending::Parked(questions) => {
+                assert!(!questions.is_empty(), "nobody waits for nothing");
+                let chosen = |asked: &&Interrupt| {
+                    number(&format!("{seed} {turn} {}", asked.question.calls[0])).is_multiple_of(2)
+                };
+                let some: Vec<&Interrupt> = questions.iter().filter(chosen).collect();
+                let chosen = if some.is_empty() { vec![&questions[0]] } else { some };
+                let answers = chosen.into_iter().map(|asked| (asked.id.clone(), answer_to(asked, &world)));
+                wish = Wish::Answers(answers.collect());
+            }
+            Ending::Done => return (life(&stage), world.effects(), commits),
+            Ending::Paused | Ending::Failed(_) => panic!("{ending:?}"),
+        }
+    }
+    panic!("it never ends");
+}
+
+fn life(stage: &Stage) -> Life {
+    let mut histories = BTreeMap::from([(None, history(stage.store.rows(Lane::Main)))]);
+    for (child, lineage) in stage.store.children() {
+        let twin = histories.insert(lineage.cause, history(stage.store.rows(Lane::Child(child))));
+        assert_eq!(twin, None, "a call has one child");
+    }
+    Life { histories, state: without_ids(serde_json::to_value(stage.state() as State).unwrap()) }
+}
+
+fn history(rows: Vec<Row>) -> Vec<(i64, String, Value)> {
+    rows.into_iter().map(|row| (row.step, row.node, without_ids(serde_json::from_str(&row.writes).unwrap()))).collect()
+}
+
+/// The same without the ids of messages, which are drawn anew each time.
+fn without_ids(mut value: Value) -> Value {
+    match &mut value {
+        Value::Object(fields) => {
+            if fields.contains_key("additional_kwargs") {
+                fields.remove("id");
+            }
+            fields.values_mut().for_each(|field| *field = without_ids(field.take()));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| *item = without_ids(item.take())),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+    value
+}
+
+fn now<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// Fails unless the disturbed life came to the same as the undisturbed one, and every effect happened as often as it may.
+fn compare(script: &str, seed: u64, deaths: &[Death], (undisturbed, once): (&Life, &BTreeMap<String, usize>)) {
+    let (disturbed, effects, _) = now(lived(script, seed, deaths));
+    for (cause, history) in &undisturbed.histories {
+        let again = disturbed.histories.get(cause).map(Vec::as_slice).unwrap_or_default();
+        for (step, twin) in history.iter().zip(again) {
+            assert_eq!(twin, step, "in the history of {cause:?}");
+        }
+    }
+    assert_eq!(disturbed, *undisturbed);
+    assert_eq!(effects.keys().collect::<Vec<_>>(), once.keys().collect::<Vec<_>>());
+    let messages = disturbed.histories.values().flatten().map(|(_, _, writes)| writes.to_string()).collect::<String>();
+    for (key, times) in effects {
+        let may_repeat = [cast::COUNT, cast::INQUIRE]
+            .iter()
+            .any(|tool| messages.contains(&format!("\"{}\"", outcome_of(tool, &key))));
+        assert!(times == 1 || may_repeat, "{key} happened {times} times");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_run_cut_anywhere_comes_to_the_same_and_does_nothing_twice(
+        plot in plot(2),
+        seed in any::<u64>(),
+        deaths in prop::collection::vec(death(), 1..12),
+    ) {
+        let script = script_of(&plot, "");
+        let (undisturbed, once, _) = now(lived(&script, seed, &[]));
+        compare(&script, seed, &deaths, (&undisturbed, &once));
+    }
+}
+
+#[test]
+fn a_run_cut_at_each_of_its_commits_in_turn_comes_to_the_same() {
+    let nested = vec![vec![Deed::Act(cast::CONFESS), Deed::Act(cast::COUNT)], vec![Deed::Act(cast::PAY)]];
+    let child = vec![vec![Deed::Act(cast::SEND), Deed::Delegate("two", nested)], vec![Deed::File(cast::ERASE, 0)]];
+    let plot = vec![
+        vec![Deed::File(cast::JOT, 0), Deed::Act(cast::SEND), Deed::Stammer],
+        vec![Deed::Delegate("one", child), Deed::Act(cast::INQUIRE), Deed::Act(cast::CONFESS)],
+    ];
+    let script = script_of(&plot, "");
+    let (undisturbed, once, commits) = now(lived(&script, 7, &[]));
+    assert!(commits.len() > 2, "it asks several times");
+    for (run, commits) in commits.into_iter().enumerate() {
+        for commit in 1..=commits {
+            for death in [Death::Before(commit), Death::After(commit), Death::Told(commit)] {
+                // The runs before it live undisturbed.
+                let mut deaths = vec![Death::Before(usize::MAX); run];
+                deaths.push(death);
+                compare(&script, 7, &deaths, (&undisturbed, &once));
+            }
+        }
+    }
+}

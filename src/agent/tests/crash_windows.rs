@@ -1,0 +1,149 @@
+//! What is durable when, and what becomes of calls whose outcome nobody knows.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::cast::{CONFESS, COUNT, JOT, SEND, SHOUT, World, plain_agent};
+use super::memory::Death;
+use super::{Stage, Wish, questions, says, script};
+use crate::agent::{Ending, Stop};
+use crate::domain::call::Fate;
+use crate::domain::id::{InterruptId, RunId};
+
+/// The first commit of a run is made before the model is asked, the second before a call has its effect, the third when
+/// it is answered.
+const BEFORE_THE_EFFECT: Death = Death::Before(2);
+const AFTER_THE_EFFECT: Death = Death::Before(3);
+
+fn stage() -> (Stage, Arc<World>) {
+    let world = Arc::new(World::default());
+    (Stage::new(plain_agent(&world, 1)), world)
+}
+
+/// A run of `calls` that dies, and its second attempt.
+async fn dies(stage: &Stage, death: Death, calls: &[(&str, &str, Value)]) -> Ending {
+    let (run, wish) = (RunId::mint(), says(script(&[calls])));
+    stage.revives(Some(death));
+    assert_eq!(stage.attempt(run, &wish).await, Err(Stop::LeaseLost));
+    stage.revives(None);
+    stage.attempt(run, &wish).await.unwrap()
+}
+
+fn decision(decision: Value) -> Value {
+    json!({ "decisions": [decision] })
+}
+
+#[tokio::test]
+async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
+    for tool in [SEND, COUNT] {
+        let (stage, world) = stage();
+        stage.revives(Some(BEFORE_THE_EFFECT));
+        let attempt = stage.attempt(RunId::mint(), &says(script(&[&[("a", tool, json!({}))]]))).await;
+        assert_eq!((attempt, world.happened("a")), (Err(Stop::LeaseLost), 0), "{tool}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
+    let (stage, world) = stage();
+    stage.revives(Some(AFTER_THE_EFFECT));
+    let calls = [("a", SEND, json!({})), ("b", JOT, json!({}))];
+    assert!(stage.attempt(RunId::mint(), &says(script(&[&calls]))).await.is_err());
+    let machine = stage.machine();
+    assert_eq!((machine.fate(0), machine.fate(1)), (Some(&Fate::Started), Some(&Fate::Ready)));
+    assert!(world.happened("a") <= 1);
+}
+
+#[tokio::test]
+async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
+    let (stage, world) = stage();
+    let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", COUNT, json!({}))]).await;
+    assert_eq!((ending, world.happened("a"), stage.results()), (Ending::Done, 2, vec!["count a".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_call_that_counts_as_failed_is_not_repeated() {
+    let (stage, world) = stage();
+    let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", SHOUT, json!({}))]).await;
+    assert_eq!((ending, world.happened("a")), (Ending::Done, 1));
+    assert!(stage.results()[0].contains("its outcome is unknown"));
+}
+
+#[tokio::test]
+async fn a_human_decides_about_a_call_of_unknown_outcome() {
+    let table = [
+        (json!({"type": "approve"}), 2, "send a"),
+        (json!({"type": "respond", "message": "it went out"}), 1, "it went out"),
+        (json!({"type": "reject", "message": "it did not"}), 1, "it did not"),
+    ];
+    for (word, times, result) in table {
+        let (stage, world) = stage();
+        let waits = dies(&stage, AFTER_THE_EFFECT, &[("a", SEND, json!({}))]).await;
+        assert_eq!(world.happened("a"), 1);
+        assert_eq!(stage.is_answered(&questions(&waits)[0], decision(word.clone())).await, Ending::Done);
+        assert_eq!((world.happened("a"), stage.results()), (times, vec![result.to_owned()]), "{word}");
+    }
+}
+
+#[tokio::test]
+async fn a_sibling_that_was_answered_is_not_asked_about() {
+    // `b` needs longer than `a`, so that the third commit stores the answer of one of them.
+    let (stage, world) = stage();
+    let waits = dies(&stage, Death::Before(4), &[("a", SEND, json!({})), ("b", SEND, json!({}))]).await;
+    assert_eq!((questions(&waits).len(), world.effects().values().sum::<usize>()), (1, 2));
+}
+
+#[tokio::test]
+async fn a_crash_asks_about_each_outcome_anew() {
+    let (stage, world) = stage();
+    let waits = dies(&stage, AFTER_THE_EFFECT, &[("a", SEND, json!({}))]).await;
+    let first = questions(&waits)[0].clone();
+    let wish = Wish::Answers([(first.clone(), decision(json!({"type": "approve"})))].into());
+    let run = RunId::mint();
+    // The answer is delivered, the call is begun, and the process dies.
+    stage.revives(Some(Death::Before(3)));
+    assert!(stage.attempt(run, &wish).await.is_err());
+    assert_eq!(world.happened("a"), 2);
+    stage.revives(None);
+    let waits = stage.attempt(run, &wish).await.unwrap();
+    let second = questions(&waits)[0].clone();
+    assert_ne!(first, second, "the approval was for the first outcome");
+    let word = decision(json!({"type": "respond", "message": "ok"}));
+    assert_eq!(stage.is_answered(&second, word).await, Ending::Done);
+    assert_eq!(world.happened("a"), 2);
+}
+
+/// A tool's own question, answered; then the process dies under the call. The question about its outcome.
+async fn confesses_and_dies(stage: &Stage) -> InterruptId {
+    let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
+    let (run, wish) = (RunId::mint(), Wish::Answers([(questions(&waits)[0].clone(), json!("the answer"))].into()));
+    stage.revives(Some(Death::Before(3)));
+    assert!(stage.attempt(run, &wish).await.is_err());
+    stage.revives(None);
+    let waits = stage.attempt(run, &wish).await.unwrap();
+    questions(&waits)[0].clone()
+}
+
+#[tokio::test]
+async fn a_call_that_is_made_again_has_the_answer_to_its_own_question() {
+    let (stage, world) = stage();
+    let asked = confesses_and_dies(&stage).await;
+    assert_eq!(stage.is_answered(&asked, decision(json!({"type": "approve"}))).await, Ending::Done);
+    assert_eq!((stage.results(), world.happened("a")), (vec!["confess a: \"the answer\"".to_owned()], 2));
+}
+
+#[tokio::test]
+async fn answers_are_not_lost_when_the_run_dies_before_its_first_commit() {
+    for death in [Death::After(1), Death::Before(2)] {
+        let (stage, world) = stage();
+        let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
+        let (run, wish) = (RunId::mint(), Wish::Answers([(questions(&waits)[0].clone(), json!(1))].into()));
+        stage.revives(Some(death));
+        assert!(stage.attempt(run, &wish).await.is_err());
+        assert_eq!(world.happened("a"), 0);
+        stage.revives(None);
+        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
+        assert_eq!((stage.results(), world.happened("a")), (vec!["confess a: 1".to_owned()], 1));
+    }
+}

@@ -1,0 +1,239 @@
+//! Policies around the loop: in which order they act, and what passes through them.
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::cast::{COUNT, INQUIRE, World, agent_of};
+use super::{Stage, Wish, questions, script};
+use crate::agent::Ending;
+use crate::domain::interrupt::{Question, QuestionKind};
+use crate::domain::machine::{Jump, Moment};
+use crate::domain::message::{Message, ToolCall};
+use crate::domain::state::{State, Update};
+use crate::middleware::{Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::model::ModelRequest;
+use crate::tool::{CallOutcome, Halt, Scope};
+
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// Writes down when it acts.
+struct Probe(&'static str, Log);
+
+impl Probe {
+    fn note(&self, what: &str) {
+        self.1.lock().unwrap().push(format!("{}.{what}", self.0));
+    }
+}
+
+const ALL: [Moment; 4] = [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent];
+
+#[async_trait]
+impl Middleware for Probe {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &ALL
+    }
+
+    async fn hook(&self, moment: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
+        self.note(moment.word());
+        Ok(Reaction::default())
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        self.note("model(");
+        let answer = next.ask(request).await;
+        self.note(")model");
+        answer
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        self.note("tool(");
+        let outcome = next.call(call).await;
+        self.note(")tool");
+        outcome
+    }
+}
+
+/// Asks the inner layers twice, and calls them again after failures.
+struct Stubborn;
+
+#[async_trait]
+impl Middleware for Stubborn {
+    fn name(&self) -> &str {
+        "Stubborn"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let _ = next.ask(request.clone()).await;
+        next.ask(request).await
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        match next.call(call.clone()).await {
+            Err(halt) if halt.is_failure() => next.call(call).await,
+            outcome => outcome,
+        }
+    }
+}
+
+/// Writes something beside each answer of the model.
+#[derive(Default)]
+struct Scribe(Mutex<u32>);
+
+#[async_trait]
+impl Middleware for Scribe {
+    fn name(&self) -> &str {
+        "Scribe"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut answer = next.ask(request).await?;
+        let mut count = self.0.lock().unwrap();
+        *count += 1;
+        answer.extra.merge(Update::field(format!("written_{count}"), json!(true)));
+        Ok(answer)
+    }
+}
+
+/// Asks a human before each call of a tool, and at one moment of the loop.
+struct Doubtful(Moment);
+
+impl Doubtful {
+    fn asks(&self, scope: &Scope) -> Result<Value, Halt> {
+        let question =
+            || Question { kind: QuestionKind::Question, value: json!("really?"), schema: json!({}), calls: vec![] };
+        scope.answer.clone().ok_or_else(|| Halt::Ask(Box::new(question())))
+    }
+}
+
+#[async_trait]
+impl Middleware for Doubtful {
+    fn name(&self) -> &str {
+        "Doubtful"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        std::slice::from_ref(&self.0)
+    }
+
+    async fn hook(&self, _: Moment, scope: &Scope, _: &State) -> Result<Reaction, Halt> {
+        Ok(Update::field("told", self.asks(scope)?).into())
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        self.asks(next.scope)?;
+        next.call(call).await
+    }
+}
+
+/// Ends the agent before the model is asked.
+struct Impatient;
+
+#[async_trait]
+impl Middleware for Impatient {
+    fn name(&self) -> &str {
+        "Impatient"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeModel]
+    }
+
+    async fn hook(&self, _: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
+        Ok(Reaction { update: Update::messages([Message::ai("enough")]), jump: Some(Jump::End) })
+    }
+}
+
+fn stage(stack: Vec<Arc<dyn Middleware>>) -> (Stage, Arc<World>) {
+    let world = Arc::new(World::default());
+    (Stage::new(agent_of("main", &world, None, stack)), world)
+}
+
+fn probes() -> (Vec<Arc<dyn Middleware>>, Log) {
+    let log = Log::default();
+    (vec![Arc::new(Probe("A", Arc::clone(&log))), Arc::new(Probe("B", Arc::clone(&log)))], log)
+}
+
+fn lines(log: &Log) -> String {
+    std::mem::take(&mut *log.lock().unwrap()).join(" ")
+}
+
+#[tokio::test]
+async fn two_policies_act_in_the_order_that_is_printed_in_the_documentation() {
+    let (stack, log) = probes();
+    let (stage, _) = stage(stack);
+    assert_eq!(stage.hears(script(&[&[("a", COUNT, json!({}))]])).await, Ending::Done);
+    let round = "A.before_model B.before_model A.model( B.model( B.)model A.)model B.after_model A.after_model";
+    let expected = format!(
+        "A.before_agent B.before_agent {round} A.tool( B.tool( B.)tool A.)tool {round} B.after_agent A.after_agent"
+    );
+    assert_eq!(lines(&log), expected);
+}
+
+#[tokio::test]
+async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
+    let (mut stack, log) = probes();
+    stack.insert(1, Arc::new(Doubtful(Moment::BeforeModel)));
+    let (stage, _) = stage(stack);
+    let waits = stage.hears("hello").await;
+    assert_eq!(lines(&log), "A.before_agent B.before_agent A.before_model");
+    assert_eq!(stage.is_answered(&questions(&waits)[0], json!("yes")).await, Ending::Done);
+    let round = "B.before_model A.model( B.model( B.)model A.)model B.after_model A.after_model";
+    assert_eq!(lines(&log), format!("{round} B.after_agent A.after_agent"));
+    assert_eq!(stage.state().fields["told"], json!("yes"));
+}
+
+#[tokio::test]
+async fn a_failed_or_dropped_attempt_at_the_model_leaves_nothing() {
+    let (stage, _) = stage(vec![Arc::new(Stubborn), Arc::new(Scribe::default())]);
+    assert_eq!(stage.hears(r#"{"script": [{"text": "hello"}]}"#).await, Ending::Done);
+    let state = stage.state();
+    assert_eq!(state.fields.keys().collect::<Vec<_>>(), ["written_2"]);
+    assert_eq!(state.messages.iter().filter(|message| message.is_ai()).count(), 1);
+}
+
+#[tokio::test]
+async fn a_retry_wins_over_a_model_that_fails_once() {
+    let (stage, _) = stage(vec![Arc::new(Stubborn)]);
+    let script = r#"{"script": [{"text": "hello", "fail_first": 1}]}"#;
+    assert_eq!(stage.hears(script).await, Ending::Done);
+    assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
+}
+
+#[tokio::test]
+async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
+    let (stage, world) = stage(vec![Arc::new(Stubborn)]);
+    let waits = stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
+    let asked = questions(&waits);
+    assert_eq!((asked.len(), world.happened("a")), (1, 0));
+    assert_eq!(stage.is_answered(&asked[0], json!(1)).await, Ending::Done);
+    assert_eq!((stage.results(), world.happened("a")), (vec!["inquire a: 1".to_owned()], 1));
+}
+
+#[tokio::test]
+async fn a_policy_may_ask_around_a_call_and_no_other_policy_swallows_it() {
+    let (stage, world) = stage(vec![Arc::new(Stubborn), Arc::new(Doubtful(Moment::AfterAgent)), Arc::new(Stubborn)]);
+    let waits = stage.hears(script(&[&[("a", COUNT, json!({})), ("b", COUNT, json!({}))]])).await;
+    let asked = questions(&waits);
+    assert_eq!((asked.len(), world.effects().len()), (2, 0));
+    let still = stage.is_answered(&asked[1], json!("yes")).await;
+    assert_eq!((questions(&still), world.happened("b")), (vec![asked[0].clone()], 1));
+    let last = stage.is_answered(&asked[0], json!("yes")).await;
+    assert_eq!(questions(&last).len(), 1, "the hook after the agent asks as well");
+}
+
+#[tokio::test]
+async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() {
+    let (mut stack, log) = probes();
+    stack.insert(0, Arc::new(Impatient));
+    let (stage, _) = stage(stack);
+    assert_eq!(stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await, Ending::Done);
+    assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");
+    assert_eq!(stage.state().last_ai().unwrap().content.text(), "enough");
+    assert_eq!(stage.store.deltas(), 0);
+}

@@ -1,0 +1,262 @@
+//! A journal in memory. It holds what a database would hold, as JSON, and it dies on demand.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{Delta, Fact};
+use crate::domain::id::{CheckpointId, InterruptId, RunId};
+use crate::domain::interrupt::Interrupt;
+use crate::domain::machine::{Failure, Machine, Position, START};
+use crate::domain::run::Lineage;
+use crate::domain::state::Update;
+
+/// When a process dies, counted in commits, the first being 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Death {
+    /// This commit is not stored.
+    Before(usize),
+    /// This commit is stored, and nothing happens after it.
+    After(usize),
+    /// The process is told to stop during this commit, and leaves in peace.
+    Told(usize),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) id: CheckpointId,
+    pub(super) step: i64,
+    pub(super) node: String,
+    pub(super) run: RunId,
+    pub(super) writes: String,
+    position: String,
+}
+
+/// What outlives a process.
+#[derive(Default)]
+pub(super) struct Store(Mutex<Disk>);
+
+#[derive(Default)]
+struct Disk {
+    lanes: BTreeMap<Lane, Vec<Row>>,
+    children: BTreeMap<RunId, (String, String)>,
+    facts: Vec<(Lane, String)>,
+    deltas: usize,
+    death: Option<Death>,
+    commits: usize,
+    dead: bool,
+    stop: CancellationToken,
+}
+
+impl Store {
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.0.lock().unwrap()
+    }
+
+    pub(super) fn revive(&self, death: Option<Death>, stop: CancellationToken) {
+        let mut disk = self.disk();
+        (disk.death, disk.commits, disk.dead, disk.stop) = (death, 0, false, stop);
+    }
+
+    /// How many commits this process has made.
+    pub(super) fn commits(&self) -> usize {
+        self.disk().commits
+    }
+
+    pub(super) fn rows(&self, lane: Lane) -> Vec<Row> {
+        self.disk().lanes.get(&lane).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn children(&self) -> Vec<(RunId, Lineage)> {
+        let disk = self.disk();
+        disk.children.iter().map(|(id, (lineage, _))| (*id, serde_json::from_str(lineage).unwrap())).collect()
+    }
+
+    pub(super) fn facts(&self, lane: Lane) -> Vec<Fact> {
+        let disk = self.disk();
+        let here = disk.facts.iter().filter(|(of, _)| *of == lane);
+        here.map(|(_, fact)| serde_json::from_str(fact).unwrap()).collect()
+    }
+
+    pub(super) fn deltas(&self) -> usize {
+        self.disk().deltas
+    }
+
+    /// The run in whose course the newest step of the lane was stored.
+    pub(super) fn owner(&self, lane: Lane) -> Option<RunId> {
+        Some(self.disk().lanes.get(&lane)?.last()?.run)
+    }
+
+    /// A machine from what is stored and nothing else.
+    pub(super) fn machine(&self, lane: Lane) -> Machine {
+        let rows = self.rows(lane);
+        let mut machine = Machine::default();
+        for row in &rows {
+            for update in serde_json::from_str::<Vec<Update>>(&row.writes).unwrap() {
+                machine.state.apply(&update);
+            }
+        }
+        if let Some(last) = rows.last() {
+            machine.head = Some(last.id);
+            machine.step = Some(last.step);
+            machine.position = serde_json::from_str(&last.position).unwrap();
+        }
+        machine
+    }
+
+    fn write(&self, change: impl FnOnce(&mut Disk)) -> Result<(), Stop> {
+        let mut disk = self.disk();
+        let this = disk.commits + 1;
+        if disk.dead || disk.death == Some(Death::Before(this)) {
+            disk.dead = true;
+            return Err(Stop::LeaseLost);
+        }
+        change(&mut disk);
+        disk.commits = this;
+        if disk.death == Some(Death::Told(this)) {
+            disk.stop.cancel();
+        }
+        if disk.death == Some(Death::After(this)) {
+            disk.dead = true;
+            return Err(Stop::Fault(Failure::new("StorageError", "the process is dead")));
+        }
+        Ok(())
+    }
+
+    /// Takes answers to whoever asked, in one transaction; doing it again changes nothing.
+    pub(super) fn deliver(&self, answers: &BTreeMap<InterruptId, Value>) -> Result<(), Stop> {
+        let mut changed = BTreeMap::new();
+        for (id, answer) in answers {
+            let lanes: Vec<Lane> = self.disk().lanes.keys().copied().collect();
+            for asker in lanes {
+                let mut machine = changed.remove(&asker).unwrap_or_else(|| self.machine(asker));
+                let mut lane = asker;
+                if machine.resolve(id, answer.clone()) {
+                    while let Lane::Child(child) = lane {
+                        changed.insert(lane, machine);
+                        lane = self.parent(child);
+                        machine = changed.remove(&lane).unwrap_or_else(|| self.machine(lane));
+                        machine.unpark(child);
+                    }
+                }
+                changed.insert(lane, machine);
+            }
+        }
+        self.write(|disk| {
+            for (lane, machine) in &changed {
+                disk.put_position(*lane, &machine.position);
+            }
+        })
+    }
+
+    fn parent(&self, child: RunId) -> Lane {
+        let lineage = self.children().into_iter().find(|(id, _)| *id == child).unwrap().1;
+        if lineage.depth > 1 { Lane::Child(lineage.parent.unwrap()) } else { Lane::Main }
+    }
+
+    fn questions(&self, lane: Lane) -> Vec<Interrupt> {
+        let machine = self.machine(lane);
+        let below = machine.parked_children().into_iter().flat_map(|child| self.questions(Lane::Child(child)));
+        machine.open_questions().cloned().chain(below).collect()
+    }
+}
+
+impl Disk {
+    fn put_position(&mut self, lane: Lane, position: &Position) {
+        if let Some(last) = self.lanes.get_mut(&lane).and_then(|rows| rows.last_mut()) {
+            last.position = serde_json::to_string(position).unwrap();
+        }
+    }
+}
+
+/// The journal of one lane.
+pub(super) struct Memory {
+    store: Arc<Store>,
+    lane: Lane,
+    run: RunId,
+    root: RunId,
+}
+
+impl Memory {
+    pub(super) fn new(store: &Arc<Store>, lane: Lane, run: RunId, root: RunId) -> Self {
+        Self { store: Arc::clone(store), lane, run, root }
+    }
+
+    fn below(&self, child: RunId) -> Box<dyn Journal> {
+        Box::new(Self::new(&self.store, Lane::Child(child), child, self.root))
+    }
+}
+
+#[async_trait]
+impl Journal for Memory {
+    async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
+        tokio::task::yield_now().await;
+        self.store.write(|disk| {
+            for note in notes {
+                match note {
+                    Note::Entry { entry, position } => {
+                        let row = Row {
+                            id: entry.id,
+                            step: entry.step,
+                            node: entry.node,
+                            run: self.root,
+                            writes: serde_json::to_string(&entry.writes).unwrap(),
+                            position: serde_json::to_string(&position).unwrap(),
+                        };
+                        let rows = disk.lanes.entry(self.lane).or_default();
+                        assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
+                        rows.push(row);
+                    }
+                    Note::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
+                }
+            }
+            disk.put_position(self.lane, &machine.position);
+        })
+    }
+
+    fn say(&self, _: Delta) {
+        self.store.disk().deltas += 1;
+    }
+
+    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
+        tokio::task::yield_now().await;
+        if wish.lineage.depth > wish.max_depth {
+            return Ok(ChildVerdict::Refused(format!("not deeper than {}", wish.max_depth)));
+        }
+        self.store.write(|disk| {
+            let lineage = serde_json::to_string(&wish.lineage).unwrap();
+            disk.children.entry(wish.id).or_insert((lineage, wish.description));
+            disk.put_position(self.lane, &parent.position);
+        })?;
+        let (_, child) = self.find_child(wish.id).await?.unwrap();
+        Ok(ChildVerdict::Admitted(Box::new(child)))
+    }
+
+    fn run(&self) -> RunId {
+        self.run
+    }
+
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
+        let Some((lineage, description)) = self.store.disk().children.get(&child).cloned() else {
+            return Ok(None);
+        };
+        let lane = Lane::Child(child);
+        let mut machine = self.store.machine(lane);
+        if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
+            machine.reopen();
+        }
+        let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
+        let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
+        let child = Child { id: child, machine, description, input, journal: self.below(child) };
+        Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
+    }
+
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
+        Ok(self.store.questions(Lane::Child(child)))
+    }
+}

@@ -1,0 +1,161 @@
+//! The loop over a journal in memory: in scenes, and cut at any commit.
+
+mod cast;
+mod children;
+mod crash;
+mod crash_windows;
+mod hooks;
+mod memory;
+mod runs;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::{Agent, Breakpoints, Ending, Loop, Note, Stop, identified};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::machine::{Machine, Plan};
+use crate::domain::message::Message;
+use crate::domain::run::Lineage;
+use crate::domain::state::{State, Update};
+use crate::domain::time::{ManualClock, Timestamp};
+use crate::tool::Scope;
+
+use memory::{Death, Memory, Store};
+
+/// A thread, its agent, and the server that crashes now and then.
+struct Stage {
+    agent: Agent,
+    store: Arc<Store>,
+    breakpoints: Breakpoints,
+    step_limit: Option<u32>,
+    thread: ThreadId,
+    stop: Mutex<CancellationToken>,
+}
+
+/// What a run is asked to do.
+#[derive(Debug, Clone)]
+enum Wish {
+    Input(Update),
+    Answers(BTreeMap<InterruptId, Value>),
+    Onward,
+}
+
+impl Stage {
+    fn new(agent: Agent) -> Self {
+        Self {
+            agent,
+            store: Arc::default(),
+            breakpoints: Breakpoints::default(),
+            step_limit: None,
+            thread: ThreadId::mint(),
+            stop: Mutex::default(),
+        }
+    }
+
+    /// Runs to where it ends; the server is as good as new.
+    async fn runs(&self, wish: Wish) -> Ending {
+        self.attempt(RunId::mint(), &wish).await.unwrap()
+    }
+
+    async fn hears(&self, text: impl Into<String>) -> Ending {
+        self.runs(says(text)).await
+    }
+
+    async fn is_answered(&self, id: &InterruptId, answer: Value) -> Ending {
+        self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
+    }
+
+    /// A new process, which dies as `death` says.
+    fn revives(&self, death: Option<Death>) {
+        let stop = CancellationToken::new();
+        *self.stop.lock().unwrap() = stop.clone();
+        self.store.revive(death, stop);
+    }
+
+    /// Begins a run, or begins it once more after a crash, as the server does.
+    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<Ending, Stop> {
+        if let Wish::Answers(answers) = wish {
+            self.store.deliver(answers)?;
+        }
+        let plan = Plan { step_limit: self.step_limit.unwrap_or(u32::MAX), ..self.agent.plan.clone() };
+        let mut machine = self.store.machine(Lane::Main);
+        let own = self.store.owner(Lane::Main) == Some(run);
+        let resumed = own || !matches!(wish, Wish::Input(_));
+        let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed })];
+        match wish {
+            _ if own => {}
+            Wish::Input(input) => {
+                let ids = [CheckpointId::mint(), CheckpointId::mint()];
+                notes.extend(Note::input(&mut machine, &plan, identified(input.clone()), ids));
+            }
+            Wish::Answers(_) | Wish::Onward => machine.reopen(),
+        }
+        let lineage = Lineage::root(run, &self.agent.name);
+        let journal = Memory::new(&self.store, Lane::Main, run, run);
+        let driving = Loop {
+            agent: &self.agent,
+            plan,
+            lineage: &lineage,
+            scope: self.scope(&lineage),
+            journal: &journal,
+            breakpoints: self.breakpoints.clone(),
+            leave: CancellationToken::new(),
+        };
+        driving.drive(&mut machine, notes).await
+    }
+
+    fn scope(&self, lineage: &Lineage) -> Scope {
+        Scope {
+            agent: self.agent.name.clone(),
+            path: lineage.path.clone().into(),
+            thread: self.thread,
+            run: lineage.root,
+            assistant: AssistantId::of_graph("agent"),
+            depth: 0,
+            context: Arc::default(),
+            clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
+            stop: self.stop.lock().unwrap().clone(),
+            answer: None,
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        self.store.machine(Lane::Main)
+    }
+
+    fn state(&self) -> State {
+        self.machine().state
+    }
+
+    /// The texts of the results that the main agent's model got, in order.
+    fn results(&self) -> Vec<String> {
+        let state = self.state();
+        state.messages.iter().filter(|m| m.answers().is_some()).map(|m| m.content.text()).collect()
+    }
+}
+
+fn says(text: impl Into<String>) -> Wish {
+    Wish::Input(Update::messages([Message::human(text.into())]))
+}
+
+/// A script for the scripted model: each step its calls as (id, tool, args); at last it says `done`.
+fn script(steps: &[&[(&str, &str, Value)]]) -> String {
+    let call = |(id, name, args): &(&str, &str, Value)| json!({"id": id, "name": name, "args": args});
+    let mut steps: Vec<Value> =
+        steps.iter().map(|calls| json!({"tool_calls": calls.iter().map(call).collect::<Vec<_>>()})).collect();
+    steps.push(json!({"text": "done"}));
+    json!({ "script": steps }).to_string()
+}
+
+/// The questions that a run waits for.
+fn questions(ending: &Ending) -> Vec<InterruptId> {
+    match ending {
+        Ending::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,224 @@
+//! How runs begin, stop, go on and fail.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::cast::{BREAK, COUNT, FAIL, INQUIRE, JOT, PAY, SEND, World, careful_agent, plain_agent};
+use super::memory::Death;
+use super::{Stage, Wish, questions, says, script};
+use crate::agent::{Breakpoints, Ending, Stop};
+use crate::domain::call::Fate;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::RunId;
+use crate::domain::machine::{MODEL, Phase, TOOLS};
+use crate::domain::message::{InvalidToolCall, Message, Role};
+use crate::domain::state::Update;
+
+fn stage() -> (Stage, Arc<World>) {
+    let world = Arc::new(World::default());
+    (Stage::new(plain_agent(&world, 1)), world)
+}
+
+fn before(nodes: &[&str]) -> Breakpoints {
+    Breakpoints { before: nodes.iter().map(|node| (*node).to_owned()).collect(), after: vec![] }
+}
+
+/// The nodes of the steps so far.
+fn nodes(stage: &Stage) -> Vec<String> {
+    stage.store.rows(Lane::Main).into_iter().map(|row| row.node).collect()
+}
+
+fn class(ending: &Ending) -> &str {
+    match ending {
+        Ending::Failed(failure) => &failure.class,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_run_leaves_its_steps_in_order() {
+    let (stage, _) = stage();
+    assert_eq!(stage.hears(script(&[&[("a", JOT, json!({}))]])).await, Ending::Done);
+    assert_eq!(nodes(&stage), ["__start__", "__start__", MODEL, TOOLS, MODEL]);
+    let facts = stage.store.facts(Lane::Main);
+    assert!(matches!(facts.as_slice(), [Fact::Started { resumed: false, .. }, Fact::Ended { .. }]), "{facts:?}");
+}
+
+#[tokio::test]
+async fn without_input_on_a_fresh_thread_there_is_nothing_to_run() {
+    let (stage, _) = stage();
+    assert_eq!(class(&stage.runs(Wish::Onward).await), "EmptyInputError");
+}
+
+#[tokio::test]
+async fn a_run_that_stopped_before_a_node_goes_on_from_there_with_the_same_breakpoints() {
+    let (mut stage, world) = stage();
+    stage.breakpoints = before(&[TOOLS]);
+    assert_eq!(stage.hears(script(&[&[("a", SEND, json!({}))]])).await, Ending::Paused);
+    assert_eq!(world.happened("a"), 0);
+    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(world.happened("a"), 1);
+}
+
+#[tokio::test]
+async fn a_breakpoint_stops_each_time_its_node_comes() {
+    let (mut stage, _) = stage();
+    stage.breakpoints = before(&["*"]);
+    let mut endings = vec![stage.hears(script(&[&[("a", JOT, json!({}))]])).await];
+    for _ in 0..3 {
+        endings.push(stage.runs(Wish::Onward).await);
+    }
+    assert_eq!(endings, [Ending::Paused, Ending::Paused, Ending::Paused, Ending::Done]);
+}
+
+#[tokio::test]
+async fn a_new_turn_stops_at_the_breakpoint_that_the_last_one_stopped_at() {
+    let (mut stage, _) = stage();
+    stage.breakpoints = before(&[MODEL]);
+    assert_eq!(stage.hears("one").await, Ending::Paused);
+    assert_eq!(stage.hears("two").await, Ending::Paused);
+}
+
+#[tokio::test]
+async fn a_breakpoint_after_a_node_stops_behind_it() {
+    let (mut stage, world) = stage();
+    stage.breakpoints = Breakpoints { before: vec![], after: vec![TOOLS.to_owned()] };
+    assert_eq!(stage.hears(script(&[&[("a", SEND, json!({}))]])).await, Ending::Paused);
+    assert_eq!((world.happened("a"), nodes(&stage).last().unwrap().as_str()), (1, TOOLS));
+    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+}
+
+#[tokio::test]
+async fn an_approval_does_not_pass_over_a_breakpoint_behind_it() {
+    let world = Arc::new(World::default());
+    let mut stage = Stage::new(careful_agent(&world, 1));
+    stage.breakpoints = before(&[TOOLS]);
+    let waits = stage.hears(script(&[&[("a", PAY, json!({}))]])).await;
+    let approved = stage.is_answered(&questions(&waits)[0], json!({"decisions": [{"type": "approve"}]})).await;
+    assert_eq!((approved, world.happened("a")), (Ending::Paused, 0));
+    assert_eq!((stage.runs(Wish::Onward).await, world.happened("a")), (Ending::Done, 1));
+}
+
+#[tokio::test]
+async fn an_answered_call_does_not_stop_at_the_breakpoint_before_its_step_again() {
+    let (mut stage, world) = stage();
+    stage.breakpoints = before(&[TOOLS]);
+    let calls = [("a", INQUIRE, json!({})), ("b", INQUIRE, json!({}))];
+    assert_eq!(stage.hears(script(&[&calls])).await, Ending::Paused);
+    let waits = stage.runs(Wish::Onward).await;
+    let asked = questions(&waits);
+    let still = stage.is_answered(&asked[0], json!(1)).await;
+    assert_eq!((questions(&still).len(), world.effects().len()), (1, 1));
+    assert_eq!(stage.is_answered(&asked[1], json!(1)).await, Ending::Done);
+}
+
+#[tokio::test]
+async fn the_step_limit_fails_the_run_and_the_next_run_counts_anew() {
+    let (mut stage, world) = stage();
+    stage.step_limit = Some(2);
+    let ending = stage.hears(script(&[&[("a", SEND, json!({}))]])).await;
+    assert_eq!((class(&ending), world.happened("a")), ("GraphRecursionError", 1));
+    assert_eq!(stage.machine().position.phase, Phase::Model);
+    assert_eq!((stage.runs(Wish::Onward).await, world.happened("a")), (Ending::Done, 1));
+    assert_eq!(stage.machine().position.failure, None);
+}
+
+#[tokio::test]
+async fn a_run_that_answers_counts_its_own_steps() {
+    let (mut stage, _) = stage();
+    stage.step_limit = Some(2);
+    let waits = stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
+    assert_eq!(stage.is_answered(&questions(&waits)[0], json!(1)).await, Ending::Done);
+}
+
+#[tokio::test]
+async fn a_crash_does_not_give_a_run_new_steps() {
+    let (mut stage, _) = stage();
+    stage.step_limit = Some(2);
+    let (run, wish) = (RunId::mint(), says(script(&[&[("a", COUNT, json!({}))]])));
+    stage.revives(Some(Death::After(2)));
+    assert!(stage.attempt(run, &wish).await.is_err());
+    stage.revives(None);
+    assert_eq!(class(&stage.attempt(run, &wish).await.unwrap()), "GraphRecursionError");
+}
+
+#[tokio::test]
+async fn an_unreadable_call_is_answered_and_the_loop_goes_on() {
+    let (stage, world) = stage();
+    let ending = stage.hears(script(&[&[("a", SEND, json!("{"))]])).await;
+    assert_eq!((ending, world.effects().len()), (Ending::Done, 0));
+    assert!(stage.results()[0].contains("not a JSON object"));
+    assert_eq!(stage.state().last_ai().unwrap().content.text(), "done");
+}
+
+#[tokio::test]
+async fn unknown_tools_wrong_arguments_and_failing_tools_are_answers() {
+    let (stage, _) = stage();
+    let calls = [("a", "dig", json!({})), ("b", JOT, json!({"path": 1})), ("c", FAIL, json!({}))];
+    assert_eq!(stage.hears(script(&[&calls])).await, Ending::Done);
+    let results = stage.results();
+    assert!(results[0].starts_with("Error: dig is not a valid tool"), "{results:?}");
+    assert!(results[1].contains("`path`: must be"), "{results:?}");
+    assert_eq!(results[2], "The call to `fail` failed: c failed");
+}
+
+#[tokio::test]
+async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_again_by_the_next_run() {
+    let (stage, world) = stage();
+    let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
+    assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");
+    assert!(matches!(stage.machine().fate(1), Some(Fate::Answered(_))));
+    assert_eq!(class(&stage.runs(Wish::Onward).await), "ToolError", "its outcome is known: it failed");
+    assert_eq!((world.happened("a"), world.happened("b")), (2, 1));
+}
+
+#[tokio::test]
+async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
+    let (stage, _) = stage();
+    let ending = stage.hears(r#"{"script": [{"text": "hello", "fail_first": 1, "status": 400}]}"#).await;
+    assert_eq!(class(&ending), "ModelRefusedError");
+    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
+}
+
+#[tokio::test]
+async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
+    let (stage, _) = stage();
+    stage.revives(Some(Death::Before(2)));
+    let attempt = stage.attempt(RunId::mint(), &says(script(&[&[("a", COUNT, json!({}))]]))).await;
+    assert_eq!((attempt, stage.store.commits(), nodes(&stage).len()), (Err(Stop::LeaseLost), 1, 2));
+    assert!(!stage.store.facts(Lane::Main).iter().any(|fact| matches!(fact, Fact::Ended { .. })));
+}
+
+#[tokio::test]
+async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun() {
+    // `a` is answered at once; `b` is dropped on its way.
+    let (stage, world) = stage();
+    let (run, wish) = (RunId::mint(), says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]])));
+    stage.revives(Some(Death::Told(3)));
+    assert_eq!(stage.attempt(run, &wish).await, Err(Stop::Cancelled));
+    let machine = stage.machine();
+    assert!(matches!((machine.fate(0), machine.fate(1)), (Some(Fate::Answered(_)), Some(Fate::Started))));
+    stage.revives(None);
+    let waits = stage.attempt(run, &wish).await.unwrap();
+    assert_eq!((questions(&waits).len(), world.happened("b") <= 1), (1, true));
+}
+
+#[tokio::test]
+async fn a_message_instead_of_an_answer_begins_a_new_turn() {
+    let (stage, world) = stage();
+    stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
+    assert_eq!(stage.hears("never mind").await, Ending::Done);
+    assert_eq!((stage.machine().open_questions().count(), world.effects().len()), (0, 0));
+}
+
+#[tokio::test]
+async fn an_unreadable_call_in_the_input_of_a_client_is_answered_like_any_other() {
+    let broken = InvalidToolCall { name: None, args: None, id: Some("x".to_owned()), error: None, kind: String::new() };
+    let role = Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![broken], usage_metadata: None };
+    let (stage, _) = stage();
+    let ending = stage.runs(Wish::Input(Update::messages([Message::human("hi"), Message::new(role, "")]))).await;
+    assert_eq!(ending, Ending::Done);
+}

@@ -1,0 +1,112 @@
+use serde_json::json;
+
+use super::{Db, object, on_both, read, said, saying, stored_thread, thread_at, write};
+use crate::db::checkpoints::{self, HistoryQuery, Placed};
+use crate::db::{copies, threads};
+use crate::domain::call::{Call, Fate};
+use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
+use crate::domain::id::{RunId, TaskId, ThreadId};
+use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use crate::domain::machine::{Phase, Position};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+on_both!(have_the_history_with_its_branches, wait_for_nobody, need_an_original);
+
+async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
+    let entry = entry.clone();
+    write!(db, |tx| async {
+        let placed = Placed {
+            thread,
+            lane,
+            seq,
+            segment: None,
+            run: None,
+            entry: &entry,
+            position: &position,
+            at: Timestamp(seq),
+        };
+        checkpoints::insert(tx, &placed).await
+    });
+}
+
+fn ended() -> Position {
+    Position { phase: Phase::Ended, ..Position::default() }
+}
+
+async fn copy(db: &Db, from: ThreadId) -> ThreadId {
+    let to = ThreadId::mint();
+    assert!(write!(db, |tx| copies::copy_thread(tx, from, to, Timestamp(90))));
+    db.states().clear();
+    to
+}
+
+async fn history(db: &Db, thread: ThreadId) -> Vec<Checkpoint> {
+    let all = HistoryQuery { limit: 1000, before: None };
+    read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, all))
+}
+
+async fn have_the_history_with_its_branches(db: Db) {
+    let mut thread = thread_at(1);
+    thread.metadata = object(json!({"k": "v"}));
+    let original = thread.id;
+    assert!(write!(db, |tx| threads::insert(tx, &thread)));
+    let mut steps = vec![saying("s0", None, 0)];
+    for at in 1..450 {
+        let parent = steps.last().map(|step| step.id);
+        steps.push(saying(&format!("s{at}"), parent, at));
+    }
+    steps.push(saying("branch", Some(steps[1].id), 2));
+    for (seq, step) in (1..).zip(&steps) {
+        put(&db, original, Lane::Main, seq, step, ended()).await;
+    }
+    let child = Lane::Child(RunId::mint());
+    put(&db, original, child, 900, &saying("child", None, 0), ended()).await;
+
+    let to = copy(&db, original).await;
+    let (old, new) = (history(&db, original).await, history(&db, to).await);
+    assert_eq!(new.len(), 451);
+    assert_eq!(said(&new[0].state), ["s0", "s1", "branch"]);
+    for (old, new) in old.iter().zip(&new) {
+        assert_ne!(old.entry.id, new.entry.id);
+        assert_eq!((&old.state, old.seq, old.created_at), (&new.state, new.seq, new.created_at));
+    }
+    let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
+    assert_eq!(copied.metadata, object(json!({"k": "v"})));
+    assert_eq!((copied.status, copied.created_at), (ThreadStatus::Idle, Timestamp(90)));
+
+    assert!(write!(db, |tx| threads::delete(tx, original)));
+    db.states().clear();
+    assert_eq!(history(&db, to).await.len(), 451);
+}
+
+async fn wait_for_nobody(db: Db) {
+    let original = stored_thread(&db).await;
+    let step = saying("one", None, 0);
+    let task = TaskId::of_step(Some(step.id), "tools", 0);
+    let question = Question { kind: QuestionKind::Question, value: json!(1), schema: json!({}), calls: vec![] };
+    let id = crate::domain::id::InterruptId::of_task(task, 0);
+    let asked = Interrupt { id, task, asker: Asker::Call("a".to_owned()), question, answer: None };
+    let call = |id: &str, fate: Fate| Call { id: id.to_owned(), edited: None, fate };
+    let calls = vec![
+        call("a", Fate::Asking),
+        call("b", Fate::Delegated { child: RunId::mint(), parked: true }),
+        call("c", Fate::Started),
+    ];
+    let position = Position { phase: Phase::Tools { calls }, asked: vec![asked], ..Position::default() };
+    put(&db, original, Lane::Main, 1, &step, position).await;
+
+    let to = copy(&db, original).await;
+    let position = history(&db, to).await.remove(0).position;
+    assert_eq!(position.asked, []);
+    let calls = vec![call("a", Fate::Ready), call("b", Fate::Ready), call("c", Fate::Started)];
+    assert_eq!(position.phase, Phase::Tools { calls });
+    let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
+    assert_eq!(copied.status, ThreadStatus::Interrupted);
+}
+
+async fn need_an_original(db: Db) {
+    let (from, to) = (ThreadId::mint(), ThreadId::mint());
+    assert!(!write!(db, |tx| copies::copy_thread(tx, from, to, Timestamp(1))));
+    assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
+}

@@ -1,0 +1,97 @@
+use serde_json::json;
+
+use super::*;
+use crate::domain::interrupt::{Question, QuestionKind};
+use crate::domain::machine::{Failure, Machine};
+use crate::domain::message::{Message, Role, ToolCall};
+
+fn plan() -> Plan {
+    let names = |moment: Moment| vec![format!("A.{}", moment.word())];
+    Plan {
+        before_agent: names(Moment::BeforeAgent),
+        before_model: names(Moment::BeforeModel),
+        after_model: names(Moment::AfterModel),
+        after_agent: names(Moment::AfterAgent),
+        step_limit: 100,
+    }
+}
+
+fn question() -> Question {
+    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![] }
+}
+
+/// A machine in its tool step.
+fn in_tools(ids: &[&str]) -> Machine {
+    let tool_calls = ids.iter().map(|id| ToolCall::new(*id, "send", serde_json::Map::new())).collect();
+    let answer = Message::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "");
+    let mut machine = Machine::default();
+    machine.model_done(&Plan { after_model: vec![], ..plan() }, answer, Update::none(), CheckpointId::mint());
+    machine
+}
+
+fn tasks(machine: &Machine) -> Vec<Task> {
+    machine.position.tasks(Some(&plan()), machine.head.unwrap())
+}
+
+#[test]
+fn what_comes_next_is_named_by_its_node_and_hooks_that_ask_nothing_are_passed_over() {
+    let hooks = |moment| Phase::Hooks { moment, next: 0 };
+    let table = [
+        (Phase::Start, vec![START]),
+        (hooks(Moment::BeforeAgent), vec![MODEL]),
+        (hooks(Moment::BeforeModel), vec![MODEL]),
+        (Phase::Model, vec![MODEL]),
+        (hooks(Moment::AfterModel), vec!["A.after_model"]),
+        (hooks(Moment::AfterAgent), vec!["A.after_agent"]),
+        (Phase::Ended, vec![]),
+    ];
+    for (phase, expected) in table {
+        let position = Position { phase: phase.clone(), ..Position::default() };
+        let tasks = position.tasks(Some(&plan()), CheckpointId::mint());
+        assert_eq!(tasks.iter().map(|task| task.node.as_str()).collect::<Vec<_>>(), expected, "{phase:?}");
+    }
+}
+
+#[test]
+fn each_open_call_is_a_task_with_its_question_or_its_child() {
+    let mut machine = in_tools(&["a", "b", "c"]);
+    let child = RunId::mint();
+    machine.call_asked(0, question());
+    machine.set_fate(1, Fate::Delegated { child, parked: true });
+    machine.set_fate(2, Fate::Answered(Box::new(super::super::call::Answer::message(Message::human("")))));
+    let tasks = tasks(&machine);
+    assert_eq!(
+        tasks.iter().map(|task| (task.call, task.child)).collect::<Vec<_>>(),
+        [(Some(0), None), (Some(1), Some(child))]
+    );
+    assert_eq!((&tasks[0].asks, tasks[0].id), (&machine.position.asked, machine.call_task(0)));
+    assert_eq!(tasks[1].asks, []);
+}
+
+#[test]
+fn a_hook_that_asks_is_the_task_until_it_has_run_with_the_answer() {
+    let mut machine = in_tools(&["a"]);
+    machine.position.phase = Phase::Hooks { moment: Moment::BeforeModel, next: 0 };
+    let asked = machine.hook_asked(&plan(), question()).unwrap().clone();
+    assert_eq!((tasks(&machine)[0].node.as_str(), &tasks(&machine)[0].asks), ("A.before_model", &vec![asked.clone()]));
+    machine.resolve(&asked.id, json!("yes"));
+    assert_eq!((tasks(&machine)[0].node.as_str(), tasks(&machine)[0].asks.len()), ("A.before_model", 0));
+}
+
+#[test]
+fn an_open_question_is_still_shown_after_a_client_wrote_into_the_state() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.call_asked(1, question());
+    machine.noted(Update::field("x", json!(1)), CheckpointId::mint());
+    let tasks = tasks(&machine);
+    assert_eq!((tasks[0].asks.len(), &tasks[1].asks), (0, &machine.position.asked));
+}
+
+#[test]
+fn the_task_that_failed_says_why_and_a_step_limit_is_no_fault_of_the_task() {
+    let mut machine = in_tools(&["a"]);
+    machine.position.failure = Some(Failure::new("ToolError", "it broke"));
+    assert_eq!(tasks(&machine)[0].error.as_deref(), Some("ToolError(\"it broke\")"));
+    machine.position.failure = Some(Failure::new("GraphRecursionError", "too many"));
+    assert_eq!(tasks(&machine)[0].error, None);
+}

@@ -1,0 +1,74 @@
+use super::*;
+
+fn approval() -> Question {
+    Question {
+        kind: QuestionKind::ToolApproval,
+        value: json!({
+            "action_requests": [{"name": "a"}, {"name": "b"}],
+            "review_configs": [
+                {"action_name": "a", "allowed_decisions": ["approve", "edit"]},
+                {"action_name": "b", "allowed_decisions": ["approve", "reject"]},
+            ],
+        }),
+        schema: json!({"type": "object", "properties": {"decisions": {"items": {"properties": {"message": {"type": "string"}}}}}}),
+        calls: vec!["1".to_owned(), "2".to_owned()],
+    }
+}
+
+fn refused(answer: &Value) -> Invalid {
+    approval().check(answer).unwrap_err()
+}
+
+#[test]
+fn one_allowed_decision_for_each_call_is_a_valid_answer() {
+    let answer = json!({"decisions": [{"type": "approve"}, {"type": "reject", "message": "no"}]});
+    assert_eq!(approval().check(&answer), Ok(()));
+}
+
+#[test]
+fn what_is_wrong_with_an_answer_is_said_with_its_place() {
+    let table = [
+        (json!("approve"), "resume", "must be an object"),
+        (json!({"decisions": [{"type": "approve"}]}), "resume.decisions", "has 1 decisions, but 2 calls wait"),
+        (json!({"decisions": [{"type": "approve"}, {"type": "edit"}]}), "resume.decisions[1].type", "is \"edit\""),
+        (json!({"decisions": [{}, {"type": "approve"}]}), "resume.decisions[0].type", "is null"),
+        (
+            json!({"decisions": [{"type": "approve"}, {"type": "reject", "message": 1}]}),
+            "resume.decisions.1.message",
+            "1",
+        ),
+    ];
+    for (answer, field, reason) in table {
+        let invalid = refused(&answer);
+        assert_eq!(invalid.field, field, "{answer}");
+        assert!(invalid.reason.contains(reason), "{invalid}");
+    }
+}
+
+#[test]
+fn a_plain_question_takes_what_its_schema_takes() {
+    let question = Question { kind: QuestionKind::Question, schema: json!({"type": "integer"}), ..approval() };
+    assert_eq!(question.check(&json!(1)), Ok(()));
+    assert_eq!(question.check(&json!("one")).unwrap_err().field, "resume");
+    let unreadable = Question { schema: json!({"type": "nonsense"}), ..question };
+    assert_eq!(unreadable.check(&json!("one")), Ok(()), "a schema that is none refuses nothing");
+}
+
+#[test]
+fn decisions_are_read_as_clients_write_them() {
+    let words = json!({"decisions": [
+        {"type": "approve"},
+        {"type": "edit", "edited_action": {"name": "a", "args": {"x": 1}}},
+        {"type": "reject"},
+        {"type": "respond", "message": "m"},
+    ]});
+    let read: Decisions = serde_json::from_value(words).unwrap();
+    let action = Action { name: "a".to_owned(), args: Map::from_iter([("x".to_owned(), json!(1))]) };
+    let expected = [
+        Decision::Approve,
+        Decision::Edit { edited_action: action },
+        Decision::Reject { message: None },
+        Decision::Respond { message: "m".to_owned() },
+    ];
+    assert_eq!(read.decisions, expected);
+}

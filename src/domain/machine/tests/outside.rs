@@ -1,0 +1,108 @@
+//! What comes from outside the loop: input, writes, jumps of a client.
+
+use super::*;
+
+#[test]
+fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
+    let mut machine = Machine::default();
+    let input = Update::messages([Message::human("hi")]);
+    let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
+    assert_eq!((before.step, before.source, before.writes, before.parent), (-1, Source::Input, vec![], None));
+    assert_eq!((after.step, after.source, after.parent), (0, Source::Loop, Some(before.id)));
+    assert_eq!(after.writes, [input]);
+    assert_eq!((machine.head, machine.step), (Some(after.id), Some(0)));
+    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::BeforeAgent, 0));
+}
+
+#[test]
+fn a_new_turn_leaves_behind_what_was_under_way() {
+    let mut machine = in_tools(&["a"]);
+    machine.call_asked(0, question());
+    machine.position.failure = Some(Failure::new("X", "y"));
+    machine.begin(&plan(), Update::messages([Message::human("never mind")]), [id(), id()]);
+    assert_eq!(machine.position, Position { phase: hooks(Moment::BeforeAgent, 0), ..Position::default() });
+}
+
+#[test]
+fn without_input_there_is_nothing_to_run() {
+    let step = Machine::default().next(&plan());
+    assert!(matches!(step, Step::Fail(Failure { class, .. }) if class == "EmptyInputError"));
+}
+
+#[test]
+fn a_moment_without_hooks_is_passed_over() {
+    let mut machine = Machine::default();
+    machine.begin(&bare_plan(), Update::none(), [id(), id()]);
+    assert_eq!(machine.next(&bare_plan()), Step::AskModel);
+    machine.model_done(&bare_plan(), Message::ai("hello"), Update::none(), id());
+    assert_eq!(machine.next(&bare_plan()), Step::End);
+}
+
+#[test]
+fn what_policies_write_beside_an_answer_is_part_of_its_step() {
+    let mut machine = standing(Phase::Model, []);
+    let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
+    assert_eq!((entry.node.as_str(), entry.writes.len()), (MODEL, 1));
+    assert_eq!(machine.state.fields["count"], json!(1));
+}
+
+#[test]
+fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
+    let table = [
+        (START, hooks(Moment::BeforeAgent, 0)),
+        (MODEL, hooks(Moment::AfterModel, 0)),
+        (TOOLS, hooks(Moment::BeforeModel, 0)),
+        ("A.before_agent", hooks(Moment::BeforeAgent, 1)),
+        ("B.before_agent", hooks(Moment::BeforeModel, 0)),
+        ("B.before_model", Phase::Model),
+        ("A.after_model", hooks(Moment::AfterAgent, 0)),
+        ("A.after_agent", Phase::Ended),
+        ("nobody", Phase::Ended),
+    ];
+    for (node, expected) in table {
+        let mut machine = standing(Phase::Model, [Message::ai("done")]);
+        let head = machine.head;
+        let entry = machine.written(&plan(), Source::Update, node, Update::field("x", json!(1)), id());
+        assert_eq!((entry.parent, entry.node.as_str(), entry.source), (head, node, Source::Update));
+        assert_eq!(machine.position, Position { phase: expected, ..Position::default() }, "as {node}");
+        assert_eq!(machine.state.fields["x"], json!(1));
+    }
+}
+
+#[test]
+fn a_note_changes_the_state_and_not_the_place() {
+    let mut machine = in_tools(&["a"]);
+    let asked = machine.call_asked(0, question()).unwrap().clone();
+    let position = machine.position.clone();
+    machine.noted(Update::field("x", json!(1)), id());
+    assert_eq!((machine.state.fields["x"].clone(), &machine.position), (json!(1), &position));
+    assert!(machine.resolve(&asked.id, json!("yes")));
+}
+
+#[test]
+fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
+    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
+    assert!(machine.go_to(&plan(), TOOLS));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+    assert!(machine.go_to(&plan(), MODEL));
+    assert_eq!(machine.next(&plan()), Step::AskModel);
+    assert!(!machine.go_to(&plan(), "elsewhere"));
+}
+
+#[test]
+fn who_is_sent_elsewhere_leaves_the_questions_behind() {
+    let mut machine = standing(hooks(Moment::AfterModel, 0), [calling(&["a"])]);
+    machine.hook_asked(&plan(), question());
+    machine.go_to(&plan(), MODEL);
+    machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
+    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));
+}
+
+#[test]
+fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_fate(0, Fate::Started);
+    machine.set_fate(1, answered("b"));
+    assert!(machine.go_to(&plan(), TOOLS));
+    assert_eq!((machine.fate(0), machine.next(&plan())), (Some(&Fate::Started), Step::RunCalls(vec![0])));
+}

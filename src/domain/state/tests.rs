@@ -1,0 +1,100 @@
+use serde_json::json;
+
+use super::*;
+
+fn said(id: &str, text: &str) -> Message {
+    Message::human(text).with_id(id)
+}
+
+fn texts(state: &State) -> Vec<String> {
+    state.messages.iter().map(|message| message.content.text()).collect()
+}
+
+fn state_of(messages: impl IntoIterator<Item = Message>) -> State {
+    let mut state = State::default();
+    state.apply(&Update::messages(messages));
+    state
+}
+
+fn file(content: &str) -> Option<Arc<File>> {
+    Some(Arc::new(File::text(content, Timestamp(0))))
+}
+
+#[test]
+fn a_message_is_appended_unless_its_id_is_known_and_then_takes_the_place_of_the_other() {
+    let mut state = state_of([said("1", "a"), said("2", "b"), Message::human("c")]);
+    state.apply(&Update::messages([said("1", "A"), said("3", "d"), Message::human("c")]));
+    assert_eq!(texts(&state), ["A", "b", "c", "d", "c"]);
+}
+
+#[test]
+fn a_removal_takes_away_the_message_of_its_id_or_all_before_it() {
+    let remove = |id: &str| Message::new(Role::Remove, "").with_id(id);
+    let mut state = state_of([said("1", "a"), said("2", "b")]);
+    state.apply(&Update::messages([remove("1"), remove("unknown"), Message::new(Role::Remove, "")]));
+    assert_eq!(texts(&state), ["b"]);
+    state.apply(&Update::messages([said("3", "c"), remove(REMOVE_ALL), said("4", "d")]));
+    assert_eq!(texts(&state), ["d"]);
+}
+
+#[test]
+fn files_are_written_and_deleted_by_path_and_fields_set_by_name() {
+    let mut state = State::default();
+    let files = BTreeMap::from([("/a".to_owned(), file("1")), ("/b".to_owned(), file("2"))]);
+    state.apply(&Update { files, ..Update::field("x", json!(1)) });
+    state.apply(&Update { files: BTreeMap::from([("/a".to_owned(), None)]), ..Update::field("x", json!(null)) });
+    assert_eq!(state.files.keys().collect::<Vec<_>>(), ["/b"]);
+    assert_eq!(state.fields["x"], json!(null));
+}
+
+#[test]
+fn updates_applied_one_by_one_and_merged_come_to_the_same() {
+    let deleted = BTreeMap::from([("/a".to_owned(), None)]);
+    let written = BTreeMap::from([("/a".to_owned(), file("1"))]);
+    let steps = [
+        Update { files: written, ..Update::messages([said("1", "a")]) },
+        Update { files: deleted, ..Update::field("x", json!(1)) },
+        Update { messages: vec![Arc::new(said("1", "b"))], ..Update::field("x", json!(2)) },
+    ];
+    let (mut one_by_one, mut merged, mut sum) = (State::default(), State::default(), Update::none());
+    for step in steps {
+        one_by_one.apply(&step);
+        sum.merge(step);
+    }
+    merged.apply(&sum);
+    assert_eq!(one_by_one, merged);
+}
+
+#[test]
+fn an_update_survives_storage_deletions_and_removals_included() {
+    let update = Update {
+        messages: vec![Arc::new(said("1", "a")), Arc::new(Message::new(Role::Remove, "").with_id("2"))],
+        files: BTreeMap::from([("/a".to_owned(), None), ("/b".to_owned(), file("x"))]),
+        fields: BTreeMap::from([("x".to_owned(), json!({"y": [1]}))]),
+    };
+    let stored = serde_json::to_string(&update).unwrap();
+    assert_eq!(serde_json::from_str::<Update>(&stored).unwrap(), update);
+    assert_eq!(serde_json::to_string(&Update::none()).unwrap(), "{}");
+}
+
+#[test]
+fn clients_see_public_fields_only() {
+    let mut state = State::default();
+    for name in ["topic", "_secret", "memory_contents"] {
+        state.apply(&Update::field(name, json!(1)));
+    }
+    assert_eq!(Value::Object(state.values()), json!({"messages": [], "files": {}, "topic": 1}));
+    let update = Update { fields: state.fields, ..Update::none() };
+    assert_eq!(update.public(), Update::field("topic", json!(1)));
+}
+
+#[test]
+fn a_subagent_gets_files_and_shared_fields_and_nothing_of_the_conversation() {
+    let mut state = state_of([said("1", "a")]);
+    for name in ["topic", "_secret", "todos", "structured_response", "rubric"] {
+        state.apply(&Update::field(name, json!(1)));
+    }
+    let files = BTreeMap::from([("/a".to_owned(), file("1"))]);
+    state.apply(&Update { files: files.clone(), ..Update::none() });
+    assert_eq!(state.for_subagent(), Update { files, ..Update::field("topic", json!(1)) });
+}

@@ -1,0 +1,177 @@
+use super::*;
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::{EventBody, Fact, Origin};
+use crate::domain::id::RunId;
+use crate::domain::time::Timestamp;
+
+fn event(seq: i64) -> Event {
+    let origin = Origin { lane: Lane::Main, namespace: vec![], agent: String::new(), path: vec![], cause: None };
+    Event { seq, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
+}
+
+fn publish(log: &ThreadLog, seqs: impl IntoIterator<Item = i64>) {
+    log.publish(seqs.into_iter().map(|seq| Arc::new(event(seq))));
+}
+
+/// The numbers that are visible after `after`; none if stored events have to be read first.
+fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
+    match log.glance(RunId::mint(), after) {
+        Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
+        Glance::Stored(_) => None,
+    }
+}
+
+#[test]
+fn events_are_visible_in_the_order_of_their_numbers_whichever_was_stored_first() {
+    let log = ThreadLog::default();
+    log.open(1);
+    assert_eq!((log.reserve(2), log.reserve(1)), (1, 3));
+    publish(&log, [3]);
+    assert_eq!(seen(&log, 0), Some(vec![]));
+    publish(&log, [1, 2]);
+    assert_eq!(seen(&log, 0), Some(vec![1, 2, 3]));
+    assert_eq!(seen(&log, 2), Some(vec![3]));
+}
+
+#[test]
+fn a_piece_of_an_answer_waits_for_the_stored_event_before_it() {
+    let log = ThreadLog::default();
+    log.open(1);
+    log.say(event);
+    log.reserve(1);
+    log.say(event);
+    assert_eq!(seen(&log, 0), Some(vec![1]));
+    publish(&log, [2]);
+    assert_eq!(seen(&log, 0), Some(vec![1, 2, 3]));
+}
+
+#[test]
+fn numbers_that_were_abandoned_hold_nobody_up() {
+    let log = ThreadLog::default();
+    log.open(1);
+    let first = log.reserve(2);
+    log.reserve(1);
+    publish(&log, [3]);
+    log.abandon(first, 2);
+    assert_eq!(seen(&log, 0), Some(vec![3]));
+}
+
+#[test]
+fn what_was_reserved_when_the_run_left_holds_nobody_up() {
+    let log = ThreadLog::default();
+    log.open(1);
+    log.reserve(1);
+    log.say(event);
+    log.close(0);
+    assert_eq!((seen(&log, 0), log.is_active()), (Some(vec![2]), false));
+}
+
+#[test]
+fn an_event_of_numbers_that_are_gone_is_not_shown() {
+    let log = ThreadLog::default();
+    log.open(1);
+    log.reserve(1);
+    log.open(10);
+    publish(&log, [1]);
+    assert_eq!(seen(&log, 9), Some(vec![]));
+}
+
+#[test]
+fn before_any_run_and_before_the_first_number_in_memory_stored_events_are_to_be_read() {
+    let log = ThreadLog::default();
+    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(None)));
+    log.open(10);
+    assert!(matches!(log.glance(RunId::mint(), 8), Glance::Stored(Some(9))));
+    assert_eq!(seen(&log, 9), Some(vec![]));
+}
+
+#[test]
+fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
+    let log = ThreadLog::default();
+    log.open(1);
+    log.reserve(1);
+    for _ in 0..KEPT {
+        log.say(event);
+    }
+    assert_eq!(seen(&log, 0), Some(vec![]));
+    publish(&log, [1]);
+    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(Some(1))));
+    assert_eq!(seen(&log, 1).map(|seqs| (seqs[0], seqs.len())), Some((2, KEPT)));
+}
+
+#[test]
+fn the_newest_event_is_one_that_can_be_seen() {
+    let log = ThreadLog::default();
+    log.open(1);
+    log.say(event);
+    log.reserve(1);
+    log.say(event);
+    assert_eq!(log.newest(), Some(1), "the second is not visible yet, so a reader from now on must still see it");
+    publish(&log, [2]);
+    assert_eq!(log.newest(), Some(3));
+}
+
+#[test]
+fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
+    let log = ThreadLog::default();
+    let mut bell = log.bell();
+    let mut rang = |what: &str, act: &dyn Fn()| {
+        act();
+        assert!(bell.has_changed().unwrap_or(false), "{what}");
+        bell.mark_unchanged();
+    };
+    rang("open", &|| log.open(1));
+    rang("say", &|| log.say(event));
+    rang("abandon", &|| log.abandon(log.reserve(1), 1));
+    rang("publish", &|| publish(&log, [log.reserve(1)]));
+    rang("close", &|| log.close(0));
+}
+
+/// As [`seen`], by a reader of this run.
+fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
+    match log.glance(run, after) {
+        Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
+        Glance::Stored(_) => None,
+    }
+}
+
+#[test]
+fn readers_of_a_fresh_run_need_no_database_and_others_do() {
+    let (log, run, other) = (ThreadLog::default(), RunId::mint(), RunId::mint());
+    assert_eq!(here(&log, run, 0), None);
+    log.expect(run, true);
+    assert_eq!(here(&log, run, 0), Some(vec![]));
+    assert_eq!(here(&log, other, 0), None);
+    assert_eq!(log.newest(), None);
+    log.open(41);
+    log.say(|seq| Event { run, ..event(seq) });
+    assert_eq!(here(&log, run, 0), Some(vec![41]));
+    assert_eq!(here(&log, other, 0), None);
+    assert_eq!(log.newest(), Some(41));
+}
+
+#[test]
+fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
+    let (log, run) = (ThreadLog::default(), RunId::mint());
+    log.expect(run, false);
+    assert_eq!(here(&log, run, 0), None);
+    log.open(41);
+    assert_eq!(here(&log, run, 0), None);
+    assert_eq!(here(&log, run, 40), Some(vec![]));
+}
+
+#[test]
+fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
+    let (log, run) = (ThreadLog::default(), RunId::mint());
+    let first = log.expect(RunId::mint(), true);
+    log.open(1);
+    let second = log.expect(run, true);
+    log.open(5);
+    let reserved = log.reserve(1);
+    log.close(first);
+    assert!(log.is_active());
+    log.publish([Arc::new(event(reserved))]);
+    assert_eq!(here(&log, run, 0), Some(vec![reserved]));
+    log.close(second);
+    assert!(!log.is_active());
+}

@@ -1,0 +1,236 @@
+//! Readers over a database in memory and a log that the test writes.
+
+use serde_json::Map;
+
+use super::*;
+use tokio_util::sync::CancellationToken;
+
+use crate::db::events::PlacedFact;
+use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::run::{Lineage, RunRequest, RunStatus};
+use crate::domain::thread::Thread;
+use crate::domain::time::Timestamp;
+use crate::events::Events;
+
+/// How long a test waits for what must come at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A thread with its log.
+struct Scene {
+    events: Events,
+    db: Db,
+    thread: ThreadId,
+    log: Arc<ThreadLog>,
+}
+
+impl Scene {
+    #[expect(clippy::disallowed_methods, reason = "the writer of a database that lives as long as the test")]
+    async fn new() -> Self {
+        let spawn = |_: &'static str, task: futures::future::BoxFuture<'static, ()>| drop(tokio::spawn(task));
+        let db = Db::open("sqlite::memory:", &spawn).await.unwrap();
+        let thread = ThreadId::mint();
+        let row = Thread::new(thread, Map::new(), Timestamp(0));
+        db.write(move |tx| Box::pin(async move { db::threads::insert(tx, &row).await })).await.unwrap();
+        let events = Events::new(db.clone(), CancellationToken::new());
+        let log = events.log(thread);
+        Self { events, db, thread, log }
+    }
+
+    async fn run(&self, status: RunStatus) -> Run {
+        let id = RunId::mint();
+        let run = Run {
+            id,
+            thread: self.thread,
+            assistant: AssistantId::of_graph("agent"),
+            lineage: Lineage::root(id, "main"),
+            status,
+            request: RunRequest::default(),
+            metadata: Map::new(),
+            error: None,
+            attempt: 1,
+            created_at: Timestamp(0),
+            updated_at: Timestamp(0),
+            due_at: Timestamp(0),
+        };
+        let row = run.clone();
+        self.db.write(move |tx| Box::pin(async move { db::runs::insert(tx, &row, None).await })).await.unwrap();
+        run
+    }
+
+    async fn ends(&self, run: &Run) {
+        let (id, status) = (run.id, RunStatus::Success);
+        let job = self.db.write(move |tx| {
+            Box::pin(async move { db::runs::set_status(tx, id, status, None, Timestamp(1)).await.map(drop) })
+        });
+        job.await.unwrap();
+    }
+
+    /// Stores facts under these numbers.
+    async fn stores(&self, run: &Run, facts: &[(i64, Fact)]) {
+        let (thread, run, facts) = (self.thread, run.id, facts.to_vec());
+        let job = self.db.write(move |tx| {
+            Box::pin(async move {
+                let placed = |(seq, fact)| PlacedFact { thread, seq, run, lane: Lane::Main, fact, at: Timestamp(0) };
+                let placed: Vec<_> = facts.iter().map(|(seq, fact)| placed((*seq, fact))).collect();
+                db::events::insert(tx, &placed).await
+            })
+        });
+        job.await.unwrap();
+    }
+
+    /// Stores facts under the next numbers and shows them, as a journal does.
+    async fn commits(&self, run: &Run, facts: &[Fact]) {
+        let first = self.log.reserve(facts.len());
+        let numbered: Vec<_> = (first..).zip(facts.iter().cloned()).collect();
+        self.stores(run, &numbered).await;
+        self.log.publish(numbered.into_iter().map(|(seq, fact)| Arc::new(event(run, seq, fact))));
+    }
+}
+
+fn event(run: &Run, seq: i64, fact: Fact) -> Event {
+    let path = run.lineage.path.clone();
+    let origin = Origin { lane: Lane::Main, namespace: vec![], agent: "main".to_owned(), path, cause: None };
+    Event { seq, run: run.id, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) }
+}
+
+fn ended() -> Fact {
+    Fact::Ended { status: RunStatus::Success, error: None }
+}
+
+/// The numbers of all events that `tail` reads until it ends.
+async fn all(tail: &mut Tail) -> Vec<i64> {
+    let mut seqs = vec![];
+    while let Some(event) = tail.next().await.unwrap() {
+        seqs.push(event.seq);
+    }
+    seqs
+}
+
+#[tokio::test]
+async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Running).await;
+    scene.log.open(1);
+    let mut tail = scene.events.tail(&run, After::Start);
+    scene.commits(&run, &[Fact::Paused, Fact::Paused]).await;
+    assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+    assert!(tail.has_ready());
+    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.commits(&run, &[ended()]).await;
+    assert_eq!(all(&mut tail).await, [2, 3, 4]);
+}
+
+#[tokio::test]
+async fn a_reader_who_joins_late_reads_what_is_stored_and_then_what_is_in_memory() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Running).await;
+    scene.stores(&run, &[(1, Fact::Paused), (2, Fact::Paused)]).await;
+    scene.log.open(3);
+    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.commits(&run, &[ended()]).await;
+    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2, 3, 4]);
+    assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, [3, 4]);
+}
+
+#[tokio::test]
+async fn a_reader_of_a_long_run_on_a_long_thread_is_not_held_up_between_store_and_memory() {
+    let scene = Scene::new().await;
+    let older = scene.run(RunStatus::Success).await;
+    scene.stores(&older, &[(1, Fact::Paused), (2, ended())]).await;
+    let run = scene.run(RunStatus::Running).await;
+    scene.log.open(3);
+    let count = usize::try_from(PAGE).unwrap() + 10;
+    scene.commits(&run, &vec![Fact::Paused; count]).await;
+    let mut tail = scene.events.tail(&run, After::Start);
+    for seq in (3..).take(count) {
+        let event = timeout(PATIENCE, tail.next()).await.expect("an event that is there");
+        assert_eq!(event.unwrap().map(|event| event.seq), Some(seq));
+    }
+}
+
+#[tokio::test]
+async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_of_answers() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Running).await;
+    scene.log.open(1);
+    scene.commits(&run, &[Fact::Paused]).await;
+    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.commits(&run, &[Fact::Paused]).await;
+    let mut tail = scene.events.tail(&run, After::Start);
+    for _ in 0..1024 {
+        scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    }
+    scene.commits(&run, &[ended()]).await;
+    let seqs = all(&mut tail).await;
+    assert_eq!((seqs[..2].to_vec(), seqs.len(), seqs.last()), (vec![1, 3], 2 + 1024, Some(&1028)));
+}
+
+#[tokio::test]
+async fn a_reader_after_the_end_is_told_at_once_that_there_is_no_more() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Success).await;
+    scene.stores(&run, &[(1, Fact::Paused), (2, ended())]).await;
+    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2]);
+    assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, Vec::<i64>::new());
+    assert_eq!(all(&mut scene.events.tail(&run, After::Now)).await, Vec::<i64>::new());
+}
+
+#[tokio::test]
+async fn a_reader_of_a_run_that_is_over_does_not_wait_for_another_run_on_the_thread() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Success).await;
+    scene.stores(&run, &[(1, ended())]).await;
+    scene.log.open(2);
+    let mut tail = scene.events.tail(&run, After::Seq(1));
+    let end = timeout(PATIENCE, all(&mut tail)).await;
+    assert_eq!(end.ok(), Some(vec![]));
+}
+
+#[tokio::test]
+async fn a_reader_who_came_before_the_run_began_sees_its_first_event() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Pending).await;
+    let mut tail = scene.events.tail(&run, After::Now);
+    assert_eq!(tail.start_from_now().await.unwrap(), 0);
+    scene.log.open(1);
+    scene.commits(&run, &[Fact::Paused, ended()]).await;
+    assert_eq!(all(&mut tail).await, [1, 2]);
+}
+
+#[tokio::test]
+async fn a_reader_follows_a_run_that_works_in_another_process() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Running).await;
+    let mut tail = scene.events.tail(&run, After::Start);
+    scene.stores(&run, &[(1, Fact::Paused)]).await;
+    assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
+    scene.stores(&run, &[(2, Fact::Paused)]).await;
+    scene.ends(&run).await;
+    assert_eq!(all(&mut tail).await, [2], "it ends without a last event when the run is over");
+}
+
+#[tokio::test]
+async fn a_reader_does_not_get_the_events_of_other_runs() {
+    let scene = Scene::new().await;
+    let (other, run) = (scene.run(RunStatus::Success).await, scene.run(RunStatus::Pending).await);
+    scene.log.open(1);
+    scene.commits(&other, &[Fact::Paused, ended()]).await;
+    scene.log.close(0);
+    scene.log.open(3);
+    scene.commits(&run, &[ended()]).await;
+    assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [3]);
+    assert_eq!(all(&mut scene.events.tail(&other, After::Start)).await, [1, 2]);
+}
+
+#[tokio::test]
+async fn a_reader_from_now_on_gets_what_becomes_visible_from_now_on() {
+    let scene = Scene::new().await;
+    let run = scene.run(RunStatus::Running).await;
+    scene.log.open(1);
+    scene.commits(&run, &[Fact::Paused]).await;
+    let first = scene.log.reserve(1);
+    let mut tail = scene.events.tail(&run, After::Now);
+    assert_eq!(tail.start_from_now().await.unwrap(), 1);
+    scene.log.publish([Arc::new(event(&run, first, ended()))]);
+    assert_eq!(all(&mut tail).await, [2]);
+}

@@ -1,0 +1,94 @@
+//! Why something that was asked for was not done: one enum for each operation.
+
+use crate::db;
+use crate::domain::Invalid;
+use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
+
+/// Why a run was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// There is no such assistant or graph.
+    #[error("there is no assistant {0}")]
+    NoAssistant(String),
+    /// There is no such checkpoint on the thread.
+    #[error("there is no checkpoint {0} on this thread")]
+    NoCheckpoint(CheckpointId),
+    /// The thread is busy and the strategy is to refuse.
+    #[error("the thread is busy")]
+    Busy,
+    /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
+    #[error("{} questions wait for an answer", .0.len())]
+    QuestionPending(Vec<InterruptId>),
+    /// Several questions wait and the answer does not say which it is for.
+    #[error("{} questions wait for an answer", .0.len())]
+    AmbiguousAnswer(Vec<InterruptId>),
+    /// Something in the request cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A resume without a thread.
+    #[error("a resume needs a thread")]
+    ResumeNeedsThread,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why a run was not cancelled.
+#[derive(Debug, thiserror::Error)]
+pub enum CancelError {
+    /// There is no such run.
+    #[error("there is no such run")]
+    NoRun,
+    /// It is over already.
+    #[error("the run is over")]
+    Over,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why a question was not resolved.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// There is no such question.
+    #[error("there is no such interrupt")]
+    NoInterrupt,
+    /// It was answered otherwise, dropped, or has expired.
+    #[error("the interrupt is {0}")]
+    Stale(&'static str),
+    /// The answer is not one of those that were asked for.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The thread is busy.
+    #[error("the thread is busy")]
+    Busy,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why a state was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateWriteError {
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// There is no such checkpoint on the thread.
+    #[error("there is no checkpoint {0} on this thread")]
+    NoCheckpoint(CheckpointId),
+    /// The agent has no such node.
+    #[error("node {0} does not exist")]
+    NoNode(String),
+    /// Runs are at work on the thread.
+    #[error("the thread has in-flight runs")]
+    InFlight(Vec<RunId>),
+    /// The values cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}

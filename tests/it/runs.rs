@@ -1,0 +1,184 @@
+//! Runs: started, waited for, joined, cancelled, listed, deleted.
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
+
+on_both_engines! {
+    async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        server.tools.hold("lookup");
+        let text = script().calls(lookup("c1", "x")).says("done");
+        let reply = client.post(&alice.path("/runs"), alice.wish(&text, json!({"metadata": {"k": "v"}}))).await;
+        let location = reply.header("content-location").unwrap().to_owned();
+        let record = reply.ok();
+        let run = alice.run(&record);
+        assert_eq!(location, run.path);
+        assert!(record["status"] == "pending" || record["status"] == "running", "{record}");
+        assert_eq!((&record["thread_id"], &record["metadata"]["k"]), (&json!(alice.thread), &json!("v")));
+        assert_eq!((alice.status().await.as_str(), run.status().await.as_str()), ("busy", "running"));
+        server.tools.let_go("lookup");
+        assert_eq!(transcript(&run.finishes().await), ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
+        assert_eq!((alice.status().await.as_str(), run.status().await.as_str()), ("idle", "success"));
+    }
+
+    async fn waiting_answers_with_the_values_and_tells_where_the_run_is(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let reply = client.post(&alice.path("/runs/wait"), alice.wish("hello", json!({}))).await;
+        let run = alice.run(&alice.runs().await[0]);
+        assert_eq!(reply.header("content-location"), Some(run.path.as_str()));
+        assert_eq!(reply.header("location"), Some(format!("{}/join", run.path).as_str()));
+        let values = reply.ok();
+        assert_eq!(transcript(&values), ["human: hello", "ai: echo: hello"]);
+        assert_eq!(run.finishes().await, values);
+    }
+
+    async fn the_turns_of_a_conversation_follow_each_other(server: TestServer) {
+        let alice = server.human("agent").await;
+        alice.says("one").await;
+        let values = alice.says("two").await;
+        assert_eq!(transcript(&values), ["human: one", "ai: echo: one", "human: two", "ai: echo: two"]);
+    }
+
+    async fn runs_on_a_busy_thread_wait_for_their_turn(server: TestServer) {
+        let alice = server.human("agent").await;
+        server.tools.hold("lookup");
+        let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+        server.tools.called("lookup", 1).await;
+        let second = alice.asks("second").await;
+        let third = alice.asks("third").await;
+        assert_eq!((second.status().await.as_str(), third.status().await.as_str()), ("pending", "pending"));
+        server.tools.let_go("lookup");
+        third.finishes().await;
+        assert_eq!(first.status().await, "success");
+        assert_eq!(second.status().await, "success");
+        let said = ["human: …", "ai calls lookup", "lookup: found x", "ai: first", "human: second", "ai: echo: second",
+            "human: third", "ai: echo: third"];
+        assert_eq!(alice.transcript().await, said);
+    }
+
+    async fn a_run_that_will_not_wait_is_refused_on_a_busy_thread(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        server.tools.hold("lookup");
+        let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+        server.tools.called("lookup", 1).await;
+        let body = alice.wish("second", json!({"multitask_strategy": "reject"}));
+        for door in ["/runs", "/runs/wait", "/runs/stream"] {
+            let detail = client.post(&alice.path(door), body.clone()).await.refused(409);
+            assert!(detail.starts_with("Thread is already running a task."), "{detail}");
+        }
+        server.tools.let_go("lookup");
+        first.finishes().await;
+        assert_eq!(alice.transcript().await.len(), 4);
+        client.post(&alice.path("/runs/wait"), body).await.ok();
+    }
+
+    async fn a_cancelled_run_is_interrupted_and_its_work_stays(server: TestServer) {
+        let alice = server.human("agent").await;
+        server.tools.hold("lookup");
+        let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+        server.tools.called("lookup", 1).await;
+        assert_eq!(run.is_cancelled("interrupt").await.status, 200);
+        assert_eq!(run.status().await, "interrupted");
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup"]);
+        let thread = alice.record().await;
+        assert_eq!((&thread["status"], &thread["error"]["error"]), (&json!("interrupted"), &json!("UserInterrupt")));
+        server.tools.let_go("lookup");
+        let said = transcript(&alice.says("go on").await);
+        assert!(said[2].starts_with("lookup failed: Tool call lookup with id c1 did not complete"), "{said:?}");
+        assert_eq!(said[3..], ["human: go on", "ai: echo: go on"]);
+    }
+
+    async fn a_run_that_is_rolled_back_never_was(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("before").await;
+        server.tools.hold("lookup");
+        let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+        server.tools.called("lookup", 1).await;
+        assert_eq!(run.is_cancelled("rollback").await.status, 200);
+        server.tools.let_go("lookup");
+        assert_eq!(client.get(&run.path).await.status, 404);
+        assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
+        assert_eq!(alice.status().await, "idle");
+    }
+
+    async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {
+        let alice = server.human("agent").await;
+        server.tools.hold("lookup");
+        let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+        server.tools.called("lookup", 1).await;
+        let second = alice.asks("second").await;
+        second.is_cancelled("interrupt").await.ok();
+        assert_eq!(second.status().await, "interrupted");
+        server.tools.let_go("lookup");
+        first.finishes().await;
+        assert_eq!(alice.status().await, "idle");
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: first");
+    }
+
+    async fn what_is_over_cannot_be_cancelled(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("hello").await;
+        let run = alice.run(&alice.runs().await[0]);
+        assert_eq!(run.is_cancelled("interrupt").await.status, 404);
+        let nowhere = alice.path(&format!("/runs/{}/cancel", Uuid::new_v4()));
+        assert_eq!(client.post(&nowhere, json!({})).await.status, 404);
+    }
+
+    async fn runs_are_listed_newest_first_without_those_of_subagents(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let delegation = crate::support::task("t1", "researcher", script().says("found"));
+        let first = alice.asks(script().calls(delegation).says("done")).await;
+        first.finishes().await;
+        let second = alice.asks("two").await;
+        second.finishes().await;
+        let ids = |runs: &[Value]| runs.iter().map(|run| run["run_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        assert_eq!(ids(&alice.runs().await), [second.id.clone(), first.id.clone()]);
+        let one = client.get(&alice.path("/runs?limit=1&offset=1")).await.ok();
+        assert_eq!(ids(one.as_array().unwrap()), [first.id]);
+        assert_eq!(client.get(&alice.path("/runs?status=error")).await.ok(), json!([]));
+    }
+
+    async fn a_deleted_run_is_gone(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("hello").await;
+        let run = alice.run(&alice.runs().await[0]);
+        assert_eq!(client.delete(&run.path).await.status, 204);
+        assert_eq!(client.get(&run.path).await.status, 404);
+        assert_eq!(client.delete(&run.path).await.status, 404);
+        assert_eq!(alice.runs().await, Vec::<Value>::new());
+    }
+
+    async fn a_failed_run_says_why_with_status_200(server: TestServer) {
+        let alice = server.human("agent").await;
+        let values = alice.says(script().fails(400)).await;
+        let error = values["__error__"].clone();
+        assert!(error["error"].is_string() && error["message"].is_string(), "{values}");
+        let run = alice.run(&alice.runs().await[0]);
+        assert_eq!(run.status().await, "error");
+        let thread = alice.record().await;
+        assert_eq!((&thread["status"], &thread["error"]), (&json!("error"), &error));
+        assert_eq!(run.finishes().await, json!({"__error__": error}));
+        let state = alice.state().await;
+        assert_eq!(state["next"], json!(["model"]));
+        assert!(state["tasks"][0]["error"].is_string(), "{state}");
+        assert_eq!(transcript(&alice.says("again").await).last().unwrap(), "ai: echo: again");
+    }
+
+    async fn an_unknown_agent_or_thread_is_refused_before_anything_is_stored(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("nobody").await);
+        for door in ["/runs", "/runs/wait", "/runs/stream"] {
+            let reply = client.post(&alice.path(door), alice.wish("hello", json!({}))).await;
+            assert!(reply.refused(422).contains("nobody"));
+        }
+        assert_eq!(alice.runs().await, Vec::<Value>::new());
+        let body = alice.wish("hello", json!({"assistant_id": "agent"}));
+        let elsewhere = format!("/threads/{}/runs", Uuid::new_v4());
+        assert_eq!(client.post(&elsewhere, body.clone()).await.status, 404);
+        let made = alice.wish("hello", json!({"assistant_id": "agent", "if_not_exists": "create"}));
+        client.post(&format!("{elsewhere}/wait"), made).await.ok();
+        let wrong = alice.wish("hello", json!({"assistant_id": "agent", "stream_mode": "telepathy"}));
+        assert_eq!(client.post(&alice.path("/runs"), wrong).await.status, 422);
+    }
+}

@@ -1,0 +1,253 @@
+//! The people of the scenes: somebody who talks to an agent, the run that works for them, the question it asks.
+
+use serde_json::{Map, Value, json};
+
+use super::client::{Client, Reply};
+use super::sse::Sse;
+
+/// Somebody who talks to one agent on a thread of their own.
+#[derive(Debug, Clone)]
+pub(crate) struct Human {
+    client: Client,
+    agent: String,
+    /// The thread.
+    pub(crate) thread: String,
+}
+
+/// A run that works for somebody.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    client: Client,
+    /// Where it is: `/threads/…/runs/…`.
+    pub(crate) path: String,
+    /// Its id.
+    pub(crate) id: String,
+}
+
+/// A question that waits for an answer, as the approvals resource shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Question(pub(crate) Value);
+
+impl Question {
+    /// Its id.
+    pub(crate) fn id(&self) -> &str {
+        self.0["id"].as_str().expect("an id")
+    }
+
+    /// The calls it is about.
+    pub(crate) fn requests(&self) -> &[Value] {
+        self.0["value"]["action_requests"].as_array().expect("a list")
+    }
+
+    /// Who asks.
+    pub(crate) fn agent(&self) -> &str {
+        self.0["agent_name"].as_str().expect("a name")
+    }
+}
+
+impl Human {
+    pub(super) async fn arrives(client: Client, agent: &str) -> Self {
+        let thread = client.thread().await;
+        Self { client, agent: agent.to_owned(), thread }
+    }
+
+    /// What somebody sends who says `text`, with what `more` says besides.
+    pub(crate) fn wish(&self, text: impl ToString, more: Value) -> Value {
+        let message = json!({"role": "user", "content": text.to_string()});
+        self.body(json!({"input": {"messages": [message]}}), more)
+    }
+
+    fn body(&self, mut body: Value, more: Value) -> Value {
+        body["assistant_id"] = json!(self.agent);
+        for (name, value) in more.as_object().into_iter().flatten() {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    /// Path of something of the thread.
+    pub(crate) fn path(&self, rest: &str) -> String {
+        format!("/threads/{}{rest}", self.thread)
+    }
+
+    /// Sends a body for a run, which then works in the background.
+    pub(crate) async fn starts(&self, body: Value) -> Run {
+        let body = self.body(body, json!({}));
+        self.run(&self.client.post(&self.path("/runs"), body).await.ok())
+    }
+
+    /// The same for a message.
+    pub(crate) async fn asks(&self, text: impl ToString) -> Run {
+        self.starts(self.wish(text, json!({}))).await
+    }
+
+    /// Says something and waits for the values of the thread afterwards.
+    pub(crate) async fn says(&self, text: impl ToString) -> Value {
+        let body = self.wish(text, json!({}));
+        self.client.post(&self.path("/runs/wait"), body).await.ok()
+    }
+
+    /// Says something and listens. `more` holds the modes.
+    pub(crate) async fn listens(&self, text: impl ToString, more: Value) -> Sse {
+        self.client.post_stream(&self.path("/runs/stream"), self.wish(text, more)).await
+    }
+
+    /// Answers with `command.resume` and listens.
+    pub(crate) async fn resumes_listening(&self, answer: Value, more: Value) -> Sse {
+        let body = self.body(json!({"command": {"resume": answer}}), more);
+        self.client.post_stream(&self.path("/runs/stream"), body).await
+    }
+
+    /// Answers with `command.resume`, whatever comes of it.
+    pub(crate) async fn tries_to_resume(&self, answer: Value) -> Reply {
+        self.client.post(&self.path("/runs"), self.body(json!({"command": {"resume": answer}}), json!({}))).await
+    }
+
+    /// Answers with `command.resume`.
+    pub(crate) async fn resumes(&self, answer: Value) -> Run {
+        self.run(&self.tries_to_resume(answer).await.ok())
+    }
+
+    /// Decides about the calls of a question, in their order.
+    pub(crate) async fn decides(&self, question: &Question, decisions: Value) -> Run {
+        let answer = Map::from_iter([(question.id().to_owned(), json!({"decisions": decisions}))]);
+        self.resumes(Value::Object(answer)).await
+    }
+
+    /// Approves all that a question is about.
+    pub(crate) async fn approves(&self, question: &Question) -> Run {
+        let decisions = vec![json!({"type": "approve"}); question.requests().len()];
+        self.decides(question, json!(decisions)).await
+    }
+
+    /// Rejects all that a question is about.
+    pub(crate) async fn rejects(&self, question: &Question, reason: &str) -> Run {
+        let decisions = vec![json!({"type": "reject", "message": reason}); question.requests().len()];
+        self.decides(question, json!(decisions)).await
+    }
+
+    /// Answers through the approvals resource, whatever comes of it.
+    pub(crate) async fn resolves(&self, question: &Question, answer: Value) -> Reply {
+        let path = self.path(&format!("/interrupts/{}/resolve", question.id()));
+        self.client.post(&path, answer).await
+    }
+
+    /// The questions that wait for an answer, in the order in which they were asked.
+    pub(crate) async fn questions(&self) -> Vec<Question> {
+        let list = self.client.get(&self.path("/interrupts")).await.ok();
+        let all = list["interrupts"].as_array().expect("a list").clone();
+        all.into_iter().filter(|question| question["status"] == "pending").map(Question).collect()
+    }
+
+    /// The question that waits for an answer.
+    pub(crate) async fn question(&self) -> Question {
+        let questions = self.questions().await;
+        let [question] = questions.as_slice() else { panic!("not one question: {questions:#?}") };
+        question.clone()
+    }
+
+    /// The thread itself.
+    pub(crate) async fn record(&self) -> Value {
+        self.client.get(&self.path("")).await.ok()
+    }
+
+    /// The status of the thread.
+    pub(crate) async fn status(&self) -> String {
+        self.record().await["status"].as_str().expect("a status").to_owned()
+    }
+
+    /// Where the thread stands.
+    pub(crate) async fn state(&self) -> Value {
+        self.client.get(&self.path("/state")).await.ok()
+    }
+
+    /// How it came there, newest first.
+    pub(crate) async fn history(&self) -> Vec<Value> {
+        let history = self.client.post(&self.path("/history"), json!({"limit": 1000})).await.ok();
+        history.as_array().expect("a list").clone()
+    }
+
+    /// What was said on the thread so far.
+    pub(crate) async fn transcript(&self) -> Vec<String> {
+        transcript(&self.state().await["values"])
+    }
+
+    /// The runs of the thread, newest first.
+    pub(crate) async fn runs(&self) -> Vec<Value> {
+        let runs = self.client.get(&self.path("/runs?limit=1000")).await.ok();
+        runs.as_array().expect("a list").clone()
+    }
+
+    /// The run of this record.
+    pub(crate) fn run(&self, record: &Value) -> Run {
+        self.run_of_id(record["run_id"].as_str().expect("an id"))
+    }
+
+    /// The run of this id.
+    pub(crate) fn run_of_id(&self, id: &str) -> Run {
+        Run { client: self.client.clone(), path: self.path(&format!("/runs/{id}")), id: id.to_owned() }
+    }
+}
+
+impl Run {
+    /// Waits for the end and returns what joining answers.
+    pub(crate) async fn finishes(&self) -> Value {
+        self.client.get(&format!("{}/join", self.path)).await.ok()
+    }
+
+    /// The run itself.
+    pub(crate) async fn record(&self) -> Value {
+        self.client.get(&self.path).await.ok()
+    }
+
+    /// Its status.
+    pub(crate) async fn status(&self) -> String {
+        self.record().await["status"].as_str().expect("a status").to_owned()
+    }
+
+    /// Asks it to stop and waits until it has.
+    pub(crate) async fn is_cancelled(&self, action: &str) -> Reply {
+        self.client.post(&format!("{}/cancel?wait=true&action={action}", self.path), json!({})).await
+    }
+
+    /// The runs of its subagents.
+    pub(crate) async fn children(&self) -> Vec<Value> {
+        let children = self.client.get(&format!("{}/children", self.path)).await.ok();
+        let list = if children.is_array() { children } else { children["children"].clone() };
+        list.as_array().expect("a list").clone()
+    }
+
+    /// Listens from behind this event on; from now on without one.
+    pub(crate) async fn is_joined(&self, last_event_id: Option<&str>) -> Sse {
+        self.client.get_stream(&format!("{}/stream", self.path), last_event_id).await
+    }
+}
+
+/// What was said, a line for each message: who, and what. Scripts are not repeated.
+pub(crate) fn transcript(values: &Value) -> Vec<String> {
+    let messages = values["messages"].as_array().unwrap_or_else(|| panic!("no messages in {values:#}"));
+    messages.iter().map(line).collect()
+}
+
+fn line(message: &Value) -> String {
+    let content = match message["content"].as_str() {
+        Some(text) if text.contains("{\"script\"") => "…".to_owned(),
+        Some(text) => text.to_owned(),
+        None => message["content"].to_string(),
+    };
+    let name = message["name"].as_str().unwrap_or_default();
+    match message["type"].as_str().expect("a type") {
+        "tool" if message["status"] == "error" => format!("{name} failed: {content}"),
+        "tool" => format!("{name}: {content}"),
+        "ai" => {
+            let calls = message["tool_calls"].as_array().into_iter().flatten();
+            let names: Vec<&str> = calls.filter_map(|call| call["name"].as_str()).collect();
+            match (names.is_empty(), content.is_empty()) {
+                (true, _) => format!("ai: {content}"),
+                (false, true) => format!("ai calls {}", names.join(", ")),
+                (false, false) => format!("ai: {content}, calls {}", names.join(", ")),
+            }
+        }
+        other => format!("{other}: {content}"),
+    }
+}

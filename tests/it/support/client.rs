@@ -1,0 +1,123 @@
+//! A client without any knowledge of the wire beyond JSON.
+
+use std::sync::{Arc, Mutex};
+
+use reqwest::header::HeaderMap;
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+
+use super::sse::Sse;
+
+/// Talks to one server, wherever that is at the moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    base: Arc<Mutex<String>>,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// The status.
+    pub(crate) status: u16,
+    /// The headers.
+    pub(crate) headers: HeaderMap,
+    /// The JSON; a string when it was none, null when there was nothing.
+    pub(crate) body: Value,
+}
+
+impl Client {
+    /// A client of the server at `base`.
+    pub(crate) fn new(base: &str) -> Self {
+        let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+        Self { http, base: Arc::new(Mutex::new(base.to_owned())) }
+    }
+
+    /// Where the server is.
+    pub(crate) fn base(&self) -> String {
+        self.base.lock().unwrap().clone()
+    }
+
+    /// The server moved.
+    pub(crate) fn moved_to(&self, base: &str) {
+        *self.base.lock().unwrap() = base.to_owned();
+    }
+
+    /// A request that is not sent yet.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base()))
+    }
+
+    /// GET.
+    pub(crate) async fn get(&self, path: &str) -> Reply {
+        reply(self.request(Method::GET, path)).await
+    }
+
+    /// POST with a JSON body.
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Reply {
+        reply(self.request(Method::POST, path).json(&body)).await
+    }
+
+    /// PATCH with a JSON body.
+    pub(crate) async fn patch(&self, path: &str, body: Value) -> Reply {
+        reply(self.request(Method::PATCH, path).json(&body)).await
+    }
+
+    /// DELETE.
+    pub(crate) async fn delete(&self, path: &str) -> Reply {
+        reply(self.request(Method::DELETE, path)).await
+    }
+
+    /// POST whose answer is a stream.
+    pub(crate) async fn post_stream(&self, path: &str, body: Value) -> Sse {
+        Sse::open(self.request(Method::POST, path).json(&body).send().await.expect("an answer")).await
+    }
+
+    /// GET whose answer is a stream, from behind this event on.
+    pub(crate) async fn get_stream(&self, path: &str, last_event_id: Option<&str>) -> Sse {
+        let mut request = self.request(Method::GET, path);
+        if let Some(id) = last_event_id {
+            request = request.header("Last-Event-ID", id);
+        }
+        Sse::open(request.send().await.expect("an answer")).await
+    }
+
+    /// A new thread, by its id.
+    pub(crate) async fn thread(&self) -> String {
+        let thread = self.post("/threads", json!({})).await.ok();
+        thread["thread_id"].as_str().expect("an id").to_owned()
+    }
+}
+
+/// Sends the request and reads the whole answer.
+pub(crate) async fn reply(request: RequestBuilder) -> Reply {
+    let response = request.send().await.expect("an answer");
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let text = response.text().await.expect("a whole answer");
+    let body = match text.trim() {
+        "" => Value::Null,
+        json => serde_json::from_str(json).unwrap_or(Value::String(text)),
+    };
+    Reply { status, headers, body }
+}
+
+impl Reply {
+    /// The body of a success.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Value {
+        assert!(matches!(self.status, 200 | 202 | 204), "{self:?}");
+        self.body
+    }
+
+    /// What a refusal with this status says.
+    #[track_caller]
+    pub(crate) fn refused(self, status: u16) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        self.body["detail"].as_str().unwrap_or_else(|| panic!("a refusal says why: {self:?}")).to_owned()
+    }
+
+    /// A header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}

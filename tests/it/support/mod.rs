@@ -1,0 +1,57 @@
+//! What the scenes are played with: servers, people, scripts, tools. It promises nothing itself.
+
+pub(crate) mod actors;
+pub(crate) mod client;
+#[path = "../../support/postgres.rs"]
+pub(crate) mod postgres;
+pub(crate) mod provider;
+pub(crate) mod script;
+pub(crate) mod server;
+pub(crate) mod sse;
+pub(crate) mod tools;
+
+pub(crate) use actors::{Human, transcript};
+pub(crate) use script::{call, lookup, mail, script, task};
+pub(crate) use server::{Engine, TestServer};
+
+/// Plays a scene on one engine, and sees to it that nothing is left afterwards.
+pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, scene: impl FnOnce(TestServer) -> F) {
+    if let Some(server) = TestServer::start(engine).await {
+        Box::pin(scene(server.clone())).await;
+        Box::pin(server.finish()).await;
+    }
+}
+
+/// Waits for something that the server promises to do soon, and of which it tells nobody.
+pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
+    let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
+    for _ in 0..1000 {
+        if happened().await {
+            return;
+        }
+        pause.tick().await;
+    }
+    panic!("it did not happen");
+}
+
+/// Makes two tests of each scene, one on each engine.
+macro_rules! on_both_engines {
+    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $scene:block)*) => {
+        $($(#[$note])* async fn $name($server: TestServer) $scene)*
+
+        mod on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $crate::support::play($crate::support::Engine::Sqlite, super::$name).await;
+            })*
+        }
+
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $crate::support::play($crate::support::Engine::Postgres, super::$name).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_both_engines;

@@ -1,0 +1,205 @@
+//! A language model provider for the tests: one server that speaks the protocols of four, and says what it was told to.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use adjutant::shutdown::Shutdown;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// What the provider does with the next request.
+#[derive(Debug, Clone)]
+pub(crate) enum Turn {
+    /// Says this, in two pieces.
+    Says(&'static str),
+    /// Calls `lookup` with these queries, at once.
+    LooksUp(Vec<&'static str>),
+    /// Refuses with this status, and says when to come again.
+    Refuses(u16, Option<&'static str>),
+    /// Breaks off after half a word.
+    BreaksOff,
+}
+
+/// A request that came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    /// Where.
+    pub(crate) path: String,
+    /// The key that was sent, wherever the protocol wants it.
+    pub(crate) key: Option<String>,
+    /// The whole body as text.
+    pub(crate) body: String,
+}
+
+/// A provider.
+#[derive(Debug, Clone)]
+pub(crate) struct Provider {
+    /// Where it is.
+    pub(crate) base: String,
+    desk: Arc<Mutex<Desk>>,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    turns: VecDeque<Turn>,
+    asked: Vec<Asked>,
+}
+
+impl Provider {
+    /// Starts one.
+    pub(crate) async fn start(shutdown: &Shutdown) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let desk = Arc::new(Mutex::new(Desk::default()));
+        let router = Router::new().fallback(serve).with_state(Arc::clone(&desk));
+        shutdown.spawn("models", async move { axum::serve(listener, router).await });
+        Self { base, desk }
+    }
+
+    /// Tells it what to do with the next requests.
+    pub(crate) fn will(&self, turns: impl IntoIterator<Item = Turn>) {
+        self.desk.lock().unwrap().turns.extend(turns);
+    }
+
+    /// What came in so far.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.desk.lock().unwrap().asked.clone()
+    }
+}
+
+async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMap, body: String) -> Response {
+    let header = |name: &str| headers.get(name)?.to_str().ok().map(str::to_owned);
+    let in_query = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("key=")));
+    let key = header("authorization")
+        .map(|key| key.trim_start_matches("Bearer ").to_owned())
+        .or_else(|| header("x-api-key"))
+        .or_else(|| header("x-goog-api-key"))
+        .or_else(|| in_query.map(str::to_owned));
+    let path = uri.path().to_owned();
+    let turn = {
+        let mut desk = desk.lock().unwrap();
+        desk.asked.push(Asked { path: path.clone(), key, body });
+        desk.turns.pop_front()
+    };
+    let frames = match turn {
+        Some(Turn::Refuses(status, again)) => return refusal(status, again),
+        None => return refusal(418, None),
+        Some(turn) => match path.as_str() {
+            path if path.ends_with("/chat/completions") => openai(&turn),
+            path if path.ends_with("/messages") => anthropic(&turn),
+            path if path.contains(":streamGenerateContent") => google(&turn),
+            _ => return refusal(404, None),
+        },
+    };
+    ([("content-type", "text/event-stream")], Body::from(frames.concat())).into_response()
+}
+
+fn refusal(status: u16, again: Option<&str>) -> Response {
+    let status = StatusCode::from_u16(status).unwrap();
+    let body = json!({"error": {"message": "no", "type": "refused", "code": status.as_u16(), "status": "REFUSED"}});
+    let mut response = (status, axum::Json(body)).into_response();
+    if let Some(again) = again {
+        response.headers_mut().insert("retry-after", again.parse().unwrap());
+    }
+    response
+}
+
+/// The text in two pieces.
+fn halves(text: &str) -> [&str; 2] {
+    text.split_at(text.len() / 2).into()
+}
+
+fn openai(turn: &Turn) -> Vec<String> {
+    let frame = |value: Value| format!("data: {value}\n\n");
+    let chunk = |delta: Value, end: Value| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": end});
+        frame(json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}))
+    };
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13});
+    let end = [frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})), "data: [DONE]\n\n".to_owned()];
+    match turn {
+        Turn::Says(text) => {
+            let pieces = halves(text).map(|piece| chunk(json!({"content": piece}), Value::Null));
+            pieces.into_iter().chain([chunk(json!({}), json!("stop"))]).chain(end).collect()
+        }
+        Turn::LooksUp(queries) => {
+            let call = |(at, query): (usize, &&str)| {
+                let function = json!({"name": "lookup", "arguments": json!({"query": query}).to_string()});
+                let call =
+                    json!({"index": at, "id": format!("call_{query}"), "type": "function", "function": function});
+                chunk(json!({"tool_calls": [call]}), Value::Null)
+            };
+            let calls = queries.iter().enumerate().map(call);
+            calls.chain([chunk(json!({}), json!("tool_calls"))]).chain(end).collect()
+        }
+        Turn::BreaksOff | Turn::Refuses(..) => vec![chunk(json!({"content": "hal"}), Value::Null)],
+    }
+}
+
+fn anthropic(turn: &Turn) -> Vec<String> {
+    let frame = |value: Value| format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap());
+    let usage = json!({"input_tokens": 9, "output_tokens": 1});
+    let message = json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m-1", "content": [],
+        "stop_reason": null, "usage": usage});
+    let mut frames = vec![frame(json!({"type": "message_start", "message": message}))];
+    let mut block = |at: usize, begin: Value, deltas: Vec<Value>| {
+        frames.push(frame(json!({"type": "content_block_start", "index": at, "content_block": begin})));
+        let delta = |delta| frame(json!({"type": "content_block_delta", "index": at, "delta": delta}));
+        frames.extend(deltas.into_iter().map(delta));
+        frames.push(frame(json!({"type": "content_block_stop", "index": at})));
+    };
+    let reason = match turn {
+        Turn::Says(text) => {
+            let deltas = halves(text).map(|piece| json!({"type": "text_delta", "text": piece}));
+            block(0, json!({"type": "text", "text": ""}), deltas.into());
+            "end_turn"
+        }
+        Turn::LooksUp(queries) => {
+            for (at, query) in queries.iter().enumerate() {
+                let begin = json!({"type": "tool_use", "id": format!("call_{query}"), "name": "lookup", "input": {}});
+                let args = json!({"query": query}).to_string();
+                block(at, begin, vec![json!({"type": "input_json_delta", "partial_json": args})]);
+            }
+            "tool_use"
+        }
+        Turn::BreaksOff | Turn::Refuses(..) => {
+            block(0, json!({"type": "text", "text": ""}), vec![json!({"type": "text_delta", "text": "hal"})]);
+            frames.pop();
+            return frames;
+        }
+    };
+    let delta = json!({"stop_reason": reason, "stop_sequence": null});
+    frames.push(frame(json!({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 4}})));
+    frames.push(frame(json!({"type": "message_stop"})));
+    frames
+}
+
+fn google(turn: &Turn) -> Vec<String> {
+    let usage = json!({"promptTokenCount": 9, "candidatesTokenCount": 4, "totalTokenCount": 13});
+    let frame = |parts: Value, end: Option<&str>| {
+        let mut candidate = json!({"content": {"role": "model", "parts": parts}, "index": 0});
+        let mut answer = json!({"modelVersion": "m-1"});
+        if let Some(reason) = end {
+            candidate["finishReason"] = json!(reason);
+            answer["usageMetadata"] = usage.clone();
+        }
+        answer["candidates"] = json!([candidate]);
+        format!("data: {answer}\n\n")
+    };
+    match turn {
+        Turn::Says(text) => {
+            let [first, second] = halves(text);
+            vec![frame(json!([{"text": first}]), None), frame(json!([{"text": second}]), Some("STOP"))]
+        }
+        Turn::LooksUp(queries) => {
+            let call = |query| json!({"functionCall": {"name": "lookup", "args": {"query": query}}});
+            vec![frame(queries.iter().map(call).collect(), Some("STOP"))]
+        }
+        Turn::BreaksOff | Turn::Refuses(..) => vec![frame(json!([{"text": "hal"}]), None)],
+    }
+}

@@ -1,0 +1,270 @@
+//! The server under test: the real application over a real socket, on either engine, in this process or in its own.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use adjutant::app::App;
+use adjutant::config::{self, Settings};
+use adjutant::shutdown::Shutdown;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use super::actors::Human;
+use super::client::Client;
+use super::postgres;
+use super::provider::Provider;
+use super::tools::Tools;
+
+/// Which database is behind the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// A file.
+    Sqlite,
+    /// A database of its own on the test server.
+    Postgres,
+}
+
+/// A server under test. Clones are handles of the same.
+#[derive(Clone)]
+pub(crate) struct TestServer {
+    client: Client,
+    /// The tools that its agents call.
+    pub(crate) tools: Tools,
+    /// The provider of the agents that are not scripted.
+    pub(crate) models: Provider,
+    /// Which database it has.
+    pub(crate) engine: Engine,
+    place: Arc<Place>,
+}
+
+/// What a server leaves behind, and what it runs in.
+struct Place {
+    folder: TempDir,
+    database: std::sync::Mutex<Option<Database>>,
+    running: Mutex<Running>,
+    around: Shutdown,
+}
+
+/// The database of one server.
+enum Database {
+    InFile(PathBuf),
+    OnServer(postgres::Database),
+}
+
+impl Database {
+    async fn fresh(engine: Engine, folder: &Path) -> Option<Self> {
+        match engine {
+            Engine::Sqlite => Some(Self::InFile(folder.join("adjutant.db"))),
+            Engine::Postgres => {
+                let database = postgres::fresh_database().await;
+                assert!(
+                    database.is_some() || !is_everything_required(),
+                    "there is no Postgres, and a skip is a failure"
+                );
+                database.map(Self::OnServer)
+            }
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::InFile(path) => format!("sqlite://{}", path.display()),
+            Self::OnServer(database) => database.url.clone(),
+        }
+    }
+}
+
+/// Whether what cannot be tested on this machine is a failure.
+pub(crate) fn is_everything_required() -> bool {
+    std::env::var("ADJUTANT_TEST_REQUIRE_ALL").is_ok_and(|value| value == "1")
+}
+
+enum Running {
+    Here(Shutdown, JoinHandle<Option<anyhow::Result<()>>>),
+    There(Child),
+    Nowhere,
+}
+
+impl TestServer {
+    /// Starts a server; none when there is no such engine on this machine.
+    pub(crate) async fn start(engine: Engine) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a directory");
+        let database = Database::fresh(engine, folder.path()).await?;
+        let around = Shutdown::new(Duration::from_secs(30));
+        let (tools, models) = (Tools::start(&around).await, Provider::start(&around).await);
+        let agents = include_str!("agents.toml")
+            .replace("DATABASE", &database.url())
+            .replace("TOOLS", &tools.base)
+            .replace("MODELS", &models.base);
+        std::fs::write(folder.path().join("adjutant.toml"), agents).expect("a configuration");
+        let (base, running) = run_here(&folder.path().join("adjutant.toml")).await;
+        let database = std::sync::Mutex::new(Some(database));
+        let place = Place { folder, database, running: Mutex::new(running), around };
+        Some(Self { client: Client::new(&base), tools, models, engine, place: Arc::new(place) })
+    }
+
+    /// Somebody who talks HTTP to it.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Somebody who talks to an agent on a thread of their own.
+    pub(crate) async fn human(&self, agent: &str) -> Human {
+        Human::arrives(self.client(), agent).await
+    }
+
+    /// From now on the server is a process of its own, on the same database.
+    pub(crate) async fn moves_into_a_process(&self) {
+        let mut running = self.place.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
+        let (base, child) = run_there(&self.configuration());
+        *running = Running::There(child);
+        self.client.moved_to(&base);
+    }
+
+    /// The process dies at once, and another one begins where it was.
+    pub(crate) async fn is_killed_and_started_again(&self) {
+        let mut running = self.place.running.lock().await;
+        let Running::There(mut child) = std::mem::replace(&mut *running, Running::Nowhere) else {
+            panic!("only a process can be killed");
+        };
+        child.kill().expect("SIGKILL");
+        child.wait().expect("it is dead");
+        let (base, child) = run_there(&self.configuration());
+        *running = Running::There(child);
+        self.client.moved_to(&base);
+    }
+
+    /// The server stops in good order and another one begins where it was.
+    pub(crate) async fn is_stopped_and_started_again(&self) {
+        let mut running = self.place.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
+        let (base, started) = run_here(&self.configuration()).await;
+        *running = started;
+        self.client.moved_to(&base);
+    }
+
+    /// The address of its database.
+    pub(crate) fn database_url(&self) -> String {
+        self.place.database.lock().unwrap().as_ref().expect("a database").url()
+    }
+
+    fn configuration(&self) -> PathBuf {
+        self.place.folder.path().join("adjutant.toml")
+    }
+
+    /// Nothing may be left at work; then everything goes.
+    pub(crate) async fn finish(self) {
+        self.nothing_is_left().await;
+        let mut running = self.place.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
+        drop(running);
+        self.place.around.begin();
+        self.place.around.force();
+        let database = self.place.database.lock().unwrap().take();
+        if let Some(Database::OnServer(database)) = database {
+            database.discard().await;
+        }
+    }
+
+    async fn nothing_is_left(&self) {
+        let busy = self.client.post("/threads/search", json!({"status": "busy"})).await.ok();
+        assert_eq!(busy, json!([]), "a thread is left busy");
+        let threads = self.client.post("/threads/search", json!({"limit": 1000})).await.ok();
+        for thread in threads.as_array().expect("a list").iter().filter_map(|thread| thread["thread_id"].as_str()) {
+            let runs = self.client.get(&format!("/threads/{thread}/runs?limit=1000")).await.ok();
+            let at_work = |run: &&Value| run["status"] == "pending" || run["status"] == "running";
+            let left: Vec<&Value> = runs.as_array().expect("a list").iter().filter(at_work).collect();
+            assert!(left.is_empty(), "runs are left at work: {left:#?}");
+        }
+    }
+}
+
+/// Starts the application in this process.
+async fn run_here(configuration: &Path) -> (String, Running) {
+    let settings = Settings { config: Some(configuration.to_owned()), ..Settings::default() };
+    let loaded = config::load(&settings).unwrap_or_else(|problems| panic!("{problems}"));
+    let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
+    let app = App::start(loaded.config, shutdown.clone()).await.expect("the application starts");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    // Not a task of the application's own, which would wait for itself.
+    let serving = Shutdown::default().spawn("server", app.serve(listener));
+    (base, Running::Here(shutdown, serving))
+}
+
+/// Starts the program in a process of its own.
+fn run_there(configuration: &Path) -> (String, Child) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    let folder = configuration.parent().expect("a folder");
+    command.arg("--config").arg(configuration).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
+/// Starts the program without any configuration: the demonstration.
+pub(crate) fn run_the_demonstration(folder: &Path) -> (String, Child) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    command.args(["--listen", "127.0.0.1:0"]).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
+/// Waits for the line in which the program says where it listens.
+fn start(mut command: Command) -> (String, Child) {
+    command.env("ADJUTANT_LOG", "info").env("NO_COLOR", "1");
+    let mut child = command.spawn().expect("the program starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut said = vec![];
+    let base = loop {
+        let line = lines.next().unwrap_or_else(|| panic!("it did not listen: {said:#?}")).expect("text");
+        if let Some(address) = address_in(&line) {
+            break format!("http://{address}");
+        }
+        said.push(line);
+    };
+    // A pipe that nobody reads would stop the program when it is full.
+    std::thread::spawn(move || lines.for_each(drop));
+    (base, child)
+}
+
+/// The address in the line `listening`, in either form of the log.
+fn address_in(line: &str) -> Option<&str> {
+    let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let start = line.len() - rest.len() - "127.0.0.1:".len();
+    line.get(start..start + "127.0.0.1:".len() + end)
+}
+
+async fn stop(running: Running) {
+    match running {
+        Running::Here(shutdown, serving) => {
+            shutdown.begin();
+            let ended = serving.await.expect("the server does not panic");
+            ended.expect("the server was not dropped").expect("the server ends in good order");
+            assert_eq!(shutdown.tasks(), 0, "tasks are left");
+        }
+        Running::There(mut child) => {
+            let id = child.id().to_string();
+            Command::new("kill").args(["-TERM", &id]).status().expect("SIGTERM");
+            let status = child.wait().expect("an end");
+            assert!(status.success(), "the process ended with {status}");
+        }
+        Running::Nowhere => {}
+    }
+}
+
+impl Drop for Place {
+    /// What a failed test left running goes with it.
+    fn drop(&mut self) {
+        if let Running::There(child) = self.running.get_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        self.around.force();
+    }
+}

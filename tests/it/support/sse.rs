@@ -1,0 +1,147 @@
+//! Reads a stream of server-sent events, frame by frame.
+
+use reqwest::Response;
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+
+/// One event as it came over the wire.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Frame {
+    /// Its name.
+    pub(crate) event: String,
+    /// Its JSON.
+    pub(crate) data: Value,
+    /// Its position, when the stream can be taken up again.
+    pub(crate) id: Option<String>,
+}
+
+impl Frame {
+    /// The mode, without the namespace behind it.
+    pub(crate) fn mode(&self) -> &str {
+        self.event.split('|').next().unwrap_or_default()
+    }
+
+    /// How many levels below the main agent it happened.
+    pub(crate) fn depth(&self) -> usize {
+        self.event.matches("|tools:").count()
+    }
+}
+
+/// A stream under way. Dropping it is what a client does that leaves.
+#[derive(Debug)]
+pub(crate) struct Sse {
+    response: Response,
+    buffer: String,
+}
+
+impl Sse {
+    /// Begins to read; the answer must be a stream.
+    pub(crate) async fn open(response: Response) -> Self {
+        let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        if !kind.starts_with("text/event-stream") {
+            let (status, text) = (response.status(), response.text().await.unwrap());
+            panic!("not a stream: {status} {text}");
+        }
+        Self { response, buffer: String::new() }
+    }
+
+    /// The headers of the answer.
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        self.response.headers()
+    }
+
+    /// The run, as the SDKs find it.
+    pub(crate) fn run_id(&self) -> String {
+        let location = self.headers().get("content-location").expect("Content-Location").to_str().unwrap();
+        location.rsplit('/').next().unwrap().to_owned()
+    }
+
+    /// The next event; none when the server closed the stream. Comments are passed over.
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
+        loop {
+            while let Some((frame, rest)) = self.buffer.split_once("\r\n\r\n") {
+                let frame = read(frame);
+                self.buffer = rest.to_owned();
+                if frame.is_some() {
+                    return frame;
+                }
+            }
+            let chunk = self.response.chunk().await.expect("the stream goes on")?;
+            self.buffer.push_str(std::str::from_utf8(&chunk).expect("events are text"));
+        }
+    }
+
+    /// Reads on to the first event that fulfils `wanted`.
+    pub(crate) async fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        let mut frames = vec![];
+        loop {
+            let frame = self.next().await.unwrap_or_else(|| panic!("the stream ended: {frames:#?}"));
+            let done = wanted(&frame);
+            frames.push(frame);
+            if done {
+                return frames;
+            }
+        }
+    }
+
+    /// Everything up to the end of the stream.
+    pub(crate) async fn rest(mut self) -> Vec<Frame> {
+        let mut frames = vec![];
+        while let Some(frame) = self.next().await {
+            frames.push(frame);
+        }
+        frames
+    }
+}
+
+fn read(text: &str) -> Option<Frame> {
+    let field = |name: &str| {
+        let lines = text.split("\r\n").filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        lines.map(str::to_owned).next()
+    };
+    let data = field("data")?;
+    let data = serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {data}"));
+    Some(Frame { event: field("event").expect("every event has a name"), data, id: field("id") })
+}
+
+/// The events without their positions, and the pieces of a message put together: what a reader knows in the end, whether
+/// it was there from the beginning or came later.
+pub(crate) fn put_together(frames: &[Frame]) -> Vec<Frame> {
+    let mut whole: Vec<Frame> = vec![];
+    for frame in frames {
+        let frame = Frame { id: None, ..frame.clone() };
+        if frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk" {
+            let same = |other: &&mut Frame| other.event == frame.event && other.data[0]["id"] == frame.data[0]["id"];
+            if let Some(earlier) = whole.iter_mut().rev().find(same) {
+                add(&mut earlier.data[0], &frame.data[0]);
+                continue;
+            }
+        }
+        whole.push(frame);
+    }
+    whole
+}
+
+/// Adds a piece of a message to what is there, as the SDKs do.
+fn add(message: &mut Value, piece: &Value) {
+    let text = |value: &Value| value["content"].as_str().unwrap_or_default().to_owned();
+    message["content"] = (text(message) + &text(piece)).into();
+    for chunk in piece["tool_call_chunks"].as_array().into_iter().flatten() {
+        let chunks = message["tool_call_chunks"].as_array_mut().expect("a list of pieces");
+        match chunks.iter_mut().find(|other| other["index"] == chunk["index"]) {
+            Some(earlier) => {
+                let args = |value: &Value| value["args"].as_str().unwrap_or_default().to_owned();
+                earlier["args"] = (args(earlier) + &args(chunk)).into();
+            }
+            None => chunks.push(chunk.clone()),
+        }
+    }
+    for field in ["usage_metadata", "chunk_position"] {
+        if !piece[field].is_null() {
+            message[field] = piece[field].clone();
+        }
+    }
+    for (name, value) in piece["response_metadata"].as_object().into_iter().flatten() {
+        message["response_metadata"][name] = value.clone();
+    }
+}

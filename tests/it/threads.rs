@@ -1,0 +1,166 @@
+//! Threads are resources: made, found, changed, deleted.
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::{TestServer, mail, on_both_engines, script, transcript};
+
+/// The ids of the threads in an answer, in its order.
+fn ids(threads: &Value) -> Vec<&str> {
+    threads.as_array().expect("a list").iter().filter_map(|thread| thread["thread_id"].as_str()).collect()
+}
+
+on_both_engines! {
+    async fn a_new_thread_is_idle_and_empty(server: TestServer) {
+        let client = server.client();
+        let thread = client.post("/threads", json!({"metadata": {"colour": "red"}})).await.ok();
+        assert_eq!(thread["status"], "idle");
+        assert_eq!(thread["metadata"], json!({"colour": "red"}));
+        assert_eq!(thread["values"], Value::Null);
+        assert_eq!((&thread["error"], &thread["interrupts"]), (&Value::Null, &json!({})));
+        let id = thread["thread_id"].as_str().unwrap();
+        assert_eq!(client.get(&format!("/threads/{id}")).await.ok(), thread);
+    }
+
+    async fn the_id_of_a_thread_may_be_given_but_not_twice(server: TestServer) {
+        let (client, id) = (server.client(), Uuid::new_v4());
+        let first = client.post("/threads", json!({"thread_id": id, "metadata": {"n": 1}})).await.ok();
+        let again = client.post("/threads", json!({"thread_id": id})).await;
+        assert_eq!(again.refused(409), format!("Thread with ID {id} already exists"));
+        let body = json!({"thread_id": id, "if_exists": "do_nothing", "metadata": {"n": 2}});
+        assert_eq!(client.post("/threads", body).await.ok(), first);
+    }
+
+    async fn a_patch_adds_to_the_metadata(server: TestServer) {
+        let client = server.client();
+        let thread = client.post("/threads", json!({"metadata": {"a": 1, "b": 1}})).await.ok();
+        let path = format!("/threads/{}", thread["thread_id"].as_str().unwrap());
+        let patched = client.patch(&path, json!({"metadata": {"b": 2, "c": 3}})).await.ok();
+        assert_eq!(patched["metadata"], json!({"a": 1, "b": 2, "c": 3}));
+        assert_eq!(client.get(&path).await.ok()["metadata"], json!({"a": 1, "b": 2, "c": 3}));
+    }
+
+    async fn a_deleted_thread_is_gone_with_everything_on_it(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says(script().says("hello")).await;
+        let run = alice.run(&alice.runs().await[0]);
+        assert_eq!(client.delete(&alice.path("")).await.status, 204);
+        let not_found = format!("Thread with ID {} not found", alice.thread);
+        assert_eq!(client.get(&alice.path("")).await.refused(404), not_found);
+        assert_eq!(client.get(&alice.path("/state")).await.refused(404), not_found);
+        assert_eq!(client.delete(&alice.path("")).await.refused(404), not_found);
+        assert_eq!(client.get(&run.path).await.status, 404);
+    }
+
+    async fn deleting_a_busy_thread_stops_its_run(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        server.tools.hold("lookup");
+        alice.asks(script().calls(crate::support::lookup("c1", "x")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        assert_eq!(client.delete(&alice.path("")).await.status, 204);
+        server.tools.let_go("lookup");
+        assert_eq!(client.get(&alice.path("")).await.status, 404);
+    }
+
+    async fn search_finds_by_metadata_and_status_and_tells_how_many_there_are(server: TestServer) {
+        let client = server.client();
+        let mut red = vec![];
+        for number in 0..3 {
+            let metadata = json!({"colour": "red", "nested": {"number": number, "more": true}});
+            let thread = client.post("/threads", json!({"metadata": metadata})).await.ok();
+            red.push(thread["thread_id"].as_str().unwrap().to_owned());
+        }
+        client.post("/threads", json!({"metadata": {"colour": "blue"}})).await.ok();
+        let wanted = json!({"metadata": {"colour": "red"}, "sort_by": "created_at", "sort_order": "asc"});
+        assert_eq!(ids(&client.post("/threads/search", wanted.clone()).await.ok()), red);
+        assert_eq!(client.post("/threads/count", wanted).await.ok(), json!(3));
+        let nested = json!({"metadata": {"nested": {"number": 1}}});
+        assert_eq!(ids(&client.post("/threads/search", nested).await.ok()), [&red[1]]);
+        let idle = client.post("/threads/search", json!({"status": "idle", "ids": [red[2]]})).await.ok();
+        assert_eq!(ids(&idle), [&red[2]]);
+        assert_eq!(client.post("/threads/search", json!({"status": "error"})).await.ok(), json!([]));
+    }
+
+    async fn search_pages_through_the_threads_and_says_where_to_go_on(server: TestServer) {
+        let client = server.client();
+        for _ in 0..3 {
+            client.thread().await;
+        }
+        let page = |offset: u64| json!({"limit": 2, "offset": offset, "sort_by": "created_at", "sort_order": "asc"});
+        let first = client.post("/threads/search", page(0)).await;
+        assert_eq!((first.header("x-pagination-total"), first.header("x-pagination-next")), (Some("3"), Some("2")));
+        let second = client.post("/threads/search", page(2)).await;
+        assert_eq!((second.header("x-pagination-total"), second.header("x-pagination-next")), (Some("3"), None));
+        let (first, second) = (first.ok(), second.ok());
+        assert_eq!((ids(&first).len(), ids(&second).len()), (2, 1));
+        assert!(!ids(&first).contains(&ids(&second)[0]));
+        assert!(client.post("/threads/search", json!({"limit": 0})).await.status == 422);
+        assert!(client.post("/threads/search", json!({"limit": 1001})).await.status == 422);
+    }
+
+    async fn select_leaves_only_the_wanted_columns(server: TestServer) {
+        let client = server.client();
+        let id = client.thread().await;
+        let found = client.post("/threads/search", json!({"select": ["thread_id", "status"]})).await.ok();
+        assert_eq!(found, json!([{"thread_id": id, "status": "idle"}]));
+        assert_eq!(client.post("/threads/search", json!({"select": ["shoe_size"]})).await.status, 422);
+    }
+
+    async fn the_first_run_leaves_its_mark_on_the_thread(server: TestServer) {
+        let alice = server.human("agent").await;
+        alice.says(script().says("hello")).await;
+        let thread = alice.record().await;
+        assert_eq!(thread["status"], "idle");
+        assert_eq!(thread["metadata"]["graph_id"], "agent");
+        assert_eq!(thread["values"]["messages"][1]["content"], "hello");
+        let assistant = thread["metadata"]["assistant_id"].as_str().unwrap();
+        let card = server.client().get(&format!("/assistants/{assistant}")).await.ok();
+        assert_eq!((&card["graph_id"], &card["name"]), (&json!("agent"), &json!("main-agent")));
+    }
+
+    async fn what_is_no_thread_is_refused_by_name(server: TestServer) {
+        let (client, nowhere) = (server.client(), Uuid::new_v4());
+        assert_eq!(client.get("/threads/nope").await.refused(422), "Invalid thread ID: must be a UUID");
+        let unknown = client.get(&format!("/threads/{nowhere}")).await;
+        assert_eq!(unknown.refused(404), format!("Thread with ID {nowhere} not found"));
+        let patch = client.patch(&format!("/threads/{nowhere}"), json!({"metadata": {}})).await;
+        assert_eq!(patch.status, 404);
+        let body = client.request(reqwest::Method::POST, "/threads").body("{").send().await.unwrap();
+        assert_eq!(body.status(), 422);
+        assert_eq!(client.get("/nowhere").await.refused(404), "Not Found");
+    }
+
+    async fn a_copy_goes_its_own_way(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        let id = copy["thread_id"].as_str().unwrap();
+        assert_ne!(copy["thread_id"], alice.record().await["thread_id"]);
+        assert_eq!((&copy["status"], &copy["values"]), (&json!("idle"), &alice.state().await["values"]));
+        alice.says("two").await;
+        let history = client.post(&format!("/threads/{id}/history"), json!({"limit": 50})).await.ok();
+        assert_eq!(history.as_array().unwrap().len(), 3);
+        assert_eq!(history[0]["metadata"]["thread_id"], id);
+        let input = json!({"assistant_id": "agent", "input": {"messages": "three"}});
+        let values = client.post(&format!("/threads/{id}/runs/wait"), input).await.ok();
+        assert_eq!(transcript(&values), ["human: one", "ai: echo: one", "human: three", "ai: echo: three"]);
+        assert_eq!(client.post(&format!("/threads/{}/copy", Uuid::new_v4()), json!({})).await.status, 404);
+    }
+
+    async fn the_copy_of_a_waiting_thread_asks_for_itself(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        assert_eq!((&copy["status"], &copy["interrupts"]), (&json!("interrupted"), &json!({})));
+        let runs = format!("/threads/{}/runs/wait", copy["thread_id"].as_str().unwrap());
+        let asked = client.post(&runs, json!({"assistant_id": "agent"})).await.ok();
+        let question = alice.question().await;
+        assert_ne!(asked["__interrupt__"][0]["id"], question.id());
+        let answer = json!({"assistant_id": "agent", "command": {"resume": {"decisions": [{"type": "approve"}]}}});
+        let values = client.post(&runs, answer).await.ok();
+        assert_eq!(transcript(&values).last().unwrap(), "ai: sent");
+        assert_eq!(alice.status().await, "interrupted");
+        alice.approves(&question).await.finishes().await;
+        assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    }
+}
