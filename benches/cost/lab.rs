@@ -49,7 +49,7 @@ impl Lab {
         let url = place.as_deref().or(url).expect("one of the two");
         let owner = shutdown.clone();
         let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
-        let events = Events::new(db.clone());
+        let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop =
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
         let agents = workshop.assemble(&BTreeMap::from([(AGENT.to_owned(), agent())])).expect("the agent is sound");
@@ -60,6 +60,7 @@ impl Lab {
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             lease: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
         };
         let runs = Runs::open(parts).await.expect("the lease");
