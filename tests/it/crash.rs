@@ -5,7 +5,8 @@
 //! an event was seen, right after an answer was accepted, and once more while the next process recovers. Each time the
 //! story has to end like the undisturbed one.
 //!
-//! `ADJUTANT_KILLS` says how many instants on each engine (50), `ADJUTANT_KILL_SEED` repeats what chance did.
+//! `ADJUTANT_KILLS` says how many instants on each engine (50), `ADJUTANT_KILL_SEED` repeats what chance did,
+//! `ADJUTANT_KILL_PROGRAM` names another build of the program, such as a release.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

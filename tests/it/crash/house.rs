@@ -21,7 +21,9 @@ fn program() -> &'static Path {
     let place = PLACE.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a directory");
         let program = folder.path().join("adjutant");
-        std::fs::copy(env!("CARGO_BIN_EXE_adjutant"), &program).expect("the program can be copied");
+        let built =
+            std::env::var("ADJUTANT_KILL_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_adjutant").to_owned());
+        std::fs::copy(built, &program).expect("the program can be copied");
         (folder, program)
     });
     &place.1
