@@ -23,7 +23,7 @@ pub(super) struct Client {
     /// Its thread.
     pub(super) thread: String,
     /// The last event seen of each run.
-    positions: BTreeMap<String, (i64, u32)>,
+    positions: BTreeMap<String, String>,
     /// What it decided about calls of unknown outcome, the latest last.
     pub(super) decided: Vec<Decided>,
     /// How many answers it has given.
@@ -142,7 +142,7 @@ impl Client {
     /// Follows a run to its end, from behind the last event that it saw of it.
     pub(super) async fn follows(&mut self, run: &str) -> Result<(), Gone> {
         let path = format!("{}/threads/{}/runs/{run}/stream", self.house.base().await, self.thread);
-        let seen = self.positions.get(run).map_or_else(|| "-1".to_owned(), |(seq, frame)| format!("{seq}-{frame}"));
+        let seen = self.positions.get(run).map_or("-1", String::as_str);
         let mut response = self.http.get(path).header("Last-Event-ID", seen).send().await.map_err(|_| Gone)?;
         assert_eq!(response.status().as_u16(), 200);
         let mut buffer = String::new();
@@ -165,10 +165,8 @@ impl Client {
         let Some(id) = frame.lines().find_map(|line| line.strip_prefix("id: ")) else {
             return;
         };
-        let (seq, part) = id.split_once('-').unwrap_or_else(|| panic!("an odd position: {id}"));
-        let position = (seq.parse().expect("a number"), part.parse().expect("a number"));
-        if let Some(before) = self.positions.insert(run.to_owned(), position) {
-            assert!(before < position, "the stream went from {before:?} to {position:?}:\n{frame}");
+        if let Some(before) = self.positions.insert(run.to_owned(), id.to_owned()) {
+            assert!(place(&before) < place(id), "the stream went from {before} to {id}:\n{frame}");
         }
     }
 
@@ -231,4 +229,11 @@ impl Client {
             _ => json!({"type": "approve"}),
         }
     }
+}
+
+/// The part of a position that says where it is: the event, and which piece of it, if not all.
+fn place(position: &str) -> (i64, u32) {
+    let cursor = position.split('~').next().unwrap_or_default();
+    let (seq, piece) = cursor.split_once('-').unwrap_or((cursor, "4294967295"));
+    (seq.parse().expect("a number"), piece.parse().expect("a number"))
 }
