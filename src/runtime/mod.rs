@@ -21,6 +21,7 @@ use crate::shutdown::Shutdown;
 
 mod admission;
 mod journal;
+mod lease;
 mod opening;
 mod refusal;
 mod resume;

@@ -166,7 +166,8 @@ impl Client {
             return;
         };
         if let Some(before) = self.positions.insert(run.to_owned(), id.to_owned()) {
-            assert!(place(&before) < place(id), "the stream went from {before} to {id}:\n{frame}");
+            // Within one place an answer may still grow; the rest of the position says how far it came.
+            assert!(place(&before) <= place(id), "the stream went from {before} to {id}:\n{frame}");
         }
     }
 
