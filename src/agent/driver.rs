@@ -32,11 +32,13 @@ impl Loop<'_> {
         // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
         let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
-            if self.scope.stop.is_cancelled() || self.leave.is_cancelled() {
+            let step = machine.next(&self.plan);
+            // What is over is written down as over: nothing would be left to do that for a child found at its end.
+            let goes_on = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_));
+            if goes_on && (self.scope.stop.is_cancelled() || self.leave.is_cancelled()) {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
             }
-            let step = machine.next(&self.plan);
             if !passes && self.stops_at(machine, &step) {
                 notes.push(Note::Fact(Fact::Paused));
                 return self.end(machine, notes, Ending::Paused).await;

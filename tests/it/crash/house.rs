@@ -29,6 +29,18 @@ fn program() -> &'static Path {
     &place.1
 }
 
+/// What the processes of a house said.
+type Log = Arc<watch::Sender<Vec<String>>>;
+
+fn write(log: &Log, line: String) {
+    log.send_modify(|lines| {
+        if lines.len() >= KEPT_LINES {
+            lines.drain(..KEPT_LINES / 2);
+        }
+        lines.push(line);
+    });
+}
+
 /// One process.
 pub(super) struct Process {
     child: Child,
@@ -37,7 +49,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts one that writes its log to `log`. It may not listen yet.
-    fn start(configuration: &Path, log: &Arc<Mutex<Vec<String>>>) -> Self {
+    fn start(configuration: &Path, log: &Log) -> Self {
         let mut command = Command::new(program());
         let folder = configuration.parent().expect("a folder");
         command.arg("--config").arg(configuration).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
@@ -50,11 +62,7 @@ impl Process {
                 if let Some(found) = address_in(&line) {
                     listens.send_replace(Some(found));
                 }
-                let mut log = log.lock().unwrap();
-                if log.len() >= KEPT_LINES {
-                    log.drain(..KEPT_LINES / 2);
-                }
-                log.push(line);
+                write(&log, line);
             }
         });
         Self { child, address }
@@ -93,7 +101,7 @@ fn address_in(line: &str) -> Option<String> {
 pub(super) struct House {
     /// The tools, which live here in the test.
     pub(super) desk: Arc<Desk>,
-    log: Arc<Mutex<Vec<String>>>,
+    log: Log,
     process: tokio::sync::Mutex<Option<Process>>,
     /// Where the server is; none while it is dead.
     base: watch::Sender<Option<String>>,
@@ -213,12 +221,25 @@ impl House {
     }
 
     fn note(&self, what: &str) {
-        self.log.lock().unwrap().push(format!("--- {what} ---"));
+        write(&self.log, format!("--- {what} ---"));
     }
 
     /// What the processes said.
     pub(super) fn log(&self) -> String {
-        self.log.lock().unwrap().join("\n")
+        self.log.borrow().join("\n")
+    }
+
+    /// What was said so far no longer counts.
+    pub(super) fn forgets_what_it_said(&self) {
+        self.log.send_modify(Vec::clear);
+    }
+
+    /// Waits until it has said one of these.
+    pub(super) async fn says_one_of(&self, words: &[&str]) {
+        let mut log = self.log.subscribe();
+        let heard = |lines: &Vec<String>| lines.iter().any(|line| words.iter().any(|word| line.contains(word)));
+        let waited = tokio::time::timeout(Duration::from_secs(30), log.wait_for(heard)).await.is_ok();
+        assert!(waited, "it did not say any of {words:?}:\n{}", self.log());
     }
 
     /// Nobody lives here any more, and the ground is free.
