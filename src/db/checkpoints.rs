@@ -13,7 +13,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 pub use load::{HistoryQuery, get, history, load_state, next_after};
-pub use machine::{input_of, machine, machine_at, node_of};
+pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;
 use super::error::corrupt;

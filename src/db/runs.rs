@@ -8,7 +8,8 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 pub use claims::{
-    Claim, adopt_orphans, cancels_of, check_fence, claim, next_due, next_due_at, release, request_cancel, stop_children,
+    Claim, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, next_due, next_due_at, release,
+    request_cancel, stop_children,
 };
 
 use super::engine::on_engine;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::engine::{Contains, on_engine};
 use super::json::{Cell, encode};
 use super::{DbResult, Tx};
-use crate::domain::id::ThreadId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -124,7 +124,7 @@ pub struct ThreadChange {
     pub config: Option<Map<String, Value>>,
     /// Why the last run failed; `Some(None)` forgets an older failure.
     pub error: Option<Option<Failure>>,
-    /// Keys of the metadata to set; the others stay.
+    /// The new metadata, all of it: for those who have read and locked the thread.
     pub metadata: Option<Map<String, Value>>,
     /// Whether its state changed, too.
     pub state_changed: bool,
@@ -135,16 +135,6 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
         state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
-    let metadata = match change.metadata {
-        Some(patch) if !patch.is_empty() => {
-            let Some(mut thread) = lock(tx, id).await? else {
-                return Ok(false);
-            };
-            thread.metadata.extend(patch);
-            Some(thread.metadata)
-        }
-        Some(_) | None => None,
-    };
     let error = change.error.iter().flatten().next().map(encode).transpose()?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
@@ -152,9 +142,40 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
         .bind(change.config.map(Json))
         .bind(change.error.is_some())
         .bind(error)
-        .bind(metadata.map(Json))
+        .bind(change.metadata.map(Json))
         .bind(now.0)
         .bind(change.state_changed)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// How a run left its thread.
+#[derive(Debug, Clone)]
+pub struct Left {
+    /// The run, of the main agent.
+    pub run: RunId,
+    /// What the thread is doing now, unless other runs are at work on it or wait for their turn: then it is busy.
+    pub status: ThreadStatus,
+    /// Why the run failed, when it did.
+    pub error: Option<Failure>,
+}
+
+/// Notes that a run has left a thread, and that the thread's state changed. Returns whether there is such a thread.
+pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
+        where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
+        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6 \
+        where thread_id = $1";
+    let error = left.error.as_ref().map(encode).transpose()?;
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .bind(left.run.0)
+        .bind(ThreadStatus::Busy.word())
+        .bind(left.status.word())
+        .bind(error)
+        .bind(now.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use crate::domain::event::Event;
+use crate::domain::id::RunId;
 
 /// How many events stay in memory. Readers that fall further behind read stored events, without the pieces of answers.
 const KEPT: usize = 1024;
@@ -24,8 +25,16 @@ pub struct ThreadLog {
 
 #[derive(Default)]
 struct Ring {
-    /// Whether a run is at work here.
+    /// Whether a run is at work here, or about to begin.
     active: bool,
+    /// Counts the runs that were at work here; the last of them says when it is over.
+    holder: u64,
+    /// The run that is or was at work here, when it was expected.
+    run: Option<RunId>,
+    /// Whether that run is about to begin and has no events yet.
+    coming: bool,
+    /// The run that began here from nothing, and the number that all its events are above.
+    begun: Option<(RunId, i64)>,
     /// The number of the next event.
     next: i64,
     /// Everything up to this number is stored, or was never to be stored.
@@ -54,16 +63,36 @@ impl Default for ThreadLog {
 }
 
 impl ThreadLog {
-    /// A run begins here; the next event has the number `next`, all before it are stored.
+    /// A run is about to begin here, so that those who want to read it wait for it rather than look for it in the
+    /// database; `fresh` when it has never begun before. Returns what [`ThreadLog::close`] wants to know.
+    pub fn expect(&self, run: RunId, fresh: bool) -> u64 {
+        let mut ring = self.ring();
+        ring.active = true;
+        ring.holder += 1;
+        ring.run = Some(run);
+        ring.coming = fresh;
+        ring.holder
+    }
+
+    /// The expected run begins here; the next event has the number `next`, all before it are stored.
     pub fn open(&self, next: i64) {
-        *self.ring() = Ring { active: true, next, floor: next - 1, slots: VecDeque::new() };
+        let mut ring = self.ring();
+        let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
+        let (holder, run, slots) = (ring.holder, ring.run, VecDeque::new());
+        *ring = Ring { active: true, holder, run, coming: false, begun, next, floor: next - 1, slots };
+        drop(ring);
         self.ring_bell();
     }
 
-    /// No run is at work here any more; what is in memory stays for those who read it.
-    pub fn close(&self) {
+    /// The run of this `holder` is not at work here any more; what is in memory stays for those who read it. Nothing
+    /// happens when the next run has come already.
+    pub fn close(&self, holder: u64) {
         let mut ring = self.ring();
+        if ring.holder != holder {
+            return;
+        }
         ring.active = false;
+        ring.coming = false;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
         self.ring_bell();
@@ -112,9 +141,13 @@ impl ThreadLog {
         self.ring_bell();
     }
 
-    /// What memory has after `after`.
-    pub(super) fn glance(&self, after: i64) -> Glance {
+    /// What memory has after `after` for a reader of `run`.
+    pub(super) fn glance(&self, run: RunId, after: i64) -> Glance {
         let ring = self.ring();
+        if ring.coming && ring.run == Some(run) {
+            return Glance::Here(vec![]);
+        }
+        let after = ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before));
         if ring.next == 0 {
             return Glance::Stored(None);
         }
@@ -125,16 +158,25 @@ impl ThreadLog {
         Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// The number up to which everything is visible.
-    pub(super) fn newest(&self) -> i64 {
+    /// The number up to which everything is visible; none when that has to be asked of the database.
+    pub(super) fn newest(&self) -> Option<i64> {
         let ring = self.ring();
+        if !ring.active || ring.next == 0 {
+            return None;
+        }
         let coming = ring.slots.iter().find(|slot| slot.event.is_none()).map_or(ring.next, |slot| slot.seq);
-        coming.saturating_sub(1)
+        Some(coming - 1)
     }
 
     /// Whether a run is at work here.
     pub(super) fn is_active(&self) -> bool {
         self.ring().active
+    }
+
+    /// Whether this run is at work here, or about to begin.
+    pub(super) fn works_on(&self, run: RunId) -> bool {
+        let ring = self.ring();
+        ring.active && ring.run == Some(run)
     }
 
     /// Tells when the log has grown, or a run began or ended.

@@ -83,7 +83,7 @@ impl Tail {
                 return Ok(None);
             }
             let mut bell = self.log.bell();
-            let active = self.log.is_active();
+            let (active, ours) = (self.log.is_active(), self.log.works_on(self.run.id));
             let after = match self.after {
                 Some(after) => after,
                 None => self.start_from_now().await?,
@@ -91,7 +91,7 @@ impl Tail {
             if self.take_in(after).await? {
                 continue;
             }
-            if active && self.live {
+            if active && (self.live || ours) {
                 // A sender lives as long as the log, and the log as long as this reader.
                 let _ = bell.changed().await;
                 continue;
@@ -134,7 +134,7 @@ impl Tail {
 
     /// Reads what there is after `after`. False if there is nothing yet.
     async fn take_in(&mut self, after: i64) -> DbResult<bool> {
-        match self.log.glance(after) {
+        match self.log.glance(self.run.id, after) {
             Glance::Here(events) => {
                 let Some(last) = events.last() else {
                     return Ok(false);
@@ -200,11 +200,10 @@ impl Tail {
     }
 
     async fn start_from_now(&mut self) -> DbResult<i64> {
-        let now = if self.log.is_active() {
-            self.log.newest()
-        } else {
-            let thread = self.run.thread;
-            self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?
+        let thread = self.run.thread;
+        let now = match self.log.newest() {
+            Some(newest) => newest,
+            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?,
         };
         self.after = Some(now);
         Ok(now)

@@ -142,16 +142,14 @@ async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known
         }
     }
     config.entry("configurable").or_insert_with(|| Value::Object(serde_json::Map::new()));
-    let mut metadata = serde_json::Map::new();
+    let mut metadata = thread.metadata.clone();
     for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", known.assistant.to_string())] {
-        if thread.metadata.get(key).and_then(Value::as_str) != Some(&value) {
-            metadata.insert(key.to_owned(), value.into());
-        }
+        metadata.insert(key.to_owned(), value.into());
     }
     let change = db::threads::ThreadChange {
         status: Some(ThreadStatus::Busy),
         config: Some(config),
-        metadata: (!metadata.is_empty()).then_some(metadata),
+        metadata: (metadata != thread.metadata).then_some(metadata),
         ..Default::default()
     };
     db::threads::set(tx, thread.id, change, now).await?;
@@ -166,14 +164,8 @@ pub(super) async fn leave_thread(
     error: Option<Failure>,
     now: Timestamp,
 ) -> DbResult<()> {
-    let others = db::runs::in_flight(tx, run.thread).await?.iter().any(|other| other.id != run.id);
-    let change = db::threads::ThreadChange {
-        status: Some(if others { ThreadStatus::Busy } else { status }),
-        error: Some(error),
-        state_changed: true,
-        ..Default::default()
-    };
-    db::threads::set(tx, run.thread, change, now).await?;
+    let left = db::threads::Left { run: run.id, status, error };
+    db::threads::leave(tx, run.thread, &left, now).await?;
     Ok(())
 }
 

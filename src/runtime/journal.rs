@@ -177,10 +177,17 @@ impl LaneJournal {
 }
 
 async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
-    if !desk.holds_lease(tx, batch.at).await? {
+    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
+    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
+    let held = match &batch.ended {
+        Some((status, error, _)) if lane == Lane::Main => {
+            db::runs::end_fenced(tx, (root, desk.worker, desk.fence), (*status, error.as_ref()), at).await?
+        }
+        Some(_) | None => desk.holds_lease(tx, at).await?,
+    };
+    if !held {
         return Ok(false);
     }
-    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
     let placed = batch.entries.iter().map(|laid| Placed {
         thread,
         lane,
@@ -201,8 +208,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
         db::interrupts::insert(tx, asked).await?;
     }
     if let Some((status, error, waits)) = &batch.ended {
-        db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
-        if lane == Lane::Main {
+        if lane != Lane::Main {
+            db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
+        } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
                 db::runs::stop_children(tx, thread, batch.at).await?;
             }

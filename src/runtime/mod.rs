@@ -21,6 +21,7 @@ use crate::shutdown::Shutdown;
 
 mod admission;
 mod journal;
+mod lease;
 mod opening;
 mod refusal;
 mod resume;
@@ -170,7 +171,10 @@ impl Runs {
             .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
             .await??;
         if claimed {
-            self.0.begin(run.clone(), 0, permit);
+            self.0.begin(run.clone(), 0, true, permit);
+        } else {
+            drop(permit);
+            self.0.has_queued();
         }
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,

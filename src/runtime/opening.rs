@@ -109,7 +109,7 @@ async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found
                 let fork = from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from));
                 let (machine, segment) = match fork {
                     Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
-                    None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
+                    None => db::checkpoints::machine_of(tx, thread, newest).await?,
                 };
                 Ok(Found { machine, segment, own, max_seq })
             })

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::CancelAction;
@@ -52,12 +53,14 @@ pub(super) struct Worker {
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
+    /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
+    queued: AtomicBool,
 }
 
 /// A run at work in this process.
-struct Active {
+pub(super) struct Active {
     thread: ThreadId,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     wanted: Option<CancelAction>,
 }
 
@@ -77,71 +80,21 @@ impl Worker {
             bell: Notify::new(),
             active: Mutex::default(),
             left: Notify::new(),
+            queued: AtomicBool::new(true),
         }
-    }
-
-    /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
-    pub(super) async fn sign_on(&self) -> DbResult<()> {
-        let (id, until, alone) = (self.id, self.clock.now().plus(self.lease), self.db.engine() == Engine::Sqlite);
-        self.db
-            .write(move |tx| {
-                Box::pin(async move {
-                    // An embedded database has one server, so all others are gone for certain.
-                    if alone {
-                        db::workers::retire_all(tx).await?;
-                    }
-                    db::workers::beat(tx, id, until).await
-                })
-            })
-            .await
-    }
-
-    /// Gives the lease on this process back; what is still running may be taken over at once.
-    pub(super) async fn sign_off(&self) -> DbResult<()> {
-        let id = self.id;
-        self.db.write(move |tx| Box::pin(async move { db::workers::retire(tx, id).await })).await
-    }
-
-    /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
-    pub(super) async fn keep_lease(self: Arc<Self>) {
-        let mut good_until = self.clock.now().plus(self.lease);
-        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.heartbeat)).await.is_some() {
-            let until = self.clock.now().plus(self.lease);
-            match self.beat(until).await {
-                Ok(cancels) => {
-                    good_until = until;
-                    cancels.into_iter().for_each(|(run, action)| {
-                        self.stop(run, action);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "could not renew the lease");
-                    if self.clock.now() > good_until {
-                        self.active().values().for_each(|active| active.stop.cancel());
-                    }
-                }
-            }
-        }
-    }
-
-    async fn beat(&self, until: crate::domain::time::Timestamp) -> DbResult<Vec<(RunId, CancelAction)>> {
-        let id = self.id;
-        let cancels = self
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    db::workers::beat(tx, id, until).await?;
-                    db::runs::cancels_of(tx, id).await
-                })
-            })
-            .await?;
-        Ok(cancels.into_iter().map(|(run, word)| (run, CancelAction::from_word(&word))).collect())
     }
 
     /// Begins runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
+        let mut adopted: Option<Instant> = None;
         while !self.shutdown.soft().is_cancelled() {
-            if let Err(error) = self.begin_due().await {
+            let mut looked = Ok(());
+            // The bell does not ring for what another process has left behind.
+            if adopted.is_none_or(|last| last.elapsed() >= LOOK) {
+                adopted = Some(Instant::now());
+                looked = self.begin_orphans().await;
+            }
+            if let Err(error) = looked.and(self.begin_due().await) {
                 tracing::warn!(%error, "could not look for runs that are due");
             }
             let rang = timeout(LOOK, self.bell.notified());
@@ -149,7 +102,20 @@ impl Worker {
         }
     }
 
-    async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
+    /// Notes that a run waits for its turn, and looks whether it has come.
+    pub(super) fn has_queued(&self) {
+        self.queued.store(true, Ordering::Release);
+        self.bell.notify_one();
+    }
+
+    /// Looks for a run that may begin in place of one that has ended. Other processes may have queued one here, too.
+    fn make_way(&self) {
+        if self.queued.load(Ordering::Acquire) || self.db.engine() == Engine::Postgres {
+            self.bell.notify_one();
+        }
+    }
+
+    async fn begin_orphans(self: &Arc<Self>) -> DbResult<()> {
         let (worker, now) = (self.id, self.clock.now());
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
@@ -159,53 +125,66 @@ impl Worker {
         for claim in orphans {
             tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, "run taken over");
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
-            self.begin(claim.run, claim.fence, permit);
-        }
-        while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
-            let now = self.clock.now();
-            let claim = self
-                .db
-                .write(move |tx| {
-                    Box::pin(async move {
-                        match db::runs::next_due(tx, now).await? {
-                            Some(run) => db::runs::claim(tx, run, worker, now).await,
-                            None => Ok(None),
-                        }
-                    })
-                })
-                .await?;
-            let Some(claim) = claim else {
-                return Ok(());
-            };
-            self.begin(claim.run, claim.fence, Some(permit));
+            self.begin(claim.run, claim.fence, false, permit);
         }
         Ok(())
     }
 
-    /// Begins to drive a claimed run.
-    pub(super) fn begin(self: &Arc<Self>, run: Run, fence: i64, permit: Option<OwnedSemaphorePermit>) {
+    async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
+        let worker = self.id;
+        while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
+            let now = self.clock.now();
+            // Set again by whoever queues one while we look.
+            self.queued.store(false, Ordering::Release);
+            let looked = self
+                .db
+                .write(move |tx| {
+                    Box::pin(async move {
+                        match db::runs::next_due(tx, now).await? {
+                            Some(run) => Ok((db::runs::claim(tx, run, worker, now).await?, true)),
+                            None => Ok((None, db::runs::any_pending(tx).await?)),
+                        }
+                    })
+                })
+                .await;
+            let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
+            if more {
+                self.queued.store(true, Ordering::Release);
+            }
+            let Some(claim) = claim else {
+                return Ok(());
+            };
+            self.begin(claim.run, claim.fence, true, Some(permit));
+        }
+        // All slots are taken, and there may be more.
+        self.queued.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Begins to drive a claimed run; `fresh` when no process has done so before.
+    pub(super) fn begin(self: &Arc<Self>, run: Run, fence: i64, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let stop = self.shutdown.hard().child_token();
         let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
         let late = self.enter(run.id, active);
-        let this = Arc::clone(self);
+        let (this, id) = (Arc::clone(self), run.id);
+        let desk = Arc::new(self.desk(run, fence));
+        let holder = desk.log.expect(id, fresh);
         self.shutdown.spawn("run", async move {
-            let id = run.id;
             if let Some(active) = late {
                 this.at_rest(|other, _| other == id).await;
                 this.active().insert(id, active);
             }
-            let desk = Arc::new(this.desk(run, fence));
             let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
                 let failure = Failure::new("InternalError", format!("The server failed while it ran {id}."));
                 this.fail(&desk, &Machine::default(), failure).await;
             }
-            desk.log.close();
+            desk.log.close(holder);
             drop(permit);
             this.active().remove(&id);
             this.left.notify_waiters();
-            this.bell.notify_one();
+            this.make_way();
             this.clear_away(&desk).await;
         });
     }
@@ -408,7 +387,7 @@ impl Worker {
         }
     }
 
-    fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
+    pub(super) fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,13 @@ use crate::domain::state::Update;
 
 /// Where a lane stands, and the segment that its next checkpoint continues; a fresh machine if it has no checkpoint.
 pub async fn machine(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<(Machine, Option<i64>)> {
-    match head(tx, thread, lane).await? {
+    let newest = head(tx, thread, lane).await?;
+    machine_of(tx, thread, newest).await
+}
+
+/// As [`machine`], when the newest checkpoint of the lane has been read already.
+pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>) -> DbResult<(Machine, Option<i64>)> {
+    match newest {
         Some(head) => {
             let segment = head.segment;
             Ok((revive(tx, thread, head).await?, Some(segment)))

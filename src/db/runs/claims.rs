@@ -6,9 +6,11 @@ use uuid::Uuid;
 
 use super::{RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
+use crate::db::json::encode;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
-use crate::domain::run::Run;
+use crate::domain::machine::Failure;
+use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
 
 /// A run that was given to a worker.
@@ -66,6 +68,12 @@ pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>
     Ok(id.map(RunId))
 }
 
+/// Whether any run of the main agent waits for its turn, due or not.
+pub async fn any_pending(tx: &mut Tx<'_>) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from runs where depth = 0 and status = 'pending')";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
 /// When the next waiting run whose thread is free becomes due, or became so.
 pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
     const SQL: &str = "select min(due_at) from runs where depth = 0 and status = 'pending' \
@@ -111,6 +119,29 @@ pub async fn check_fence(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i
         .bind(worker.0)
         .bind(fence)
         .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(held == 1)
+}
+
+/// As [`check_fence`], and writes down in the same breath how the run ended.
+pub async fn end_fenced(
+    tx: &mut Tx<'_>,
+    (run, worker, fence): (RunId, WorkerId, i64),
+    (status, error): (RunStatus, Option<&Failure>),
+    now: Timestamp,
+) -> DbResult<bool> {
+    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6 \
+        where run_id = $1 and worker = $2 and fence = $3";
+    let error = error.map(encode).transpose()?;
+    let held = on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(worker.0)
+        .bind(fence)
+        .bind(now.0)
+        .bind(status.word())
+        .bind(error)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

@@ -153,6 +153,15 @@ async fn fence_off_the_past(db: Db) {
     assert!(!write!(db, |tx| runs::check_fence(tx, id, old, fence, Timestamp(5))));
     assert!(!write!(db, |tx| runs::check_fence(tx, id, old, newer, Timestamp(5))));
     assert!(write!(db, |tx| runs::check_fence(tx, id, new, newer, Timestamp(5))));
+    let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
+    let (status, error) = failed.clone();
+    assert!(!write!(db, |tx| runs::end_fenced(tx, (id, old, fence), (status, error.as_ref()), Timestamp(6))));
+    assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
+    assert!(!write!(db, |tx| runs::any_pending(tx)));
+    let (status, error) = failed.clone();
+    assert!(write!(db, |tx| runs::end_fenced(tx, (id, new, newer), (status, error.as_ref()), Timestamp(7))));
+    let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
+    assert_eq!((ended.status, ended.error, ended.updated_at), (failed.0, failed.1, Timestamp(7)));
 }
 
 async fn are_adopted(db: Db) {

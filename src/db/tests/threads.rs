@@ -11,7 +11,16 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-on_both!(is_stored_once, is_patched, is_set, is_searched, contains_metadata, goes_with_everything_on_it, is_fit);
+on_both!(
+    is_stored_once,
+    is_patched,
+    is_set,
+    is_left,
+    is_searched,
+    contains_metadata,
+    goes_with_everything_on_it,
+    is_fit
+);
 
 async fn is_stored_once(db: Db) {
     let mut thread = thread_at(7);
@@ -65,6 +74,23 @@ async fn is_set(db: Db) {
     assert_eq!(read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.error), None);
     let nobody = crate::domain::id::ThreadId::mint();
     assert!(!write!(db, |tx| threads::set(tx, nobody, ThreadChange::default(), Timestamp(7))));
+}
+
+async fn is_left(db: Db) {
+    let id = stored_thread(&db).await;
+    let (ending, waiting) = (run_at(id, 1), run_at(id, 2));
+    let (run, error) = (ending.id, Some(Failure::new("E", "m")));
+    write!(db, |tx| runs::insert(tx, &ending, None));
+    let left = threads::Left { run, status: ThreadStatus::Error, error };
+    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(5))));
+    let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
+    assert_eq!((thread.status, thread.error), (ThreadStatus::Error, Some(Failure::new("E", "m"))));
+    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(5), Timestamp(5)));
+    write!(db, |tx| runs::insert(tx, &waiting, None));
+    let left = threads::Left { run, status: ThreadStatus::Idle, error: None };
+    assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(6))));
+    let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
+    assert_eq!((thread.status, thread.error), (ThreadStatus::Busy, None));
 }
 
 async fn is_searched(db: Db) {

@@ -15,7 +15,7 @@ fn publish(log: &ThreadLog, seqs: impl IntoIterator<Item = i64>) {
 
 /// The numbers that are visible after `after`; none if stored events have to be read first.
 fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
-    match log.glance(after) {
+    match log.glance(RunId::mint(), after) {
         Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
         Glance::Stored(_) => None,
     }
@@ -62,7 +62,7 @@ fn what_was_reserved_when_the_run_left_holds_nobody_up() {
     log.open(1);
     log.reserve(1);
     log.say(event);
-    log.close();
+    log.close(0);
     assert_eq!((seen(&log, 0), log.is_active()), (Some(vec![2]), false));
 }
 
@@ -79,9 +79,9 @@ fn an_event_of_numbers_that_are_gone_is_not_shown() {
 #[test]
 fn before_any_run_and_before_the_first_number_in_memory_stored_events_are_to_be_read() {
     let log = ThreadLog::default();
-    assert!(matches!(log.glance(0), Glance::Stored(None)));
+    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(None)));
     log.open(10);
-    assert!(matches!(log.glance(8), Glance::Stored(Some(9))));
+    assert!(matches!(log.glance(RunId::mint(), 8), Glance::Stored(Some(9))));
     assert_eq!(seen(&log, 9), Some(vec![]));
 }
 
@@ -95,7 +95,7 @@ fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
     }
     assert_eq!(seen(&log, 0), Some(vec![]));
     publish(&log, [1]);
-    assert!(matches!(log.glance(0), Glance::Stored(Some(1))));
+    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(Some(1))));
     assert_eq!(seen(&log, 1).map(|seqs| (seqs[0], seqs.len())), Some((2, KEPT)));
 }
 
@@ -106,9 +106,9 @@ fn the_newest_event_is_one_that_can_be_seen() {
     log.say(event);
     log.reserve(1);
     log.say(event);
-    assert_eq!(log.newest(), 1, "the second is not visible yet, so a reader from now on must still see it");
+    assert_eq!(log.newest(), Some(1), "the second is not visible yet, so a reader from now on must still see it");
     publish(&log, [2]);
-    assert_eq!(log.newest(), 3);
+    assert_eq!(log.newest(), Some(3));
 }
 
 #[test]
@@ -124,5 +124,54 @@ fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
     rang("say", &|| log.say(event));
     rang("abandon", &|| log.abandon(log.reserve(1), 1));
     rang("publish", &|| publish(&log, [log.reserve(1)]));
-    rang("close", &|| log.close());
+    rang("close", &|| log.close(0));
+}
+
+/// As [`seen`], by a reader of this run.
+fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
+    match log.glance(run, after) {
+        Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
+        Glance::Stored(_) => None,
+    }
+}
+
+#[test]
+fn readers_of_a_fresh_run_need_no_database_and_others_do() {
+    let (log, run, other) = (ThreadLog::default(), RunId::mint(), RunId::mint());
+    assert_eq!(here(&log, run, 0), None);
+    log.expect(run, true);
+    assert_eq!(here(&log, run, 0), Some(vec![]));
+    assert_eq!(here(&log, other, 0), None);
+    assert_eq!(log.newest(), None);
+    log.open(41);
+    log.say(|seq| Event { run, ..event(seq) });
+    assert_eq!(here(&log, run, 0), Some(vec![41]));
+    assert_eq!(here(&log, other, 0), None);
+    assert_eq!(log.newest(), Some(41));
+}
+
+#[test]
+fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
+    let (log, run) = (ThreadLog::default(), RunId::mint());
+    log.expect(run, false);
+    assert_eq!(here(&log, run, 0), None);
+    log.open(41);
+    assert_eq!(here(&log, run, 0), None);
+    assert_eq!(here(&log, run, 40), Some(vec![]));
+}
+
+#[test]
+fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
+    let (log, run) = (ThreadLog::default(), RunId::mint());
+    let first = log.expect(RunId::mint(), true);
+    log.open(1);
+    let second = log.expect(run, true);
+    log.open(5);
+    let reserved = log.reserve(1);
+    log.close(first);
+    assert!(log.is_active());
+    log.publish([Arc::new(event(reserved))]);
+    assert_eq!(here(&log, run, 0), Some(vec![reserved]));
+    log.close(second);
+    assert!(!log.is_active());
 }

@@ -215,7 +215,7 @@ async fn a_reader_does_not_get_the_events_of_other_runs() {
     let (other, run) = (scene.run(RunStatus::Success).await, scene.run(RunStatus::Pending).await);
     scene.log.open(1);
     scene.commits(&other, &[Fact::Paused, ended()]).await;
-    scene.log.close();
+    scene.log.close(0);
     scene.log.open(3);
     scene.commits(&run, &[ended()]).await;
     assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [3]);
