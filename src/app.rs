@@ -83,8 +83,9 @@ impl App {
         let soft = self.shutdown.soft().clone();
         // Streams write small pieces that must not wait for one another.
         let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        let serving =
-            axum::serve(listener, http::router(api)).with_graceful_shutdown(async move { soft.cancelled().await });
+        // Made a service once: a bare router is copied, route by route, for every connection.
+        let service = http::router(api).into_make_service();
+        let serving = axum::serve(listener, service).with_graceful_shutdown(async move { soft.cancelled().await });
         let hard = self.shutdown.hard().clone();
         let serving = async {
             let served = hard.run_until_cancelled(serving.into_future().boxed()).await;

@@ -18,6 +18,8 @@ pub(super) struct Desk {
     pub(super) base: String,
     effects: Mutex<Vec<Effect>>,
     seen: watch::Sender<Seen>,
+    /// From which call on answers are held back.
+    held_from: watch::Sender<Option<u64>>,
 }
 
 /// Something that was done and cannot be undone.
@@ -47,7 +49,12 @@ impl Desk {
     pub(super) async fn open() -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let desk = Arc::new(Self { base, effects: Mutex::default(), seen: watch::Sender::default() });
+        let desk = Arc::new(Self {
+            base,
+            effects: Mutex::default(),
+            seen: watch::Sender::default(),
+            held_from: watch::Sender::default(),
+        });
         let router = Router::new().route("/{tool}", post(serve)).with_state(Arc::clone(&desk));
         tokio::spawn(async move { axum::serve(listener, router).await });
         desk
@@ -57,6 +64,16 @@ impl Desk {
     pub(super) fn forgets(&self) {
         self.effects.lock().unwrap().clear();
         self.seen.send_replace(Seen::default());
+    }
+
+    /// Answers neither this call nor a later one, counted from the last [`Desk::forgets`], until [`Desk::lets_go`].
+    pub(super) fn holds_back_from(&self, call: u64) {
+        self.held_from.send_replace(Some(call));
+    }
+
+    /// Answers again, those first that wait.
+    pub(super) fn lets_go(&self) {
+        self.held_from.send_replace(None);
     }
 
     /// Notes that something happened.
@@ -99,6 +116,9 @@ async fn serve(
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default().to_owned();
     desk.effects.lock().unwrap().push(Effect { tool: tool.clone(), key });
     desk.note(|seen| seen.called += 1);
+    let number = desk.seen().called;
+    let free = |from: &Option<u64>| from.is_none_or(|from| number < from);
+    desk.held_from.subscribe().wait_for(free).await.expect("the desk is there");
     // A tool that takes its time, so that kills land inside the call.
     tokio::time::sleep(Duration::from_millis(body["args"]["ms"].as_u64().unwrap_or(0))).await;
     desk.note(|seen| seen.answered += 1);
