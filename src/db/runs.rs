@@ -8,8 +8,8 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 pub use claims::{
-    Claim, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, next_due, next_due_at, release,
-    request_cancel, stop_children,
+    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
+    next_due_at, release, request_cancel, some_pending, some_running, stop_children,
 };
 
 use super::engine::on_engine;

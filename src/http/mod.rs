@@ -101,6 +101,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::children))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
+        .routes(routes!(stateless::batch))
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))

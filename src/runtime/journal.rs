@@ -11,7 +11,7 @@ use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
-use crate::domain::event::{Delta, Event, EventBody, Fact, Origin};
+use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
@@ -181,9 +181,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, (root, desk.worker, desk.fence), (*status, error.as_ref()), at).await?
+            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
         }
-        Some(_) | None => desk.holds_lease(tx, at).await?,
+        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
     };
     if !held {
         return Ok(false);
@@ -231,7 +231,11 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
 
 impl Desk {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.run.id, self.worker, self.fence, now).await
+        db::runs::check_fence(tx, self.holder(), None, now).await
+    }
+
+    fn holder(&self) -> db::runs::Holder {
+        (self.run.id, self.worker, self.fence)
     }
 }
 
@@ -275,6 +279,11 @@ impl Journal for LaneJournal {
     fn say(&self, delta: Delta) {
         let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
         self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Delta(delta) });
+    }
+
+    fn begin(&self, work: Work) {
+        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
+        self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Begun(work) });
     }
 
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {

@@ -25,7 +25,7 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::shutdown::Shutdown;
-use crate::tool::Scope;
+use crate::tool::{Scope, Voice};
 
 /// How often the queue is looked at even if nobody rang: another process may have left something.
 const LOOK: Duration = Duration::from_secs(1);
@@ -272,14 +272,27 @@ impl Worker {
             context: Arc::new(context),
             clock: Arc::clone(&self.clock),
             stop,
+            voice: Voice::default(),
             answer: None,
         }
     }
 
     async fn fail(&self, desk: &Arc<Desk>, machine: &Machine, failure: Failure) {
+        let mut notes = vec![];
+        match opening::open_log(desk).await {
+            Ok(true) => {
+                let (base, attempt) = (machine.head, desk.run.attempt);
+                notes.push(Note::Fact(Fact::Started { base, attempt, resumed: false }));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(run = %desk.run.id, %error, "could not open the log of a run that failed");
+                return self.give_back(desk).await;
+            }
+        }
         let journal = LaneJournal::main(Arc::clone(desk), None);
-        let ended = Fact::Ended { status: RunStatus::Error, error: Some(failure) };
-        if let Err(stop) = journal.commit(machine, vec![Note::Fact(ended)]).await {
+        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure) }));
+        if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
         }

@@ -8,7 +8,10 @@
 )]
 
 mod approvals;
+mod batches;
+mod commands;
 mod crash;
+mod custom;
 mod delegated_interrupts;
 mod files;
 mod interrupts;
