@@ -201,9 +201,11 @@ impl Params {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// All values of a parameter that may be given several times.
+    /// All values of a parameter that may be given several times, or once as a JSON list.
     pub fn texts(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
+        let given = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value);
+        let list = |value: &String| serde_json::from_str(value).unwrap_or_else(|_| vec![value.clone()]);
+        given.flat_map(list).collect()
     }
 
     /// Whether the parameter says yes; absent is no.
@@ -372,6 +374,13 @@ mod tests {
     fn a_body_that_nests_too_deeply_is_refused() {
         let body = format!("{{\"x\":{}{}}}", "[".repeat(500), "]".repeat(500));
         assert!(parse::<Value>(body.as_bytes()).is_err_and(|error| error.message().contains("nests deeper")));
+    }
+
+    #[test]
+    fn a_list_is_given_in_pieces_or_as_json() {
+        let params = [("x", "a"), ("x", "[\"b\",\"c\"]"), ("y", "d"), ("x", "[e")];
+        let params = Params(params.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec());
+        assert_eq!(params.texts("x"), ["a", "b", "c", "[e"]);
     }
 
     #[test]

@@ -8,12 +8,14 @@
 )]
 
 mod approvals;
+mod browsers;
 mod crash;
 mod delegated_interrupts;
 mod files;
 mod interrupts;
 mod layers;
 mod limits;
+mod metrics;
 mod models;
 mod readme;
 mod runs;
