@@ -213,9 +213,11 @@ impl Params {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// All values of a parameter that may be given several times.
+    /// All values of a parameter that may be given several times, or once as a JSON list.
     pub fn texts(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
+        let given = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value);
+        let list = |value: &String| serde_json::from_str(value).unwrap_or_else(|_| vec![value.clone()]);
+        given.flat_map(list).collect()
     }
 
     /// Whether the parameter says yes; absent is no.
@@ -387,6 +389,13 @@ mod tests {
             parse::<Value>(body.as_bytes(), b'{', "a JSON object")
                 .is_err_and(|error| error.message().contains("nests deeper"))
         );
+    }
+
+    #[test]
+    fn a_list_is_given_in_pieces_or_as_json() {
+        let params = [("x", "a"), ("x", "[\"b\",\"c\"]"), ("y", "d"), ("x", "[e")];
+        let params = Params(params.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec());
+        assert_eq!(params.texts("x"), ["a", "b", "c", "[e"]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::domain::machine::Plan;
 use crate::domain::run::{Multitask, Run, RunRequest};
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::Events;
+use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
@@ -98,6 +99,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Owns the tasks.
     pub shutdown: Shutdown,
+    /// Where what happens is counted.
+    pub metrics: Metrics,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -141,6 +144,18 @@ impl Runs {
         if let Err(error) = self.0.sign_off().await {
             tracing::warn!(%error, "could not give the lease back");
         }
+    }
+
+    /// How much is at work and waits.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn backlog(&self) -> DbResult<Backlog> {
+        let now = self.0.clock.now();
+        let queue = self.0.db.read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await })).await?;
+        let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
+        let at_work = self.0.active().len();
+        Ok(Backlog { at_work, slots: self.0.slot_count, queued: queue.due, running: queue.running, oldest })
     }
 
     /// Starts a run, or lets it wait for its turn.

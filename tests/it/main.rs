@@ -10,6 +10,7 @@
 mod approvals;
 mod batches;
 mod commands;
+mod browsers;
 mod crash;
 mod custom;
 mod delegated_interrupts;
@@ -17,6 +18,7 @@ mod files;
 mod interrupts;
 mod layers;
 mod limits;
+mod metrics;
 mod models;
 mod readme;
 mod runs;

@@ -13,6 +13,7 @@ on_both!(
     are_claimed_one_at_a_time,
     race_for_a_thread,
     are_due_in_order,
+    are_counted_while_they_wait,
     fence_off_the_past,
     are_adopted,
     are_cancelled
@@ -138,6 +139,22 @@ async fn are_due_in_order(db: Db) {
     write!(db, |tx| runs::set_status(tx, c, RunStatus::Success, None, Timestamp(13)));
     assert_eq!((next(10).await, read!(db, |tx| runs::next_due_at(tx))), (None, Some(Timestamp(1000))));
     assert_eq!(next(1000).await, Some(d));
+}
+
+async fn are_counted_while_they_wait(db: Db) {
+    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
+    let (first, second, mut later) = (run_at(one, 1), run_at(one, 2), run_at(two, 0));
+    later.due_at = Timestamp(1000);
+    let a = first.id;
+    let child = child_of(&first, 3);
+    for run in [first, second, later, child] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let queue = async |now: i64| read!(db, |tx| runs::queue(tx, Timestamp(now)));
+    assert_eq!(queue(0).await, runs::Queue { due: 0, oldest: None, running: 0 });
+    assert_eq!(queue(10).await, runs::Queue { due: 2, oldest: Some(Timestamp(1)), running: 0 });
+    write!(db, |tx| runs::claim(tx, a, WorkerId::mint(), Timestamp(10)));
+    assert_eq!(queue(1000).await, runs::Queue { due: 2, oldest: Some(Timestamp(2)), running: 1 });
 }
 
 async fn fence_off_the_past(db: Db) {
