@@ -14,7 +14,8 @@ use crate::db::Db;
 use crate::domain::definition::{ToolDefinition, ToolKind};
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
-use crate::http::{self, Api, ApiSettings};
+use crate::http::{self, Api, ApiSettings, CorsSettings};
+use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::runtime::{Parts, Runs};
 use crate::shutdown::Shutdown;
@@ -27,6 +28,7 @@ pub struct App {
     db: Db,
     events: Events,
     runs: Runs,
+    metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
 }
@@ -47,19 +49,21 @@ impl App {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
         let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
+        let metrics = Metrics::new(clock.now(), config.tools.keys().cloned().chain(agents.tool_names()));
         let runs = Runs::open(Parts {
             db: db.clone(),
             events: events.clone(),
             agents: Arc::new(agents),
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
+            metrics: metrics.clone(),
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
         })
         .await
         .context("could not take the lease on the runs")?;
-        Ok(Self { config, db, events, runs, clock, shutdown })
+        Ok(Self { config, db, events, runs, metrics, clock, shutdown })
     }
 
     /// Serves until the shutdown begins, then lets everybody finish.
@@ -73,10 +77,11 @@ impl App {
             events: self.events.clone(),
             runs: self.runs.clone(),
             clock: Arc::clone(&self.clock),
+            metrics: self.metrics.clone(),
             settings: ApiSettings {
                 max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),
-                cors_origins: self.config.server.cors_origins.clone(),
+                cors: cors(&self.config.server),
             },
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
@@ -100,6 +105,17 @@ impl App {
         let (served, finished) = tokio::join!(serving, self.shutdown.finished());
         finished.map_err(|broken| anyhow!("{broken}"))?;
         served.transpose().context("the listener failed").map(|_| ())
+    }
+}
+
+/// Whose pages may call the server.
+fn cors(server: &config::Server) -> CorsSettings {
+    CorsSettings {
+        origins: server.cors_origins.clone(),
+        credentials: server.cors_credentials,
+        expose_headers: server.cors_expose_headers.clone(),
+        max_age: server.cors_max_age(),
+        private_network: server.cors_private_network,
     }
 }
 

@@ -23,8 +23,9 @@
 //! | [`agent`] | how one run proceeds | those above |
 //! | [`db`] | SQL, and nothing but SQL | `domain` |
 //! | [`events`] | the log and who is listening | `domain`, `db` |
-//! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events` |
-//! | [`http`] | the translation | `domain`, `db` (reads), `events`, `runtime` |
+//! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events`, `metrics` |
+//! | [`http`] | the translation | `domain`, `db` (reads), `events`, `runtime`, `metrics` |
+//! | [`metrics`] | what is counted for those who watch | `domain` |
 //! | [`config`], [`shutdown`] | what is configured; who owns the tasks | `domain`; nothing |
 //! | [`app`] | builds the parts, owns their order | everything |
 //!
@@ -80,6 +81,7 @@ pub mod db;
 pub mod domain;
 pub mod events;
 pub mod http;
+pub mod metrics;
 pub mod middleware;
 pub mod model;
 pub mod runtime;

@@ -10,8 +10,9 @@ use adjutant::db::Db;
 use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
-use adjutant::domain::time::SystemClock;
+use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
+use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
 use adjutant::runtime::{AssistantRef, Parts, Runs, Target, Wish};
 use adjutant::shutdown::Shutdown;
@@ -59,6 +60,7 @@ impl Lab {
             agents: Arc::new(agents),
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
+            metrics: Metrics::new(Timestamp(0), []),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,

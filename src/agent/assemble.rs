@@ -57,6 +57,11 @@ impl Agents {
         self.0.values().find(|known| known.assistant == assistant).cloned()
     }
 
+    /// The tools that main agents have.
+    pub fn tool_names(&self) -> impl Iterator<Item = String> {
+        self.0.values().flat_map(|known| known.agent.toolbox.specs()).map(|spec| spec.name.clone())
+    }
+
     /// All of them, by `graph_id`.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
         self.0.values()

@@ -13,7 +13,7 @@ use super::driver::{Left, Notes, with_ids};
 use super::journal::{Note, Stop};
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::{AfterCrash, OnError};
-use crate::domain::event::Fact;
+use crate::domain::event::{Fact, Work};
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{Asker, Decision, Decisions, Question, QuestionKind};
 use crate::domain::machine::{Failure, Machine};
@@ -67,6 +67,9 @@ impl Loop<'_> {
             }
         }
         self.announce(machine, notes, &jobs).await?;
+        if notes.is_empty() {
+            self.journal.begin(Work::Calls);
+        }
         for job in jobs {
             let state = Arc::clone(&state);
             running.push(async move { (job.at, Came::Back(self.make(job, &state).await)) }.boxed());
@@ -173,7 +176,18 @@ impl Loop<'_> {
         mut running: Running<'a>,
     ) -> Result<Upset, Left> {
         let mut upset = Upset::default();
-        while let Some((at, came)) = running.next().await {
+        loop {
+            let next = tokio::select! {
+                biased;
+                Some(word) = self.scope.voice.heard() => {
+                    self.pass_on(machine, notes, word).await?;
+                    continue;
+                }
+                next = running.next() => next,
+            };
+            // What a call told before it came back.
+            notes.extend(self.unheard());
+            let Some((at, came)) = next else { break };
             match came {
                 Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
                     self.receive(machine, at, answer);

@@ -15,7 +15,7 @@ use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
 use crate::domain::state::{State, Update, crosses_to_subagents};
-use crate::tool::{Delegation, Scope};
+use crate::tool::{Delegation, Scope, Voice};
 
 /// How a child came back.
 pub(super) enum ChildEnd {
@@ -150,6 +150,7 @@ impl Loop<'_> {
             path: lineage.path.clone().into(),
             depth: lineage.depth,
             stop: self.scope.stop.child_token(),
+            voice: Voice::default(),
             answer: None,
             ..self.scope.clone()
         }

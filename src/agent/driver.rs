@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::journal::{Note, Stop};
 use super::{Breakpoints, Ending, Loop, ended};
-use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
+use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
 use crate::domain::message::{Message, Role};
@@ -94,6 +95,38 @@ impl Loop<'_> {
         self.journal.commit(machine, std::mem::take(notes)).await
     }
 
+    /// Does `work`, and stores and shows meanwhile what it tells clients.
+    async fn hearing<T>(
+        &self,
+        machine: &Machine,
+        notes: &mut Notes,
+        work: impl Future<Output = T> + Send,
+    ) -> Result<T, Stop> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
+                done = &mut work => {
+                    notes.extend(self.unheard());
+                    return Ok(done);
+                }
+            }
+        }
+    }
+
+    /// Stores and shows what a tool or policy has told, with whatever else it has told by now.
+    pub(super) async fn pass_on(&self, machine: &Machine, notes: &mut Notes, word: Value) -> Result<(), Stop> {
+        notes.push(Note::Fact(Fact::Custom { value: word }));
+        notes.extend(self.unheard());
+        self.flush(machine, notes).await
+    }
+
+    /// What was told and is not noted yet.
+    pub(super) fn unheard(&self) -> impl Iterator<Item = Note> {
+        self.scope.voice.unheard().into_iter().map(|value| Note::Fact(Fact::Custom { value }))
+    }
+
     async fn end(&self, machine: &Machine, mut notes: Notes, ending: Ending) -> Result<Ending, Stop> {
         notes.push(Note::Fact(ended(&ending, self.lineage.depth)));
         self.journal.commit(machine, notes).await?;
@@ -132,7 +165,7 @@ impl Loop<'_> {
         };
         let answer = machine.position.asked.iter().find_map(|asked| asked.answer.clone());
         let scope = self.scope.answered(answer);
-        match policy.hook(moment, &scope, &machine.state).await {
+        match self.hearing(machine, notes, policy.hook(moment, &scope, &machine.state)).await? {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
@@ -150,9 +183,13 @@ impl Loop<'_> {
 
     async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
         let agent = self.agent;
+        self.journal.begin(Work::Model);
         let request = ModelRequest {
             system: agent.system_prompt.clone(),
-            messages: machine.state.messages.clone(),
+            messages: match &machine.position.shown {
+                Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
+                None => machine.state.messages.clone(),
+            },
             tools: agent.toolbox.specs().to_vec(),
             settings: agent.settings.clone(),
             ..ModelRequest::default()
@@ -163,7 +200,7 @@ impl Loop<'_> {
             self.speak(request, task, step).boxed()
         };
         let next = NextModel { rest: &agent.stack, ask: &ask, scope: &self.scope, state: &machine.state };
-        let ModelAnswer { mut message, extra } = next.ask(request).await?;
+        let ModelAnswer { mut message, extra } = self.hearing(machine, notes, next.ask(request)).await??;
         message.name = Some(agent.name.clone());
         if message.id.is_none() {
             message.id = Some(mint_answer_id());

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use crate::domain::checkpoint::Entry;
-use crate::domain::event::{Delta, Fact};
+use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Plan, Position};
@@ -22,6 +22,9 @@ pub trait Journal: Send + Sync {
 
     /// Passes on a piece of an answer that is still being given. Followers see it at once; it is not stored.
     fn say(&self, delta: Delta);
+
+    /// Tells followers what the agent sets about now. It is not stored, and must not be told before what led to it is.
+    fn begin(&self, work: Work);
 
     /// Finds the child run of a call, or creates it if limits allow; `parent` already says that the call is the child's.
     /// Both are durable before this returns.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use secrecy::ExposeSecret;
 
-use super::{Config, ProviderKind, ProviderSection};
+use super::{Config, ProviderKind, ProviderSection, Server};
 use crate::domain::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
 use crate::domain::definition::{FieldPath, Finding, Segment};
 
@@ -86,6 +86,7 @@ impl Check {
         }
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
+        self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
         for (at, origin) in server.cors_origins.iter().enumerate() {
             let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
             if origin != "*" && !is_origin {
@@ -94,9 +95,23 @@ impl Check {
                 self.findings.push(Finding::error(field, message));
             }
         }
+        self.cors(server);
+    }
+
+    fn cors(&mut self, server: &Server) {
         let origins: BTreeSet<&String> = server.cors_origins.iter().collect();
         if origins.len() > 1 && server.cors_origins.iter().any(|origin| origin == "*") {
             self.error(&["server", "cors_origins"], "must be either `*` alone or a list of origins");
+        }
+        if server.cors_credentials && server.cors_origins.iter().any(|origin| origin == "*") {
+            let message = "needs `cors_origins` that name the pages: with `*` any page could act for its visitor";
+            self.error(&["server", "cors_credentials"], message);
+        }
+        for (at, name) in server.cors_expose_headers.iter().enumerate() {
+            if !is_word(name, 256, "") {
+                let field = FieldPath::of(["server", "cors_expose_headers"]).then(at);
+                self.findings.push(Finding::error(field, format!("`{name}` must be the name of a header")));
+            }
         }
     }
 

@@ -16,6 +16,14 @@ pub struct Server {
     pub listen: String,
     /// The web origins whose pages may call the server; `*` allows all.
     pub cors_origins: Vec<String>,
+    /// Whether those pages may send cookies along; only for origins that are named.
+    pub cors_credentials: bool,
+    /// Headers of answers that those pages may read, besides those that the SDKs need.
+    pub cors_expose_headers: Vec<String>,
+    /// For how long a browser may remember what is allowed, in seconds.
+    pub cors_max_age_s: f64,
+    /// Whether pages from public addresses may call this server at a private one.
+    pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
     /// How often a stream without news sends a sign of life, in seconds.
@@ -29,6 +37,10 @@ impl Default for Server {
         Self {
             listen: "127.0.0.1:8123".to_owned(),
             cors_origins: vec!["*".to_owned()],
+            cors_credentials: false,
+            cors_expose_headers: vec![],
+            cors_max_age_s: 600.0,
+            cors_private_network: false,
             max_body_bytes: 32 * 1024 * 1024,
             keep_alive_s: 5.0,
             shutdown_s: 30.0,
@@ -40,6 +52,11 @@ impl Server {
     /// [`Server::keep_alive_s`] as a duration.
     pub fn keep_alive(&self) -> Duration {
         seconds(self.keep_alive_s)
+    }
+
+    /// [`Server::cors_max_age_s`] as a duration.
+    pub fn cors_max_age(&self) -> Duration {
+        seconds(self.cors_max_age_s)
     }
 
     /// [`Server::shutdown_s`] as a duration.

@@ -107,7 +107,7 @@ kind = "openai"
         "\
 adjutant.toml:1:1: error: extra: unknown key; allowed are: server, storage, runtime, log, providers, tools, agents, agents_dir
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
-adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, cors_origins, max_body_bytes, keep_alive_s, shutdown_s
+adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, cors_origins, cors_credentials, cors_expose_headers, cors_max_age_s, cors_private_network, max_body_bytes, keep_alive_s, shutdown_s
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
 adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
@@ -115,6 +115,20 @@ adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
 adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number from 1 up"
     );
+}
+
+#[test]
+fn cookies_need_origins_that_are_named() {
+    let text =
+        "[server]\ncors_credentials = true\ncors_expose_headers = [\"x-ok\", \"no header\"]\ncors_max_age_s = 0\n";
+    let problems = complaints(text);
+    for part in [
+        "server.cors_credentials: needs `cors_origins`",
+        "cors_expose_headers[1]: `no header`",
+        "cors_max_age_s: must be more",
+    ] {
+        assert!(problems.contains(part), "{part} is missing in\n{problems}");
+    }
 }
 
 #[test]

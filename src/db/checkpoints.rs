@@ -300,8 +300,10 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
 /// Takes back what was logged in the course of a run of the main agent: checkpoints and events, in all lanes. Nothing
 /// may have been built upon them since.
 pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<()> {
-    const STEPS: &str = "delete from checkpoints where thread_id = $1 and run_id = $2";
-    const FACTS: &str = "delete from events where thread_id = $1 and run_id = $2";
+    const STEPS: &str = "delete from checkpoints where thread_id = $1 and run_id = $2 \
+        and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
+    const FACTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
+        and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
     for sql in [STEPS, FACTS] {
         on_engine!(tx, |conn| query(sql).bind(thread.0).bind(run.0).execute(conn).await.map(drop))?;
     }

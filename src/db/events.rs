@@ -115,38 +115,13 @@ impl EventRow {
     }
 }
 
-macro_rules! page {
-    ($of_run:literal) => {
-        concat!(
-            "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, node, shown \
-             from checkpoints where thread_id = $1 and seq > $2",
-            $of_run,
-            " union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
-             from events where thread_id = $1 and seq > $2",
-            $of_run,
-            " order by seq limit $3"
-        )
-    };
-}
-
-/// The log of a thread after number `after`, in order, at most `limit` events of it; of one run of the main agent, when
-/// one is given.
-pub async fn read(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    after: i64,
-    run: Option<RunId>,
-    limit: i64,
-) -> DbResult<Vec<LoggedEvent>> {
-    const ALL: &str = page!("");
-    const OF_RUN: &str = page!(" and run_id = $4");
-    let rows: Vec<EventRow> = on_engine!(tx, |conn| {
-        let sql = if run.is_some() { OF_RUN } else { ALL };
-        let query = query_as(sql).bind(thread.0).bind(after).bind(limit);
-        match run {
-            Some(run) => query.bind(run.0).fetch_all(conn).await,
-            None => query.fetch_all(conn).await,
-        }
-    })?;
+/// The log of a thread after number `after`, in order, at most `limit` events of it.
+pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
+    const SQL: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
+        node, shown from checkpoints where thread_id = $1 and seq > $2 \
+        union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
+        from events where thread_id = $1 and seq > $2 order by seq limit $3";
+    let rows: Vec<EventRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(after).bind(limit).fetch_all(conn).await)?;
     rows.into_iter().map(|row| row.read(thread)).collect()
 }

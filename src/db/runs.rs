@@ -1,6 +1,7 @@
 //! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
 
 mod claims;
+mod queue;
 
 use serde_json::{Map, Value};
 use sqlx::types::Json;
@@ -8,9 +9,10 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 pub use claims::{
-    Claim, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, next_due, next_due_at, release,
-    request_cancel, stop_children,
+    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
+    next_due_at, release, request_cancel, some_pending, some_running, stop_children,
 };
+pub use queue::{Queue, queue};
 
 use super::engine::on_engine;
 use super::json::{Cell, encode};

@@ -68,6 +68,17 @@ pub enum EventBody {
     Fact(Fact),
     /// A piece of an answer that is still being given. Not stored: the entry of the step supersedes it.
     Delta(Delta),
+    /// A step begins. Not stored: what comes of the step tells later that it did.
+    Begun(Work),
+}
+
+/// What an agent sets about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// It asks its model.
+    Model,
+    /// It makes the calls of the last answer.
+    Calls,
 }
 
 /// What is stored in the log beside checkpoints.

@@ -32,8 +32,8 @@ pub fn read_input(input: &Value) -> Result<Update, Invalid> {
     Ok(update)
 }
 
-/// Reads a write into the state: an object, a list of objects that are written one after the other, or nothing. Unlike
-/// input it may set every public field.
+/// Reads a write into the state: an object, a list of objects or of pairs `[field, value]` that are written one after the
+/// other, or nothing. Unlike input it may set every public field.
 ///
 /// # Errors
 /// As [`read_input`].
@@ -47,14 +47,25 @@ pub fn read_update(values: &Value) -> Result<Update, Invalid> {
         Value::Array(items) => {
             let mut all = Update::none();
             for (at, item) in items.iter().enumerate() {
-                let fields = item.as_object().ok_or_else(|| under(&format!("[{at}]"))(not("an object", item)))?;
-                all.merge(read_fields(fields).map_err(under(&format!("[{at}]")))?);
+                all.merge(read_item(item).map_err(under(&format!("[{at}]")))?);
             }
             Ok(all)
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => {
             Err(under("input")(not("an object of state fields", values)))
         }
+    }
+}
+
+/// One of several writes: an object, or a field with its value.
+fn read_item(item: &Value) -> Result<Update, Invalid> {
+    match item {
+        Value::Object(fields) => read_fields(fields),
+        Value::Array(pair) => match pair.as_slice() {
+            [Value::String(field), value] => read_fields(&Map::from_iter([(field.clone(), value.clone())])),
+            _ => Err(Invalid::new("", "must be a pair [field, value] when it is a list")),
+        },
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Err(not("an object or a pair", item)),
     }
 }
 
@@ -192,7 +203,7 @@ fn ai_role(fields: &Map<String, Value>) -> Result<Role, Invalid> {
 
 /// Reads a call: `{name, args, id}`, or as OpenAI writes it, `{id, function: {name, arguments}}`, whose arguments are a
 /// text and may be unreadable.
-fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCall>, Invalid> {
+pub(super) fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCall>, Invalid> {
     let fields = value.as_object().ok_or_else(|| not("an object", value))?;
     let id = text(fields, "id")?.ok_or_else(|| Invalid::new("id", "is missing"))?;
     let Some(function) = fields.get("function") else {
@@ -303,7 +314,7 @@ fn not(wanted: &str, value: &Value) -> Invalid {
 }
 
 /// Puts `place` in front of the path of an error.
-fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
+pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
     move |error| {
         let joint = if error.field.is_empty() || error.field.starts_with('[') { "" } else { "." };
         Invalid { field: format!("{place}{joint}{}", error.field), reason: error.reason }

@@ -57,6 +57,9 @@ pub struct Position {
     /// Why the step under way failed, when it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+    /// What the model is shown instead of the conversation, when a client said so. It holds for one question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shown: Option<Vec<Message>>,
 }
 
 /// The part of the loop that a run is in.
@@ -215,6 +218,7 @@ impl Machine {
     /// The model answered with `message`; `extra` is what policies around it write.
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
+        self.position.shown = None;
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);

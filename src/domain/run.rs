@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
 use super::time::Timestamp;
@@ -166,8 +167,8 @@ pub struct Command {
     pub resume: Option<Resume>,
     /// Writes into the state.
     pub update: Option<Value>,
-    /// Nodes to go to.
-    pub goto: Vec<String>,
+    /// Where to go.
+    pub goto: Vec<Goto>,
 }
 
 /// Answers to open questions, by the id of the question. Already checked when it is stored.

@@ -33,6 +33,8 @@ struct Ring {
     run: Option<RunId>,
     /// Whether that run is about to begin and has no events yet.
     coming: bool,
+    /// Whether that run may number events.
+    open: bool,
     /// The run that began here from nothing, and the number that all its events are above.
     begun: Option<(RunId, i64)>,
     /// The number of the next event.
@@ -71,6 +73,7 @@ impl ThreadLog {
         ring.holder += 1;
         ring.run = Some(run);
         ring.coming = fresh;
+        ring.open = false;
         ring.holder
     }
 
@@ -79,9 +82,14 @@ impl ThreadLog {
         let mut ring = self.ring();
         let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
         let (holder, run, slots) = (ring.holder, ring.run, VecDeque::new());
-        *ring = Ring { active: true, holder, run, coming: false, begun, next, floor: next - 1, slots };
+        *ring = Ring { active: true, holder, run, coming: false, open: true, begun, next, floor: next - 1, slots };
         drop(ring);
         self.ring_bell();
+    }
+
+    /// Whether the run that is at work here may number events: [`ThreadLog::open`] was called for it.
+    pub fn is_open(&self) -> bool {
+        self.ring().open
     }
 
     /// The run of this `holder` is not at work here any more; what is in memory stays for those who read it. Nothing

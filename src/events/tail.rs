@@ -152,10 +152,14 @@ impl Tail {
     /// Reads a page of stored events up to `floor`, where memory takes over.
     async fn read_stored(&mut self, after: i64, floor: Option<i64>) -> DbResult<bool> {
         let (thread, run) = (self.run.thread, self.run.id);
-        let page: Vec<LoggedEvent> = self
-            .db
-            .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, Some(run), PAGE).await }))
-            .await?;
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                // The runs of a thread follow each other: what was there before this one is passed over.
+                let before = if after == 0 { db::runs::first_seq(tx, run).await? } else { None };
+                db::events::read(tx, thread, before.map_or(after, |first| after.max(first - 1)), PAGE).await
+            })
+        });
+        let page: Vec<LoggedEvent> = read.await?;
         // Whether there may be more up to the floor.
         let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         let mut last = after;
@@ -165,8 +169,10 @@ impl Tail {
                 break;
             }
             last = logged.seq;
-            let event = self.event(logged).await?;
-            self.waiting.push_back(Arc::new(event));
+            if logged.run == Some(run) {
+                let event = self.event(logged).await?;
+                self.waiting.push_back(Arc::new(event));
+            }
         }
         self.after = Some(match floor {
             Some(floor) if !full => floor,

@@ -1,7 +1,15 @@
 //! About the server itself.
 
 use axum::Json;
+use axum::extract::State;
+use axum::http::header::{self, HeaderMap};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+
+use super::Api;
+use super::error::ApiError;
+use super::extract::Params;
+use crate::metrics::{Backlog, samples};
 
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",
@@ -33,4 +41,56 @@ pub(super) async fn info() -> Json<Value> {
             "tenant_id": null,
         },
     }))
+}
+
+/// In which format metrics are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Prometheus,
+    Json,
+}
+
+/// What is counted: runs, queue, streams, requests, models, tools.
+///
+/// In the text format of Prometheus, or as JSON.
+#[utoipa::path(get, path = "/metrics", tag = "Server",
+    params(("format" = Option<String>, Query, description = "`prometheus` (which it is without) or `json`")),
+    responses((status = 200, description = "What is counted",
+        content((String = "text/plain"), (Value = "application/json")))))]
+pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
+    let format = params.word("format", Format::Prometheus, |word| match word {
+        "prometheus" => Some(Format::Prometheus),
+        "json" => Some(Format::Json),
+        _ => None,
+    })?;
+    // What can be told without the database is told: that is when somebody wants to know.
+    let backlog = api.runs.backlog().await;
+    let backlog = backlog.inspect_err(|error| tracing::warn!(%error, "could not count what waits")).ok();
+    let text = api.metrics.text(backlog.as_ref());
+    if format == Format::Json {
+        return Ok(Json(as_json(backlog.as_ref(), &text)).into_response());
+    }
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let kind = if accepted.contains("application/openmetrics-text") { OPEN_METRICS } else { PLAIN };
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+const PLAIN: &str = "text/plain; version=1.0.0; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The figures that dashboards of the field look for, and all others behind them.
+fn as_json(backlog: Option<&Backlog>, text: &str) -> Value {
+    json!({
+        "queue": {
+            "n_pending": backlog.map(|b| b.queued),
+            "n_running": backlog.map(|b| b.running),
+            "pending_runs_wait_time_max_secs": backlog.map(|b| b.oldest.as_secs_f64()),
+        },
+        "workers": {
+            "max": backlog.map(|b| b.slots),
+            "active": backlog.map(|b| b.at_work),
+            "available": backlog.map(|b| b.slots.saturating_sub(b.at_work)),
+        },
+        "metrics": samples(text),
+    })
 }

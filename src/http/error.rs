@@ -42,6 +42,11 @@ impl ApiError {
         Self { status, code, message: message.into() }
     }
 
+    /// The same about one item of a list.
+    pub fn of_item(self, at: usize) -> Self {
+        Self { message: format!("[{at}]: {}", self.message).into(), ..self }
+    }
+
     /// There is nothing under this path, or not with this method.
     pub fn no_route() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Not Found")

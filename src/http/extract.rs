@@ -24,7 +24,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let body = Bytes::from_request(request, state).await.map_err(body_error)?;
-        parse(&body).map(Self)
+        parse(&body, b'{', "a JSON object").map(Self)
+    }
+}
+
+/// A JSON list as the body. Errors name the item and its field.
+pub struct ApiList<T>(pub Vec<T>);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = Bytes::from_request(request, state).await.map_err(body_error)?;
+        parse(&body, b'[', "a JSON list").map(Self)
     }
 }
 
@@ -32,11 +44,11 @@ fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
 }
 
-/// Reads a JSON object.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+/// Reads JSON that begins with `first`, as `wanted` does.
+fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T, ApiError> {
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&first) {
         return Err(match serde_json::from_slice::<IgnoredAny>(body) {
-            Ok(_) => Invalid::new("body", "must be a JSON object").into(),
+            Ok(_) => Invalid::new("body", format!("must be {wanted}")).into(),
             Err(_) => ApiError::bad_json(),
         });
     }
@@ -201,9 +213,11 @@ impl Params {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// All values of a parameter that may be given several times.
+    /// All values of a parameter that may be given several times, or once as a JSON list.
     pub fn texts(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
+        let given = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value);
+        let list = |value: &String| serde_json::from_str(value).unwrap_or_else(|_| vec![value.clone()]);
+        given.flat_map(list).collect()
     }
 
     /// Whether the parameter says yes; absent is no.
@@ -340,7 +354,7 @@ mod tests {
     }
 
     fn refused(body: &str) -> String {
-        parse::<Outer>(body.as_bytes()).expect_err("the body is bad").message().to_owned()
+        parse::<Outer>(body.as_bytes(), b'{', "a JSON object").expect_err("the body is bad").message().to_owned()
     }
 
     #[test]
@@ -365,13 +379,23 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_ignored() {
-        assert!(parse::<Outer>(br#"{"other": 1}"#).is_ok());
+        assert!(parse::<Outer>(br#"{"other": 1}"#, b'{', "a JSON object").is_ok());
     }
 
     #[test]
     fn a_body_that_nests_too_deeply_is_refused() {
         let body = format!("{{\"x\":{}{}}}", "[".repeat(500), "]".repeat(500));
-        assert!(parse::<Value>(body.as_bytes()).is_err_and(|error| error.message().contains("nests deeper")));
+        assert!(
+            parse::<Value>(body.as_bytes(), b'{', "a JSON object")
+                .is_err_and(|error| error.message().contains("nests deeper"))
+        );
+    }
+
+    #[test]
+    fn a_list_is_given_in_pieces_or_as_json() {
+        let params = [("x", "a"), ("x", "[\"b\",\"c\"]"), ("y", "d"), ("x", "[e")];
+        let params = Params(params.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec());
+        assert_eq!(params.texts("x"), ["a", "b", "c", "[e"]);
     }
 
     #[test]

@@ -8,22 +8,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
+use crate::metrics::Metrics;
 use crate::runtime::Runs;
 
 mod about;
 mod approvals;
 mod assistants;
+mod cors;
 pub mod error;
 pub mod extract;
 pub mod openapi;
@@ -32,8 +33,11 @@ mod state;
 mod stateless;
 pub mod stream;
 mod threads;
+mod traffic;
 mod waiting;
 pub mod wire;
+
+pub use cors::CorsSettings;
 
 use error::ApiError;
 
@@ -48,6 +52,8 @@ pub struct Api {
     pub runs: Runs,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// What is counted.
+    pub metrics: Metrics,
     /// What the owner of the server decided.
     pub settings: ApiSettings,
 }
@@ -59,13 +65,13 @@ pub struct ApiSettings {
     pub max_body_bytes: usize,
     /// How often a waiting request or a quiet stream gives a sign of life.
     pub heartbeat: Duration,
-    /// The web origins whose pages may call the server; `*` allows all.
-    pub cors_origins: Vec<String>,
+    /// Whose pages may call the server.
+    pub cors: CorsSettings,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors_origins: vec!["*".to_owned()] }
+        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors: CorsSettings::default() }
     }
 }
 
@@ -75,6 +81,7 @@ fn table() -> OpenApiRouter<Api> {
         // About the server.
         .routes(routes!(about::ok))
         .routes(routes!(about::info))
+        .routes(routes!(about::metrics))
         // Assistants: what a client can run.
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
@@ -101,6 +108,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::children))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
+        .routes(routes!(stateless::batch))
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))
@@ -122,7 +130,8 @@ pub fn router(api: Api) -> Router {
         .method_not_allowed_fallback(no_route)
         .layer(DefaultBodyLimit::max(settings.max_body_bytes))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(cors(&settings.cors_origins))
+        .layer(cors::layer(&settings.cors))
+        .layer(from_fn_with_state(api.metrics.clone(), traffic::measure))
         .with_state(api)
 }
 
@@ -135,26 +144,6 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     ApiError::fault(&format!("a handler panicked: {text}")).into_response()
-}
-
-/// Lets pages of the allowed origins call the server and read the headers that the SDKs need.
-fn cors(origins: &[String]) -> CorsLayer {
-    let allowed = if origins.iter().any(|origin| origin == "*") {
-        AllowOrigin::from(Any)
-    } else {
-        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
-    };
-    CorsLayer::new()
-        .allow_origin(allowed)
-        .allow_methods(Any)
-        .allow_headers(Any)
-        .expose_headers([
-            header::CONTENT_LOCATION,
-            header::LOCATION,
-            HeaderName::from_static("x-pagination-total"),
-            HeaderName::from_static("x-pagination-next"),
-        ])
-        .vary([header::ORIGIN])
 }
 
 /// What a handler that answers with JSON returns.

@@ -56,9 +56,20 @@ pub fn document() -> openapi::OpenApi {
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     for item in document.paths.paths.values_mut() {
         let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
-        operations.into_iter().flatten().for_each(add_errors);
+        for operation in operations.into_iter().flatten() {
+            name(operation);
+            add_errors(operation);
+        }
     }
     document
+}
+
+/// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
+fn name(operation: &mut Operation) {
+    let group = operation.tags.iter().flatten().next().map(|tag| tag.to_lowercase().replace(' ', "_"));
+    if let (Some(group), Some(name)) = (group, &mut operation.operation_id) {
+        *name = format!("{group}_{name}");
+    }
 }
 
 fn add_errors(operation: &mut Operation) {

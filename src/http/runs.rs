@@ -82,14 +82,19 @@ pub(super) struct Begun {
 
 /// Starts a run.
 pub(super) async fn begin(api: &Api, checked: CheckedRun) -> Result<Begun, ApiError> {
-    if let AssistantRef::Graph(graph) = &checked.wish.assistant {
-        let known = api.runs.assistants();
-        if !known.iter().any(|card| card.graph_id == *graph) {
-            return Err(ApiError::no_graph(graph, known.iter().map(|card| card.graph_id.as_str())));
-        }
-    }
+    check_graph(api, &checked.wish.assistant)?;
     let run = api.runs.start(checked.wish).await?;
     Ok(Begun { run, cancel_on_disconnect: checked.cancel_on_disconnect })
+}
+
+/// Whether there is such a graph; who asks for another one is told which there are.
+pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), ApiError> {
+    let AssistantRef::Graph(graph) = assistant else { return Ok(()) };
+    let known = api.runs.assistants();
+    if known.iter().any(|card| card.graph_id == *graph) {
+        return Ok(());
+    }
+    Err(ApiError::no_graph(graph, known.iter().map(|card| card.graph_id.as_str())))
 }
 
 /// Answers with the last values of a run that has begun.

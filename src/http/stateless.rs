@@ -6,16 +6,16 @@ use axum::http::header;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 
-use super::Api;
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Params, no_content};
-use super::runs::{action, begin, located, stream_of, thread_of, wait_for};
-use super::wire::run::{Door, RunCreate, RunView, RunsCancel};
+use super::extract::{ApiJson, ApiList, Params, no_content};
+use super::runs::{action, begin, check_graph, located, stream_of, thread_of, wait_for};
+use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
 use super::wire::word;
+use super::{Answer, Api};
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
 use crate::domain::run::Run;
-use crate::runtime::CancelError;
+use crate::runtime::{CancelAction, CancelError};
 
 /// Starts a run on a thread of its own and does not wait for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
@@ -59,7 +59,27 @@ fn short_place(run: &Run, tail: Option<&str>) -> HeaderMap {
     headers
 }
 
-/// Stops several runs of a thread.
+/// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.
+#[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
+    responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
+        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn batch(State(api): State<Api>, ApiList(bodies): ApiList<RunCreate>) -> Answer<Vec<RunView>> {
+    if bodies.is_empty() || bodies.len() > MAX_BATCH {
+        return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
+    }
+    let mut wishes = vec![];
+    for (at, body) in bodies.into_iter().enumerate() {
+        let wish = body.check(Door::Stateless).map_err(|error| error.of_item(at))?.wish;
+        check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
+        wishes.push(wish);
+    }
+    let started = api.runs.start_all(wishes).await;
+    let runs = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
+    Ok(Json(runs.into_iter().map(RunView::just_made).collect()))
+}
+
+/// Stops several runs: some of a thread, or all that wait, that are at work, or both.
 #[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
     params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
     responses((status = 204, description = "Those that were not over were told to stop"),
@@ -70,14 +90,28 @@ pub(super) async fn cancel(
     ApiJson(body): ApiJson<RunsCancel>,
 ) -> Result<Response, ApiError> {
     let action = action(&params)?;
-    word("status", body.status.as_deref(), &[("pending", ()), ("running", ()), ("all", ())])?;
-    if body.status.is_some() {
-        return Err(Invalid::new("status", "is not supported by this server: name thread_id and run_ids").into());
-    }
-    let (Some(thread), Some(ids)) = (body.thread_id, body.run_ids) else {
-        return Err(Invalid::new("body", "must have thread_id and run_ids").into());
+    let status = word(
+        "status",
+        body.status.as_deref(),
+        &[("pending", (true, false)), ("running", (false, true)), ("all", (true, true))],
+    )?;
+    let stopped = match (status, &body.thread_id, &body.run_ids) {
+        (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
+        (None, Some(thread), Some(ids)) => cancel_some(&api, thread, ids, action).await?,
+        (Some(_), _, _) => {
+            return Err(Invalid::new("status", "must not come together with thread_id and run_ids").into());
+        }
+        (None, _, _) => return Err(Invalid::new("body", "must have thread_id and run_ids, or status").into()),
     };
-    let thread = thread_of(&thread)?;
+    if stopped { Ok(no_content()) } else { Err(CancelError::NoRun.into()) }
+}
+
+/// Stops these runs of a thread. False if there were none to stop.
+async fn cancel_some(api: &Api, thread: &str, ids: &[String], action: CancelAction) -> Result<bool, ApiError> {
+    if ids.len() > MAX_BATCH {
+        return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
+    }
+    let thread = thread_of(thread)?;
     let ids =
         ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
     let mut stopped_any = false;
@@ -88,5 +122,5 @@ pub(super) async fn cancel(
             Err(CancelError::Fault(error)) => return Err(error.into()),
         }
     }
-    if stopped_any { Ok(no_content()) } else { Err(CancelError::NoRun.into()) }
+    Ok(stopped_any)
 }

@@ -119,7 +119,9 @@ impl Follower {
                 self.asked.extend(new);
             }
             EventBody::Fact(Fact::Ended { status, error }) => self.end = Some((*status, error.clone())),
-            EventBody::Fact(Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. }) | EventBody::Delta(_) => {}
+            EventBody::Fact(Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. })
+            | EventBody::Delta(_)
+            | EventBody::Begun(_) => {}
         }
         Ok(())
     }

@@ -6,11 +6,14 @@ use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
+use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine};
+use crate::domain::machine::{Failure, Machine, Plan};
 use crate::domain::run::{Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -32,8 +35,8 @@ pub(super) async fn start(
     worker: Option<WorkerId>,
     now: Timestamp,
 ) -> DbResult<Result<Admitted, StartError>> {
-    let thread = match find_thread(tx, wish, now).await? {
-        Ok(thread) => thread,
+    let (thread, is_new) = match find_thread(tx, wish, now).await? {
+        Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let in_flight = db::runs::in_flight(tx, thread.id).await?;
@@ -55,26 +58,38 @@ pub(super) async fn start(
     if claimed {
         run.status = RunStatus::Running;
     }
+    // Not before all refusals: they leave nothing behind.
+    if is_new {
+        db::threads::insert(tx, &thread).await?;
+    }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
     enter_thread(tx, &thread, &run, known, now).await?;
     Ok(Ok(Admitted { run, claimed, displaced }))
 }
 
-async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<Result<Thread, StartError>> {
+/// What a run that brings its own thread cannot ask for, since there is nothing on that thread yet.
+pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
+    match (&wish.resume, wish.request.checkpoint) {
+        (Some(_), _) => Err(StartError::ResumeNeedsThread),
+        (None, Some(checkpoint)) => Err(StartError::NoCheckpoint(checkpoint)),
+        (None, None) => Ok(()),
+    }
+}
+
+/// The thread of a wish, and whether it is still to be made.
+async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<Result<(Thread, bool), StartError>> {
     let (id, may_make) = match wish.target {
         Target::Thread(id) => (id, false),
         Target::ThreadOrNew(id) => (id, true),
         Target::Stateless { .. } => (ThreadId::mint(), true),
     };
     if let Some(thread) = db::threads::lock(tx, id).await? {
-        return Ok(Ok(thread));
+        return Ok(Ok((thread, false)));
     }
     if !may_make {
         return Ok(Err(StartError::NoThread(id)));
     }
-    let thread = Thread::new(id, wish.metadata.clone(), now);
-    db::threads::insert(tx, &thread).await?;
-    Ok(Ok(thread))
+    Ok(Ok((Thread::new(id, wish.metadata.clone(), now), true)))
 }
 
 fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {
@@ -230,4 +245,19 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
         }
     }
     leave_thread(tx, run, ThreadStatus::Idle, None, now).await
+}
+
+/// Checks what a wish brings, as far as the agent alone tells.
+pub(super) fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
+    if let Some(input) = &wish.request.input {
+        read_input(input)?;
+    }
+    if let Some(command) = &wish.request.command {
+        if let Some(update) = &command.update {
+            read_update(update)
+                .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
+        }
+        Destination::of(&command.goto, plan)?;
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 
 use super::admission;
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
@@ -11,7 +12,7 @@ use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
-use crate::domain::event::{Delta, Event, EventBody, Fact, Origin};
+use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
@@ -19,11 +20,13 @@ use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::ThreadLog;
+use crate::metrics::Metrics;
 
 /// What all journals of one run of the main agent share.
 pub(super) struct Desk {
     pub(super) db: Db,
     pub(super) log: Arc<ThreadLog>,
+    pub(super) metrics: Metrics,
     pub(super) clock: Arc<dyn Clock>,
     /// The run of the main agent.
     pub(super) run: Run,
@@ -40,6 +43,8 @@ pub(super) struct LaneJournal {
     origin: Arc<Origin>,
     /// The segment of history that the next checkpoint continues; none begins a new one.
     segment: Mutex<Option<i64>>,
+    /// Since when it is at work in this process.
+    began: Timestamp,
 }
 
 /// A transaction's worth of writing.
@@ -72,8 +77,8 @@ impl LaneJournal {
             path: desk.run.lineage.path.clone(),
             cause: None,
         };
-        let run = desk.run.id;
-        Self { desk, run, origin: Arc::new(origin), segment: Mutex::new(segment) }
+        let (run, began) = (desk.run.id, desk.clock.now());
+        Self { desk, run, origin: Arc::new(origin), segment: Mutex::new(segment), began }
     }
 
     fn child_journal(&self, run: &Run, segment: Option<i64>) -> Box<dyn Journal> {
@@ -82,6 +87,7 @@ impl LaneJournal {
             run: run.id,
             origin: Arc::new(Origin::of_child(run)),
             segment: Mutex::new(segment),
+            began: self.desk.clock.now(),
         })
     }
 
@@ -169,6 +175,14 @@ impl LaneJournal {
         }
     }
 
+    /// Counts what is stored now.
+    fn count(&self, events: &[Arc<Event>], begun: Instant) {
+        let work = self.desk.metrics.work();
+        work.committed(begun.elapsed());
+        let age = self.desk.clock.now().since(self.began);
+        events.iter().for_each(|event| work.happened(event, age));
+    }
+
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
@@ -181,9 +195,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, (root, desk.worker, desk.fence), (*status, error.as_ref()), at).await?
+            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
         }
-        Some(_) | None => desk.holds_lease(tx, at).await?,
+        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
     };
     if !held {
         return Ok(false);
@@ -231,7 +245,11 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
 
 impl Desk {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.run.id, self.worker, self.fence, now).await
+        db::runs::check_fence(tx, self.holder(), None, now).await
+    }
+
+    fn holder(&self) -> db::runs::Holder {
+        (self.run.id, self.worker, self.fence)
     }
 }
 
@@ -253,8 +271,10 @@ impl Journal for LaneJournal {
         let (first, count) = (batch.first, batch.count);
         let events = std::mem::take(&mut batch.events);
         let main_ended = self.origin.lane == Lane::Main && batch.ended.is_some();
+        let begun = Instant::now();
         match self.write(batch).await {
             Ok(true) => {
+                self.count(&events, begun);
                 if let (true, Some(head)) = (main_ended, machine.head) {
                     self.desk.db.states().put(head, Arc::new(machine.state.clone()));
                 }
@@ -263,18 +283,26 @@ impl Journal for LaneJournal {
             }
             Ok(false) => {
                 self.desk.log.abandon(first, count);
+                self.desk.metrics.work().commit_lost("lease");
                 Err(Stop::LeaseLost)
             }
             Err(error) => {
                 self.desk.log.abandon(first, count);
+                self.desk.metrics.work().commit_lost("database");
                 Err(fault(&error))
             }
         }
     }
 
     fn say(&self, delta: Delta) {
+        self.desk.metrics.work().said(&self.origin, &delta);
         let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
         self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Delta(delta) });
+    }
+
+    fn begin(&self, work: Work) {
+        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
+        self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Begun(work) });
     }
 
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {

@@ -12,14 +12,16 @@ use crate::agent::assemble::{Agents, Known};
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::input::read_input;
 use crate::domain::machine::Plan;
-use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Multitask, Run, RunRequest};
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::Events;
+use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod batch;
+mod cancel;
 mod journal;
 mod lease;
 mod opening;
@@ -28,6 +30,7 @@ mod resume;
 mod worker;
 mod writing;
 
+pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
 
 use admission::Admitted;
@@ -73,15 +76,6 @@ pub enum AssistantRef {
     Graph(String),
 }
 
-/// What becomes of the work of a cancelled run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CancelAction {
-    /// It stays.
-    Interrupt,
-    /// It is undone, and the run deleted.
-    Rollback,
-}
-
 /// A write into the state of a thread from outside the loop.
 #[derive(Debug, Clone, Default)]
 pub struct StateWrite {
@@ -105,6 +99,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Owns the tasks.
     pub shutdown: Shutdown,
+    /// Where what happens is counted.
+    pub metrics: Metrics,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -150,18 +146,25 @@ impl Runs {
         }
     }
 
+    /// How much is at work and waits.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn backlog(&self) -> DbResult<Backlog> {
+        let now = self.0.clock.now();
+        let queue = self.0.db.read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await })).await?;
+        let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
+        let at_work = self.0.active().len();
+        Ok(Backlog { at_work, slots: self.0.slot_count, queued: queue.due, running: queue.running, oldest })
+    }
+
     /// Starts a run, or lets it wait for its turn.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
         let known = self.known(&wish.assistant)?;
-        if let Some(input) = &wish.request.input {
-            read_input(input)?;
-        }
-        if let Some(update) = wish.request.command.as_ref().and_then(|command| command.update.as_ref()) {
-            read_input(update)?;
-        }
+        admission::check(&wish, &known.agent.plan)?;
         let (worker, now) = (self.0.id, self.0.clock.now());
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(worker);
@@ -198,48 +201,6 @@ impl Runs {
             AssistantRef::Id(id) => StartError::NoAssistant(id.to_string()),
             AssistantRef::Graph(graph_id) => StartError::NoAssistant(graph_id.clone()),
         })
-    }
-
-    /// Stops a run. Returns when it has been told, not when it has stopped: follow its events for that.
-    ///
-    /// # Errors
-    /// See [`CancelError`].
-    pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
-        let now = self.0.clock.now();
-        self.0
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    let Some(found) = db::runs::find(tx, thread, run).await? else {
-                        return Ok(Err(CancelError::NoRun));
-                    };
-                    match found.status {
-                        RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
-                        RunStatus::Running => {
-                            db::runs::request_cancel(tx, run, action.word()).await?;
-                            Ok(Ok(()))
-                        }
-                        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
-                            Ok(Err(CancelError::Over))
-                        }
-                    }
-                })
-            })
-            .await??;
-        self.0.stop(run, action);
-        self.0.bell.notify_one();
-        Ok(())
-    }
-
-    /// Stops a run without waiting for anything, for a client that has left. What it did stays.
-    pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
-        let runs = self.clone();
-        // Nobody is left who could be told how it went.
-        drop(
-            self.0
-                .shutdown
-                .spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }),
-        );
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
@@ -375,21 +336,6 @@ impl Runs {
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
         self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
-    }
-}
-
-impl CancelAction {
-    /// The word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Interrupt => "interrupt",
-            Self::Rollback => "rollback",
-        }
-    }
-
-    /// The action of this word; anything unknown keeps the work.
-    pub fn from_word(word: &str) -> Self {
-        if word == Self::Rollback.word() { Self::Rollback } else { Self::Interrupt }
     }
 }
 

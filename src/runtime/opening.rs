@@ -7,8 +7,9 @@ use crate::agent::assemble::Known;
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
+use crate::domain::goto::Destination;
 use crate::domain::id::CheckpointId;
-use crate::domain::input::read_input;
+use crate::domain::input::{read_input, read_update};
 use crate::domain::machine::{Machine, Phase, Plan};
 use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
@@ -43,7 +44,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     let run = &desk.run;
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     let found = find(desk, run, answers).await?;
-    desk.log.open(found.max_seq + if run.attempt > 1 { GAP } else { 1 });
+    desk.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     if let Some(limit) = run.request.config.get("recursion_limit").and_then(serde_json::Value::as_u64) {
         plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
@@ -55,7 +56,12 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false });
     }
     if let Some(command) = &run.request.command {
-        let only_notes = obey(command, &mut machine, &plan, &mut notes);
+        // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
+        let place = Destination::of(&command.goto, &plan).unwrap_or_default();
+        if place.as_ref().is_some_and(|place| leaves(&machine, place)) {
+            abandon(desk, run, &machine).await?;
+        }
+        let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
         return Ok(Opening { machine, notes, segment, plan, only_notes });
     }
     match &run.request.input {
@@ -71,6 +77,21 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     Ok(Opening { machine, notes, segment, plan, only_notes: false })
 }
 
+/// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
+pub(super) async fn open_log(desk: &Desk) -> DbResult<bool> {
+    if desk.log.is_open() {
+        return Ok(false);
+    }
+    let thread = desk.run.thread;
+    let max_seq = desk.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?;
+    desk.log.open(next_seq(&desk.run, max_seq));
+    Ok(true)
+}
+
+fn next_seq(run: &Run, max_seq: i64) -> i64 {
+    max_seq + if run.attempt > 1 { GAP } else { 1 }
+}
+
 /// Whether a request goes on with what is under way, rather than beginning something.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
@@ -79,19 +100,31 @@ fn goes_on(request: &RunRequest) -> bool {
     }
 }
 
+/// Whether who goes to `place` leaves behind what is under way, rather than going on with it.
+fn leaves(machine: &Machine, place: &Destination) -> bool {
+    !matches!((&machine.position.phase, place), (Phase::Tools { .. }, Destination::Tools { own: true, .. }))
+}
+
 /// Does what a command says. True if nothing is to be driven after it.
-fn obey(command: &Command, machine: &mut Machine, plan: &Plan, notes: &mut Vec<Note>) -> bool {
+fn obey(
+    command: &Command,
+    place: Option<&Destination>,
+    machine: &mut Machine,
+    plan: &Plan,
+    notes: &mut Vec<Note>,
+) -> bool {
     if let Some(update) = &command.update {
-        let update = crate::agent::identified(read_input(update).unwrap_or_default());
+        let update = crate::agent::identified(read_update(update).unwrap_or_default());
         if update != Update::none() {
             let entry = machine.noted(update, CheckpointId::mint());
             notes.push(Note::entry(entry, machine));
         }
     }
     machine.reopen();
-    let went = command.goto.iter().any(|node| machine.go_to(plan, node));
-    let nothing_answered = command.resume.as_ref().is_none_or(Resume::is_empty);
-    !went && nothing_answered
+    if let Some(place) = place {
+        machine.go_to(plan, place);
+    }
+    place.is_none() && command.resume.as_ref().is_none_or(Resume::is_empty)
 }
 
 /// Reads where the thread stands, after delivering the answers that the run brings.

@@ -24,8 +24,9 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Clock;
 use crate::events::Events;
+use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
-use crate::tool::Scope;
+use crate::tool::{Scope, Voice};
 
 /// How often the queue is looked at even if nobody rang: another process may have left something.
 const LOOK: Duration = Duration::from_secs(1);
@@ -45,7 +46,10 @@ pub(super) struct Worker {
     pub(super) lease: Duration,
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
+    pub(super) metrics: Metrics,
     pub(super) slots: Arc<Semaphore>,
+    /// How many slots there are, free or not.
+    pub(super) slot_count: usize,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
     /// When this process began.
@@ -76,6 +80,8 @@ impl Worker {
             shutdown: parts.shutdown,
             lease: parts.lease,
             heartbeat: parts.heartbeat,
+            metrics: parts.metrics,
+            slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
             active: Mutex::default(),
@@ -166,6 +172,9 @@ impl Worker {
         let stop = self.shutdown.hard().child_token();
         let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
         let late = self.enter(run.id, active);
+        if fresh {
+            self.metrics.work().run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
+        }
         let (this, id) = (Arc::clone(self), run.id);
         let desk = Arc::new(self.desk(run, fence));
         let holder = desk.log.expect(id, fresh);
@@ -205,6 +214,7 @@ impl Worker {
         Desk {
             db: self.db.clone(),
             log: self.events.log(run.thread),
+            metrics: self.metrics.clone(),
             clock: Arc::clone(&self.clock),
             run,
             worker: self.id,
@@ -272,14 +282,27 @@ impl Worker {
             context: Arc::new(context),
             clock: Arc::clone(&self.clock),
             stop,
+            voice: Voice::default(),
             answer: None,
         }
     }
 
     async fn fail(&self, desk: &Arc<Desk>, machine: &Machine, failure: Failure) {
+        let mut notes = vec![];
+        match opening::open_log(desk).await {
+            Ok(true) => {
+                let (base, attempt) = (machine.head, desk.run.attempt);
+                notes.push(Note::Fact(Fact::Started { base, attempt, resumed: false }));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(run = %desk.run.id, %error, "could not open the log of a run that failed");
+                return self.give_back(desk).await;
+            }
+        }
         let journal = LaneJournal::main(Arc::clone(desk), None);
-        let ended = Fact::Ended { status: RunStatus::Error, error: Some(failure) };
-        if let Err(stop) = journal.commit(machine, vec![Note::Fact(ended)]).await {
+        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure) }));
+        if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
         }
@@ -305,6 +328,7 @@ impl Worker {
 
     /// Undoes what a run did.
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
+        self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
         let (desk, now) = (Arc::clone(desk), self.clock.now());
         self.db
             .write(move |tx| {

@@ -1,7 +1,7 @@
 //! Things a model can call.
 //!
 //! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
-//! starts a run, never commits, never speaks to a client: what it wants of the server, it returns.
+//! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
 use std::collections::BTreeMap;
@@ -23,9 +23,11 @@ pub mod files;
 pub mod literal;
 pub mod remote;
 pub mod scope;
+pub mod voice;
 
 pub use arguments::ArgumentCheck;
 pub use scope::Scope;
+pub use voice::Voice;
 
 /// A tool.
 #[async_trait]

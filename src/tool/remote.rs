@@ -1,7 +1,9 @@
 //! Tools behind HTTP: one POST for each call.
 //!
 //! The request says which call it is (`Idempotency-Key`), who makes it and for whom. What comes back is the result, a
-//! write into the state, or a wish to delegate; anything else is a failure that the loop turns into an error result.
+//! write into the state, or a wish to delegate; anything else is a failure that the loop turns into an error result. An
+//! answer in lines (`application/x-ndjson`) may tell clients something while the tool is at work; its last line is the
+//! result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -107,13 +109,62 @@ impl RemoteTool {
             .timeout(self.timeout);
         let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
+        if status == StatusCode::OK && is_in_lines(&response) {
+            let answer = self.read_lines(scope, response).await?;
+            return self.outcome(scope, call, answer).await;
+        }
         let text = self.read(response).await?;
         if status != StatusCode::OK {
             return Err(self.refused(status, &text));
         }
         let answer = serde_json::from_slice(&text)
             .map_err(|error| self.misunderstood(&format!("the answer is not JSON ({error})")))?;
-        self.outcome(call, answer)
+        self.outcome(scope, call, answer).await
+    }
+
+    /// Reads an answer in lines: tells clients at once what lines without a result bring, up to the line with the result.
+    async fn read_lines(&self, scope: &Scope, mut response: Response) -> Result<Value, Failure> {
+        let (mut line, mut length) = (Vec::new(), 0);
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
+            length += chunk.len();
+            if length > LONGEST_ANSWER {
+                return Err(self.too_long());
+            }
+            for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+                line.extend_from_slice(part);
+                if line.ends_with(b"\n")
+                    && let Some(result) = self.take_line(scope, &std::mem::take(&mut line)).await?
+                {
+                    return Ok(result);
+                }
+            }
+        }
+        let last = self.take_line(scope, &line).await?;
+        last.ok_or_else(|| self.misunderstood("the answer ended before the line with the result"))
+    }
+
+    /// Tells what a line brings, or gives it back when it is the result.
+    async fn take_line(&self, scope: &Scope, line: &[u8]) -> Result<Option<Value>, Failure> {
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let mut line: Value = serde_json::from_slice(line)
+            .map_err(|error| self.misunderstood(&format!("a line of the answer is not JSON ({error})")))?;
+        let is_result = |name: &str| line.get(name).is_some_and(|value| !value.is_null());
+        if is_result("content") || is_result("delegate") || line.get("custom").is_none() {
+            return Ok(Some(line));
+        }
+        match line["custom"].take() {
+            Value::Array(words) => self.tell(scope, words).await,
+            _ => return Err(self.misunderstood("`custom` in a line of the answer is not a list")),
+        }
+        Ok(None)
+    }
+
+    async fn tell(&self, scope: &Scope, words: Vec<Value>) {
+        for word in words {
+            scope.voice.tell(word).await;
+        }
     }
 
     /// Reads the body, but no more than anybody has use for.
@@ -127,14 +178,14 @@ impl RemoteTool {
                 break;
             }
             if body.len() > LONGEST_ANSWER {
-                return Err(self.misunderstood(&format!("the answer is longer than {LONGEST_ANSWER} bytes")));
+                return Err(self.too_long());
             }
         }
         Ok(body)
     }
 
-    /// What the answer means.
-    fn outcome(&self, call: &ToolCall, answer: Value) -> Result<CallOutcome, Failure> {
+    /// What the answer means; tells clients what it brings for them.
+    async fn outcome(&self, scope: &Scope, call: &ToolCall, answer: Value) -> Result<CallOutcome, Failure> {
         let fields = match answer {
             Value::String(text) => return Ok(result(call, text.into(), None, Update::none())),
             Value::Object(_) => answer,
@@ -144,6 +195,7 @@ impl RemoteTool {
         };
         let answer: RemoteAnswer = serde_json::from_value(fields)
             .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
+        self.tell(scope, answer.custom).await;
         if let Some(wish) = answer.delegate {
             return Ok(CallOutcome::Delegate(Delegation {
                 subagent: wish.subagent_type,
@@ -181,6 +233,10 @@ impl RemoteTool {
         let shown: String = body.chars().take(SHOWN_CHARS).collect();
         let message = format!("the tool `{}` answered with status {}: {shown}", self.spec.name, status.as_u16());
         Failure::new("ToolHttpError", message)
+    }
+
+    fn too_long(&self) -> Failure {
+        self.misunderstood(&format!("the answer is longer than {LONGEST_ANSWER} bytes"))
     }
 
     fn misunderstood(&self, why: &str) -> Failure {
@@ -223,6 +279,15 @@ struct RemoteAnswer {
     #[serde(default)]
     update: Update,
     delegate: Option<Wish>,
+    #[serde(default)]
+    custom: Vec<Value>,
+}
+
+/// Whether the answer comes line by line.
+fn is_in_lines(response: &Response) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    ["application/x-ndjson", "application/jsonl"].iter().any(|lines| kind.eq_ignore_ascii_case(lines))
 }
 
 /// A wish to delegate.

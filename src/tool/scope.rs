@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
+use crate::tool::Voice;
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
 #[derive(Clone)]
@@ -29,6 +30,8 @@ pub struct Scope {
     pub clock: Arc<dyn Clock>,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
+    /// Tells clients something while the work goes on.
+    pub voice: Voice,
     /// The answer to the question that the hook or call asked before, when it is looked at again.
     pub answer: Option<Value>,
 }
@@ -59,6 +62,7 @@ impl Scope {
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             stop: CancellationToken::new(),
+            voice: Voice::default(),
             answer: None,
         }
     }

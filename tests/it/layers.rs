@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("domain", &[]),
     ("model", &["domain"]),
     ("tool", &["domain", "model"]),
@@ -13,8 +13,9 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("agent", &["domain", "model", "tool", "middleware"]),
     ("db", &["domain"]),
     ("events", &["domain", "db", "shutdown"]),
-    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "shutdown"]),
-    ("http", &["domain", "db", "events", "runtime", "shutdown"]),
+    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "metrics", "shutdown"]),
+    ("http", &["domain", "db", "events", "runtime", "metrics", "shutdown"]),
+    ("metrics", &["domain"]),
     ("config", &["domain"]),
     ("shutdown", &[]),
 ];

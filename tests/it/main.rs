@@ -8,12 +8,17 @@
 )]
 
 mod approvals;
+mod batches;
+mod commands;
+mod browsers;
 mod crash;
+mod custom;
 mod delegated_interrupts;
 mod files;
 mod interrupts;
 mod layers;
 mod limits;
+mod metrics;
 mod models;
 mod readme;
 mod runs;

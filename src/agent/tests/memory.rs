@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{Delta, Fact};
+use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Position, START};
@@ -222,6 +222,8 @@ impl Journal for Memory {
     fn say(&self, _: Delta) {
         self.store.disk().deltas += 1;
     }
+
+    fn begin(&self, _: Work) {}
 
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
         tokio::task::yield_now().await;

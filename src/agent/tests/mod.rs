@@ -120,6 +120,7 @@ impl Stage {
             context: Arc::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             stop: self.stop.lock().unwrap().clone(),
+            voice: crate::tool::Voice::default(),
             answer: None,
         }
     }

@@ -50,7 +50,7 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
     row.map(Claim::try_from).transpose()
 }
 
-/// The oldest waiting run of the main agent that is due and whose thread is free. On Postgres one that somebody else
+/// The waiting run of the main agent that became due first and whose thread is free. On Postgres one that somebody else
 /// is about to claim is passed over.
 pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>> {
     macro_rules! next_due {
@@ -58,7 +58,7 @@ pub async fn next_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Option<RunId>
             concat!(
                 "select run_id from runs where depth = 0 and status = 'pending' and due_at <= $1 \
                  and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-                 and other.depth = 0 and other.status = 'running') order by created_at, run_id limit 1",
+                 and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1",
                 $lock
             )
         };
@@ -76,10 +76,10 @@ pub async fn any_pending(tx: &mut Tx<'_>) -> DbResult<bool> {
 
 /// When the next waiting run whose thread is free becomes due, or became so.
 pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
-    const SQL: &str = "select min(due_at) from runs where depth = 0 and status = 'pending' \
+    const SQL: &str = "select due_at from runs where depth = 0 and status = 'pending' \
         and not exists (select 1 from runs other where other.thread_id = runs.thread_id \
-        and other.depth = 0 and other.status = 'running')";
-    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?;
+        and other.depth = 0 and other.status = 'running') order by due_at, run_id limit 1";
+    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_optional(conn).await)?;
     Ok(at.map(Timestamp))
 }
 
@@ -111,14 +111,25 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
     Ok(claims)
 }
 
-/// Whether `worker` may still write for `run`. When it may, nobody takes the run from it before the end of the transaction.
-pub async fn check_fence(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64, now: Timestamp) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4 where run_id = $1 and worker = $2 and fence = $3";
+/// Who writes for a run: the run, the worker that was given it, and the fence it was given with it.
+pub type Holder = (RunId, WorkerId, i64);
+
+/// Whether the worker may still write for the run. When it may, nobody takes the run from it before the end of the
+/// transaction. `seq` is the number of what it writes into the log, if anything; the first one is kept.
+pub async fn check_fence(
+    tx: &mut Tx<'_>,
+    (run, worker, fence): Holder,
+    seq: Option<i64>,
+    now: Timestamp,
+) -> DbResult<bool> {
+    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5) \
+        where run_id = $1 and worker = $2 and fence = $3";
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(worker.0)
         .bind(fence)
         .bind(now.0)
+        .bind(seq)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -128,11 +139,12 @@ pub async fn check_fence(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i
 /// As [`check_fence`], and writes down in the same breath how the run ended.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
-    (run, worker, fence): (RunId, WorkerId, i64),
+    (run, worker, fence): Holder,
     (status, error): (RunStatus, Option<&Failure>),
+    seq: Option<i64>,
     now: Timestamp,
 ) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6 \
+    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7) \
         where run_id = $1 and worker = $2 and fence = $3";
     let error = error.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
@@ -142,10 +154,38 @@ pub async fn end_fenced(
         .bind(now.0)
         .bind(status.word())
         .bind(error)
+        .bind(seq)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
     Ok(held == 1)
+}
+
+/// The number from which on the events of a run lie in the log of its thread; none if it has no events yet, or is gone.
+pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
+    const SQL: &str = "select first_seq from runs where run_id = $1";
+    let found: Option<Option<i64>> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+    Ok(found.flatten())
+}
+
+/// Some runs of the main agent that wait for their turn since `until` at the latest, those that become due first.
+pub async fn some_pending(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
+    const SQL: &str = concat!(
+        "select ",
+        columns!(),
+        " from runs where depth = 0 and status = 'pending' and created_at <= $1 order by due_at, run_id limit $2"
+    );
+    let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
+    rows.into_iter().map(Run::try_from).collect()
+}
+
+/// Runs of the main agent at work, with their threads, in the order of the threads and behind `after`.
+pub async fn some_running(tx: &mut Tx<'_>, after: Option<ThreadId>, limit: i64) -> DbResult<Vec<(ThreadId, RunId)>> {
+    const SQL: &str = "select thread_id, run_id from runs where depth = 0 and status = 'running' and thread_id > $1 \
+        order by thread_id limit $2";
+    let after = after.map_or(Uuid::nil(), |after| after.0);
+    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(after).bind(limit).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(thread, run)| (ThreadId(thread), RunId(run))).collect())
 }
 
 /// Asks the worker of a run that is not over yet to stop it: `interrupt` keeps what it did, `rollback` undoes it.

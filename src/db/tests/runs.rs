@@ -13,6 +13,7 @@ on_both!(
     are_claimed_one_at_a_time,
     race_for_a_thread,
     are_due_in_order,
+    are_counted_while_they_wait,
     fence_off_the_past,
     are_adopted,
     are_cancelled
@@ -140,26 +141,42 @@ async fn are_due_in_order(db: Db) {
     assert_eq!(next(1000).await, Some(d));
 }
 
+async fn are_counted_while_they_wait(db: Db) {
+    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
+    let (first, second, mut later) = (run_at(one, 1), run_at(one, 2), run_at(two, 0));
+    later.due_at = Timestamp(1000);
+    let a = first.id;
+    let child = child_of(&first, 3);
+    for run in [first, second, later, child] {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let queue = async |now: i64| read!(db, |tx| runs::queue(tx, Timestamp(now)));
+    assert_eq!(queue(0).await, runs::Queue { due: 0, oldest: None, running: 0 });
+    assert_eq!(queue(10).await, runs::Queue { due: 2, oldest: Some(Timestamp(1)), running: 0 });
+    write!(db, |tx| runs::claim(tx, a, WorkerId::mint(), Timestamp(10)));
+    assert_eq!(queue(1000).await, runs::Queue { due: 2, oldest: Some(Timestamp(2)), running: 1 });
+}
+
 async fn fence_off_the_past(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
     let (id, old, new) = (run.id, WorkerId::mint(), WorkerId::mint());
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, old, Timestamp(2))).expect("a claim");
     let fence = claim.fence;
-    assert!(write!(db, |tx| runs::check_fence(tx, id, old, fence, Timestamp(3))));
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, old, fence), None, Timestamp(3))));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
     assert!(newer > fence);
-    assert!(!write!(db, |tx| runs::check_fence(tx, id, old, fence, Timestamp(5))));
-    assert!(!write!(db, |tx| runs::check_fence(tx, id, old, newer, Timestamp(5))));
-    assert!(write!(db, |tx| runs::check_fence(tx, id, new, newer, Timestamp(5))));
+    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, fence), None, Timestamp(5))));
+    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, newer), None, Timestamp(5))));
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, new, newer), None, Timestamp(5))));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
-    assert!(!write!(db, |tx| runs::end_fenced(tx, (id, old, fence), (status, error.as_ref()), Timestamp(6))));
+    assert!(!write!(db, |tx| runs::end_fenced(tx, (id, old, fence), (status, error.as_ref()), None, Timestamp(6))));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
     assert!(!write!(db, |tx| runs::any_pending(tx)));
     let (status, error) = failed.clone();
-    assert!(write!(db, |tx| runs::end_fenced(tx, (id, new, newer), (status, error.as_ref()), Timestamp(7))));
+    assert!(write!(db, |tx| runs::end_fenced(tx, (id, new, newer), (status, error.as_ref()), None, Timestamp(7))));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!((ended.status, ended.error, ended.updated_at), (failed.0, failed.1, Timestamp(7)));
 }

@@ -57,7 +57,7 @@ async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 13] = [
+const SEARCHES: [(&str, &str); 15] = [
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (
@@ -71,8 +71,16 @@ const SEARCHES: [(&str, &str); 13] = [
     ("select * from runs where parent_id = {id} order by created_at, run_id", "runs_by_parent"),
     ("select * from runs where root_id = {id} and depth > 0 order by created_at, run_id", "runs_by_root"),
     (
-        "select run_id from runs where depth = 0 and status = 'pending' and due_at <= 5 order by created_at, run_id limit 1",
-        "runs_pending",
+        "select run_id from runs where depth = 0 and status = 'pending' and due_at <= 5 order by due_at, run_id limit 1",
+        "runs_due",
+    ),
+    (
+        "select * from runs where depth = 0 and status = 'pending' and created_at <= 5 order by due_at, run_id limit 9",
+        "runs_due",
+    ),
+    (
+        "select run_id from runs where depth = 0 and status = 'running' and thread_id > {id} order by thread_id limit 9",
+        "runs_running",
     ),
     ("select 1 from runs where thread_id = {id} and depth = 0 and status = 'running'", "runs_running"),
     (

@@ -1,6 +1,12 @@
 //! What clients do to a machine that no run moves: they write into its state, or send it elsewhere.
 
-use super::{Asker, CheckpointId, Entry, MODEL, Machine, Moment, Phase, Plan, Position, START, Source, TOOLS, Update};
+use super::{
+    Asker, Call, CheckpointId, Entry, MODEL, Machine, Moment, Phase, Plan, Position, START, Source, TOOLS, Update,
+};
+use crate::domain::call::Fate;
+use crate::domain::goto::Destination;
+use crate::domain::interrupt::Action;
+use crate::domain::message::ToolCall;
 
 impl Machine {
     /// Writes `update` from outside the loop, as if `node` had written it.
@@ -20,43 +26,61 @@ impl Machine {
 
     /// Goes to where the loop goes after `node`.
     fn arrive_after(&mut self, plan: &Plan, node: &str) {
-        let after_hook = |moment| plan.hooks(moment).iter().position(|name| name == node).map(|at| (moment, at + 1));
         match node {
             START => self.arrive(plan, Moment::BeforeAgent, 0),
             MODEL => self.arrive(plan, Moment::AfterModel, 0),
             TOOLS => self.arrive(plan, Moment::BeforeModel, 0),
-            _ => match [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent]
-                .into_iter()
-                .find_map(after_hook)
-            {
-                Some((moment, next)) => self.arrive(plan, moment, next),
+            _ => match plan.find(node) {
+                Some((moment, at)) => self.arrive(plan, moment, at + 1),
                 None => self.position.phase = Phase::Ended,
             },
         }
     }
 
-    /// Goes straight to `node`, when the agent has it.
-    pub fn go_to(&mut self, plan: &Plan, node: &str) -> bool {
-        match node {
-            MODEL => {
+    /// Goes straight to a place in the loop. Questions that are not asked there are left behind.
+    pub fn go_to(&mut self, plan: &Plan, place: &Destination) {
+        match place {
+            Destination::Model(shown) => {
                 self.forget_questions();
                 self.position.phase = Phase::Model;
+                self.position.shown = shown.clone();
             }
-            TOOLS => {
-                self.position.asked.retain(|asked| matches!(asked.asker, Asker::Call(_)));
-                let before = std::mem::take(&mut self.position.phase);
-                self.arrive_at_tools(plan);
-                // What has begun must not begin once more, as when a client's command is obeyed again after a crash.
-                if let (Phase::Tools { calls: known }, Phase::Tools { calls }) = (before, &mut self.position.phase) {
-                    for call in calls {
-                        if let Some(begun) = known.iter().find(|other| other.id == call.id) {
-                            call.clone_from(begun);
-                        }
-                    }
+            Destination::Hook(moment, next) => {
+                self.forget_questions();
+                self.position.phase = Phase::Hooks { moment: *moment, next: *next };
+            }
+            Destination::Tools { own, sent } => self.go_to_tools(plan, *own, sent),
+        }
+    }
+
+    fn go_to_tools(&mut self, plan: &Plan, own: bool, sent: &[ToolCall]) {
+        self.position.asked.retain(|asked| own && matches!(asked.asker, Asker::Call(_)));
+        let before = std::mem::take(&mut self.position.phase);
+        if own {
+            self.arrive_at_tools(plan);
+        }
+        if !sent.is_empty() {
+            let mut calls = match std::mem::take(&mut self.position.phase) {
+                Phase::Tools { calls } => calls,
+                Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => vec![],
+            };
+            calls.retain(|call| sent.iter().all(|other| other.id != call.id));
+            calls.extend(sent.iter().map(sent_call));
+            self.position.phase = Phase::Tools { calls };
+        }
+        // What has begun must not begin once more, as when a client's command is obeyed again after a crash.
+        if let (Phase::Tools { calls: known }, Phase::Tools { calls }) = (before, &mut self.position.phase) {
+            for call in calls {
+                if let Some(begun) = known.iter().find(|other| other.id == call.id) {
+                    call.clone_from(begun);
                 }
             }
-            _ => return false,
         }
-        true
     }
+}
+
+/// A call that a client brings: it says itself what runs, as no answer of the model does.
+fn sent_call(call: &ToolCall) -> Call {
+    let action = Action { name: call.name.clone(), args: call.args.clone() };
+    Call { id: call.id.clone(), edited: Some(action), fate: Fate::Ready }
 }

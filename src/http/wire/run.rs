@@ -10,10 +10,14 @@ use uuid::Uuid;
 use super::{Object, word};
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
-use crate::domain::run::{Command, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::http::error::ApiError;
 use crate::http::stream::Mode;
 use crate::runtime::{AssistantRef, Target, Wish};
+
+mod command;
+
+pub use command::CommandBody;
 
 /// A wish for a run. Unknown fields are ignored.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -78,20 +82,6 @@ pub struct RunCreate {
     pub webhook: Option<String>,
     /// Accepted.
     pub feedback_keys: Option<Vec<String>>,
-}
-
-/// What a client may send instead of input.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-pub struct CommandBody {
-    /// The answer to the open question, or an object of answers by interrupt id.
-    #[schema(value_type = Option<Object>)]
-    pub resume: Option<Value>,
-    /// Writes into the state.
-    #[schema(value_type = Option<Object>)]
-    pub update: Option<Value>,
-    /// A node to go to, or a list of nodes.
-    #[schema(value_type = Option<Vec<String>>)]
-    pub goto: Option<Value>,
 }
 
 /// Where a request for a run came in.
@@ -203,6 +193,7 @@ impl RunCreate {
         let older = if self.checkpoint_during == Some(false) { "exit" } else { "async" };
         let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
         if let Some(webhook) = &self.webhook {
+            check_webhook(webhook)?;
             extra.insert("webhook".to_owned(), json!(webhook));
         }
         if let Some(keys) = &self.feedback_keys {
@@ -215,28 +206,17 @@ impl RunCreate {
     }
 }
 
-impl CommandBody {
-    /// The command without its answers, which are still to be checked.
-    fn read(&self) -> Result<Command, Invalid> {
-        let goto = match &self.goto {
-            Some(Value::Array(targets)) => targets.iter().collect(),
-            Some(target) => vec![target],
-            None => vec![],
-        };
-        let goto =
-            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
-        Ok(Command { resume: None, update: self.update.clone(), goto })
-    }
-}
+/// The longest address that is kept.
+const LONGEST_URL: usize = 2048;
 
-/// A node to go to: its name, or an object `{"node": name}`.
-fn read_target(at: usize, target: &Value) -> Result<String, Invalid> {
-    let field = format!("command.goto[{at}]");
-    if target.get("input").is_some_and(|input| !input.is_null()) {
-        return Err(Invalid::new(field + ".input", "is not supported: use `update` to write into the state"));
+/// Whether the address of a webhook could be one; whether it may be called is decided by whoever calls it.
+fn check_webhook(webhook: &str) -> Result<(), Invalid> {
+    let url = url::Url::parse(webhook).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    match url {
+        Some(_) if webhook.len() <= LONGEST_URL => Ok(()),
+        Some(_) => Err(Invalid::new("webhook", format!("is longer than {LONGEST_URL} characters"))),
+        None => Err(Invalid::new("webhook", "must be an absolute http or https URL")),
     }
-    let name = target.as_str().or_else(|| target.get("node")?.as_str());
-    name.map(str::to_owned).ok_or_else(|| Invalid::new(field, "must be the name of a node"))
 }
 
 fn object(fields: &Object, name: &str) -> Option<Object> {
@@ -416,6 +396,9 @@ fn shown_nodes(nodes: &[String]) -> Value {
         nodes => json!(nodes),
     }
 }
+
+/// How many runs one batch may ask for.
+pub const MAX_BATCH: usize = 500;
 
 /// Which runs to cancel: some of one thread, or all of a status.
 #[derive(Debug, Default, Deserialize, ToSchema)]

@@ -47,6 +47,10 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
         .route("/fail", post(|headers: Headers| async move { (StatusCode::BAD_GATEWAY, refusal(&headers)) }))
         .route("/moved", post(|| async { Redirect::temporary("/text") }))
         .route("/huge", post(|| async { "x".repeat(LONGEST_ANSWER + 1) }))
+        .route("/custom", post(|| async { r#"{"content": "done", "custom": [1, "two"]}"# }))
+        .route("/lines", post(|| async { in_lines("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }))
+        .route("/unended", post(|| async { in_lines("{\"custom\": [1]}\n") }))
+        .route("/torn", post(|| async { in_lines("{\"custom\": 1}\n\"done\"\n") }))
         .route("/slow", post(std::future::pending::<()>));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -54,6 +58,10 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
         served = axum::serve(listener, app) => panic!("the server ended: {served:?}"),
         outcome = scene(format!("http://{address}")) => outcome,
     }
+}
+
+fn in_lines(body: &'static str) -> impl IntoResponse {
+    ([("content-type", "application/x-ndjson; charset=utf-8")], body)
 }
 
 fn echo(headers: &Headers, body: &Bytes) -> impl IntoResponse + use<> {
@@ -181,5 +189,26 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
     for (field, definition) in cases {
         let refused = RemoteTool::new("t", &definition, Client::builder().build().expect("a client")).err();
         assert_eq!(refused.map(|invalid| invalid.field).as_deref(), Some(field));
+    }
+}
+
+#[tokio::test]
+async fn clients_are_told_what_a_tool_says_beside_its_result() {
+    for (path, told) in [("/custom", vec![json!(1), json!("two")]), ("/lines", vec![json!(1), json!(2), json!(3)])] {
+        let scope = Scope::sample(Timestamp(0));
+        let outcome = with_server(async |base| made(&base, path, &scope).await).await;
+        let Ok(CallOutcome::Answer(answer)) = outcome else { panic!("{path}: {outcome:?}") };
+        assert_eq!(answer.writes.messages[0].content.text(), "done");
+        assert_eq!(scope.voice.unheard(), told, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_lines_has_to_end_with_its_result() {
+    for (path, why) in
+        [("/unended", "ended before the line"), ("/torn", "`custom` in a line of the answer is not a list")]
+    {
+        let Err(Halt::Fail(failure)) = calling(path).await else { panic!("{path} is an answer") };
+        assert!(failure.message.contains(why), "{failure:?}");
     }
 }

@@ -150,6 +150,14 @@ impl TestServer {
         self.client.moved_to(&base);
     }
 
+    /// The server stops in good order and another one begins, with these lines in its section `[server]`.
+    pub(crate) async fn is_configured(&self, lines: &str) {
+        let place = self.configuration();
+        let old = std::fs::read_to_string(&place).expect("a configuration");
+        std::fs::write(&place, old.replacen("[server]\n", &format!("[server]\n{lines}\n"), 1)).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
     /// The address of its database.
     pub(crate) fn database_url(&self) -> String {
         self.place.database.lock().unwrap().as_ref().expect("a database").url()

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adjutant::shutdown::Shutdown;
+use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -78,6 +80,9 @@ async fn serve(
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
     desk.calls.send_modify(|calls| calls.push(body));
+    if tool == "progress" {
+        return progress(desk).await;
+    }
     let mut held = desk.held.subscribe();
     held.wait_for(|held| !held.contains(&name)).await.expect("the desk is there");
     let text = |name: &str| args[name].as_str().unwrap_or_default();
@@ -98,4 +103,16 @@ async fn serve(
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),
         _ => (StatusCode::NOT_FOUND, Json(json!({"detail": "no such tool"}))).into_response(),
     }
+}
+
+/// An answer in lines: one at once, the others when it is no longer held back.
+async fn progress(desk: Arc<Desk>) -> Response {
+    let first = Ok::<_, std::convert::Infallible>("{\"custom\": [{\"done\": 0.5}]}\n");
+    let rest = async move {
+        let mut held = desk.held.subscribe();
+        held.wait_for(|held| !held.contains("progress")).await.expect("the desk is there");
+        Ok("{\"custom\": [\"almost\", 1]}\n{\"content\": \"all done\"}\n")
+    };
+    let lines = futures::stream::iter([first]).chain(futures::stream::once(rest));
+    ([("content-type", "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }

@@ -1,6 +1,11 @@
 //! What comes from outside the loop: input, writes, jumps of a client.
 
+use serde_json::Map;
+
 use super::*;
+use crate::domain::goto::Destination;
+
+const TO_TOOLS: Destination = Destination::Tools { own: true, sent: vec![] };
 
 #[test]
 fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
@@ -82,18 +87,38 @@ fn a_note_changes_the_state_and_not_the_place() {
 #[test]
 fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
     let mut machine = standing(Phase::Ended, [calling(&["a"])]);
-    assert!(machine.go_to(&plan(), TOOLS));
+    machine.go_to(&plan(), &TO_TOOLS);
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
-    assert!(machine.go_to(&plan(), MODEL));
+    machine.go_to(&plan(), &Destination::Model(None));
     assert_eq!(machine.next(&plan()), Step::AskModel);
-    assert!(!machine.go_to(&plan(), "elsewhere"));
+    machine.go_to(&plan(), &Destination::Hook(Moment::AfterModel, 0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));
+}
+
+#[test]
+fn what_the_model_is_shown_instead_holds_for_one_question() {
+    let mut machine = standing(Phase::Ended, [Message::ai("done")]);
+    machine.go_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
+    assert_eq!(machine.position.shown.as_ref().map(Vec::len), Some(1));
+    machine.model_done(&plan(), Message::ai("done again"), Update::none(), id());
+    assert_eq!(machine.position.shown, None);
+}
+
+#[test]
+fn a_client_may_bring_calls_of_its_own() {
+    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
+    let sent = vec![ToolCall::new("s", "lookup", Map::new())];
+    machine.go_to(&plan(), &Destination::Tools { own: false, sent: sent.clone() });
+    assert_eq!((machine.call(0), machine.next(&plan())), (Some(sent[0].clone()), Step::RunCalls(vec![0])));
+    machine.go_to(&plan(), &Destination::Tools { own: true, sent });
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0, 1]));
 }
 
 #[test]
 fn who_is_sent_elsewhere_leaves_the_questions_behind() {
     let mut machine = standing(hooks(Moment::AfterModel, 0), [calling(&["a"])]);
     machine.hook_asked(&plan(), question());
-    machine.go_to(&plan(), MODEL);
+    machine.go_to(&plan(), &Destination::Model(None));
     machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
     assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));
 }
@@ -103,6 +128,6 @@ fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_fate(0, Fate::Started);
     machine.set_fate(1, answered("b"));
-    assert!(machine.go_to(&plan(), TOOLS));
+    machine.go_to(&plan(), &TO_TOOLS);
     assert_eq!((machine.fate(0), machine.next(&plan())), (Some(&Fate::Started), Step::RunCalls(vec![0])));
 }

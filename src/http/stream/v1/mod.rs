@@ -129,7 +129,7 @@ impl Presenter {
             EventBody::Fact(Fact::Started { base, .. }) => *base,
             EventBody::Entry(entry) if is_unknown() => entry.parent,
             EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
-            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) => None,
+            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) => None,
         }
     }
 
@@ -143,7 +143,7 @@ impl Presenter {
             {
                 *base
             }
-            EventBody::Fact(_) | EventBody::Entry(_) | EventBody::Delta(_) => None,
+            EventBody::Fact(_) | EventBody::Entry(_) | EventBody::Delta(_) | EventBody::Begun(_) => None,
         }
     }
 
@@ -176,7 +176,7 @@ impl Presenter {
         match &event.body {
             EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, &mut out),
             EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, &mut out),
-            EventBody::Delta(_) => {}
+            EventBody::Delta(_) | EventBody::Begun(_) => {}
         }
         self.lanes.insert(lane, view);
         out

@@ -15,7 +15,7 @@ use super::metadata::triggers;
 use super::mode::{Mode, Modes};
 use super::values::{Written, interrupt};
 use crate::domain::checkpoint::{Entry, Source};
-use crate::domain::event::{Event, EventBody, Fact};
+use crate::domain::event::{Event, EventBody, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::{Asker, Interrupt};
 use crate::domain::machine::{MODEL, START, TOOLS};
@@ -44,7 +44,8 @@ impl Coming {
     /// What `event` tells about what came after the newest checkpoint of its agent.
     pub(super) fn told_by(event: &Event, view: &LaneView) -> Self {
         match &event.body {
-            EventBody::Delta(_) => Self::Node(MODEL.to_owned()),
+            EventBody::Delta(_) | EventBody::Begun(Work::Model) => Self::Node(MODEL.to_owned()),
+            EventBody::Begun(Work::Calls) => Self::Calls,
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
                 (Source::Input | Source::Update | Source::Fork, _) => Self::NewTurn,
                 (Source::Loop, TOOLS) => Self::Calls,

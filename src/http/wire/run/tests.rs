@@ -1,6 +1,7 @@
 use super::*;
+use crate::domain::goto::Goto;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::run::Lineage;
+use crate::domain::run::{Command, Lineage};
 use crate::domain::time::Timestamp;
 
 fn read(body: Value) -> Result<CheckedRun, String> {
@@ -59,9 +60,12 @@ fn a_resume_is_kept_apart_until_it_is_checked() {
 fn goto_names_one_node_or_several() {
     let goto = |goto: Value| read(json!({"assistant_id": "a", "command": {"goto": goto}}));
     let nodes = |value| goto(value).map(|run| run.wish.request.command.unwrap_or_default().goto);
-    assert_eq!(nodes(json!("model")), Ok(vec!["model".to_owned()]));
-    assert_eq!(nodes(json!(["model", {"node": "tools"}])), Ok(vec!["model".to_owned(), "tools".to_owned()]));
-    assert!(nodes(json!({"node": "model", "input": {}})).is_err_and(|e| e.starts_with("command.goto[0].input: ")));
+    let node = |name: &str| Goto::Node(name.to_owned());
+    assert_eq!(nodes(json!("model")), Ok(vec![node("model")]));
+    assert_eq!(nodes(json!(["model", {"node": "tools"}])), Ok(vec![node("model"), node("tools")]));
+    let send = Goto::Send { node: "model".to_owned(), input: json!({"messages": []}) };
+    assert_eq!(nodes(json!({"node": "model", "input": {"messages": []}})), Ok(vec![send]));
+    assert!(nodes(json!(vec!["model"; 101])).is_err_and(|error| error.starts_with("command.goto: ")));
     assert!(nodes(json!([7])).is_err_and(|error| error.starts_with("command.goto[0]: ")));
 }
 
@@ -70,6 +74,15 @@ fn notes_of_the_run_and_of_its_config_are_one() {
     let wish =
         good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
     assert_eq!(Value::from(wish.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
+}
+
+#[test]
+fn a_webhook_is_an_absolute_address() {
+    assert!(read(json!({"assistant_id": "a", "webhook": "https://example.com/hook?x=1"})).is_ok());
+    for wrong in ["/hook", "ftp://example.com", "nonsense", ""] {
+        let error = read(json!({"assistant_id": "a", "webhook": wrong})).err().unwrap_or_default();
+        assert!(error.starts_with("webhook: "), "{wrong}: {error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,30 @@
+//! How much waits and works.
+
+use sqlx::query_as;
+
+use crate::db::engine::on_engine;
+use crate::db::{DbResult, Tx};
+use crate::domain::time::Timestamp;
+
+/// How much waits and works, of the runs of main agents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queue {
+    /// How many are due and wait.
+    pub due: u64,
+    /// Since when the oldest of those has been due.
+    pub oldest: Option<Timestamp>,
+    /// How many are at work.
+    pub running: u64,
+}
+
+/// How much waits and works at the moment `now`. Reads the entries of two small indexes: of what waits, and of what works.
+pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Queue> {
+    const SQL: &str = "select \
+        (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1) as due, \
+        (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1) as oldest, \
+        (select count(*) from runs where depth = 0 and status = 'running') as running";
+    let (due, oldest, running): (i64, Option<i64>, i64) =
+        on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
+    let count = |number| u64::try_from(number).unwrap_or(0);
+    Ok(Queue { due: count(due), oldest: oldest.map(Timestamp), running: count(running) })
+}

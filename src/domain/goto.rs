@@ -1,0 +1,220 @@
+//! Where a client's command sends the loop: from the spellings of the field to one place.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Invalid;
+use super::input::{read_call, read_input, under};
+use super::machine::{MODEL, Moment, Plan, TOOLS};
+use super::message::{Message, ToolCall};
+
+/// How many targets one command may name.
+pub const MAX_TARGETS: usize = 100;
+
+/// One target of `command.goto`, as the client wrote it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Goto {
+    /// A node.
+    Node(String),
+    /// A node, with an input of its own in place of the state.
+    Send {
+        /// The node.
+        node: String,
+        /// What it is given.
+        #[serde(default)]
+        input: Value,
+    },
+}
+
+/// The place in the loop that the targets of one command come to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Destination {
+    /// The question to the model; with messages, these are put to it instead of the conversation.
+    Model(Option<Vec<Message>>),
+    /// The tool step.
+    Tools {
+        /// Whether the calls of the last answer run that have no result yet.
+        own: bool,
+        /// Calls that the client brings.
+        sent: Vec<ToolCall>,
+    },
+    /// A hook.
+    Hook(Moment, usize),
+}
+
+impl Goto {
+    fn node(&self) -> &str {
+        match self {
+            Self::Node(node) | Self::Send { node, .. } => node,
+        }
+    }
+
+    fn input(&self) -> Option<&Value> {
+        match self {
+            Self::Node(_) => None,
+            Self::Send { input, .. } => Some(input).filter(|input| !input.is_null()),
+        }
+    }
+}
+
+impl Destination {
+    /// The place that `targets` come to in an agent with this `plan`; none if it has none of these nodes, which clients
+    /// of the field know as a run that does nothing.
+    ///
+    /// # Errors
+    /// Names the target that cannot be followed, and why.
+    pub fn of(targets: &[Goto], plan: &Plan) -> Result<Option<Self>, Invalid> {
+        let mut found: Option<Self> = None;
+        for (at, target) in targets.iter().enumerate() {
+            let field = format!("command.goto[{at}]");
+            let Some(place) = Self::of_one(target, plan).map_err(under(&field))? else {
+                continue;
+            };
+            found = Some(match (found, place) {
+                (None, place) => place,
+                (Some(Self::Tools { own, sent: mut all }), Self::Tools { own: too, sent }) => {
+                    all.extend(sent);
+                    Self::Tools { own: own || too, sent: all }
+                }
+                (Some(earlier), place) if earlier == place => place,
+                (Some(_), _) => {
+                    return Err(Invalid::new(
+                        field,
+                        "is another place: the loop of an agent stands at one node at a time",
+                    ));
+                }
+            });
+        }
+        if let Some(Self::Tools { sent, .. }) = &found {
+            check_ids(sent)?;
+        }
+        Ok(found)
+    }
+
+    fn of_one(target: &Goto, plan: &Plan) -> Result<Option<Self>, Invalid> {
+        let input = target.input();
+        match target.node() {
+            MODEL => input.map(read_messages).transpose().map(|messages| Some(Self::Model(messages))),
+            TOOLS => {
+                let sent = input.map(read_calls).transpose()?;
+                Ok(Some(Self::Tools { own: sent.is_none(), sent: sent.unwrap_or_default() }))
+            }
+            node => {
+                let Some((moment, at)) = plan.find(node) else { return Ok(None) };
+                if input.is_some() {
+                    return Err(Invalid::new(
+                        "input",
+                        "is not for a hook, which reads the state: use `command.update`",
+                    ));
+                }
+                Ok(Some(Self::Hook(moment, at)))
+            }
+        }
+    }
+}
+
+/// The messages that the model is to be shown.
+fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
+    let update = read_input(input).map_err(under("input"))?;
+    if update.messages.is_empty() {
+        return Err(Invalid::new(
+            "input.messages",
+            "is missing: it is what the model is shown instead of the conversation",
+        ));
+    }
+    Ok(update.messages.into_iter().map(|message| Message::clone(&message)).collect())
+}
+
+/// The calls in the input of a tool step: a call, a list of calls, a call in its envelope, or messages that end with
+/// calls.
+fn read_calls(input: &Value) -> Result<Vec<ToolCall>, Invalid> {
+    if let Value::Array(items) = input {
+        let call = |(at, item): (usize, &Value)| read_one(item).map_err(under(&format!("input[{at}]")));
+        return items.iter().enumerate().map(call).collect();
+    }
+    if let Some(call) = input.get("tool_call") {
+        return Ok(vec![read_one(call).map_err(under("input.tool_call"))?]);
+    }
+    if input.get("messages").is_some() {
+        let messages = read_messages(input)?;
+        let calls = messages.last().map(|last| last.tool_calls().to_vec()).unwrap_or_default();
+        return if calls.is_empty() {
+            Err(Invalid::new("input.messages", "must end with tool calls"))
+        } else {
+            Ok(calls)
+        };
+    }
+    Ok(vec![read_one(input).map_err(under("input"))?])
+}
+
+fn read_one(call: &Value) -> Result<ToolCall, Invalid> {
+    read_call(call)?.map_err(|_| Invalid::new("function.arguments", "must be the JSON text of an object"))
+}
+
+fn check_ids(calls: &[ToolCall]) -> Result<(), Invalid> {
+    let twice = calls.iter().enumerate().find(|(at, call)| calls[..*at].iter().any(|other| other.id == call.id));
+    match twice {
+        Some((_, call)) => Err(Invalid::new("command.goto", format!("brings two calls with the id {:?}", call.id))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan { after_model: vec!["Review.after_model".to_owned()], ..Plan::default() }
+    }
+
+    fn read(targets: Value) -> Result<Option<Destination>, String> {
+        let targets: Vec<Goto> = serde_json::from_value(targets).expect("targets");
+        Destination::of(&targets, &plan()).map_err(|invalid| invalid.to_string())
+    }
+
+    #[test]
+    fn names_lead_to_nodes_and_unknown_ones_nowhere() {
+        assert_eq!(read(json!(["model", "nowhere"])), Ok(Some(Destination::Model(None))));
+        assert_eq!(read(json!([{"node": "tools"}])), Ok(Some(Destination::Tools { own: true, sent: vec![] })));
+        assert_eq!(read(json!(["Review.after_model"])), Ok(Some(Destination::Hook(Moment::AfterModel, 0))));
+        assert_eq!(read(json!(["nowhere", "__end__"])), Ok(None));
+    }
+
+    #[test]
+    fn a_call_may_be_sent_in_every_form_that_clients_know() {
+        let call = json!({"name": "lookup", "args": {"q": 1}, "id": "c1", "type": "tool_call"});
+        let forms = [
+            call.clone(),
+            json!([call]),
+            json!({"__type": "tool_call_with_context", "tool_call": call, "state": {}}),
+            json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}),
+        ];
+        for form in forms {
+            let Ok(Some(Destination::Tools { own: false, sent })) = read(json!([{"node": "tools", "input": form}]))
+            else {
+                panic!("{form}");
+            };
+            assert_eq!((sent[0].id.as_str(), sent[0].name.as_str(), sent.len()), ("c1", "lookup", 1));
+        }
+        let twice = json!([{"node": "tools", "input": call}, {"node": "tools", "input": call}]);
+        assert!(read(twice).is_err_and(|error| error.contains("two calls with the id \"c1\"")));
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_named() {
+        let cases = [
+            (json!(["model", "tools"]), "command.goto[1]: is another place"),
+            (json!([{"node": "model", "input": {}}]), "command.goto[0].input.messages: is missing"),
+            (json!([{"node": "tools", "input": {"name": "x"}}]), "command.goto[0].input.id: is missing"),
+            (json!([{"node": "tools", "input": [7]}]), "command.goto[0].input[0]: must be an object"),
+            (json!([{"node": "Review.after_model", "input": {"a": 1}}]), "command.goto[0].input: is not for a hook"),
+        ];
+        for (targets, expected) in cases {
+            let error = read(targets.clone()).err().unwrap_or_default();
+            assert!(error.starts_with(expected), "{targets}: {error}");
+        }
+    }
+}

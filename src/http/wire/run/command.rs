@@ -1,0 +1,56 @@
+//! Commands on the wire.
+
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::domain::Invalid;
+use crate::domain::goto::{Goto, MAX_TARGETS};
+use crate::domain::run::Command;
+
+/// What a client may send instead of input.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct CommandBody {
+    /// The answer to the open question, or an object of answers by interrupt id.
+    #[schema(value_type = Option<Object>)]
+    pub resume: Option<Value>,
+    /// Writes into the state: an object, or a list of pairs `[field, value]`.
+    #[schema(value_type = Option<Object>)]
+    pub update: Option<Value>,
+    /// A node to go to, or a list; `{"node": …, "input": …}` gives it an input of its own: `model` the messages to answer
+    /// instead of the conversation, `tools` the calls to make.
+    #[schema(value_type = Option<Vec<String>>)]
+    pub goto: Option<Value>,
+}
+
+impl CommandBody {
+    /// The command without its answers, which are still to be checked.
+    pub(super) fn read(&self) -> Result<Command, Invalid> {
+        let goto = match &self.goto {
+            Some(Value::Array(targets)) => targets.iter().collect(),
+            Some(target) => vec![target],
+            None => vec![],
+        };
+        if goto.len() > MAX_TARGETS {
+            return Err(Invalid::new("command.goto", format!("names more than {MAX_TARGETS} targets")));
+        }
+        let goto =
+            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
+        Ok(Command { resume: None, update: self.update.clone(), goto })
+    }
+}
+
+/// A node to go to: its name, or an object `{"node": name, "input": …}`.
+fn read_target(at: usize, target: &Value) -> Result<Goto, Invalid> {
+    if let Some(name) = target.as_str() {
+        return Ok(Goto::Node(name.to_owned()));
+    }
+    let node = target.get("node").and_then(Value::as_str).map(str::to_owned);
+    let node = node.ok_or_else(|| {
+        Invalid::new(format!("command.goto[{at}]"), "must be the name of a node, or an object with `node`")
+    })?;
+    Ok(match target.get("input").filter(|input| !input.is_null()) {
+        Some(input) => Goto::Send { node, input: input.clone() },
+        None => Goto::Node(node),
+    })
+}

@@ -1,0 +1,43 @@
+//! The process itself, under the names that every client library uses.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::domain::time::Timestamp;
+
+/// What is known of the process.
+#[derive(Default)]
+pub(super) struct Gauges {
+    resident: Gauge,
+    files: Gauge,
+}
+
+impl Gauges {
+    pub(super) fn new(registry: &mut Registry, since: Timestamp) -> Self {
+        let start = Gauge::<f64, AtomicU64>::default();
+        start.set(std::time::Duration::from_micros(u64::try_from(since.0).unwrap_or(0)).as_secs_f64());
+        registry.register("process_start_time_seconds", "When the server was started, since 1970", start);
+        let gauges = Self::default();
+        let text = "Memory in use; 0 where the system does not tell";
+        registry.register("process_resident_memory_bytes", text, gauges.resident.clone());
+        let text = "Open files and connections; 0 where the system does not tell";
+        registry.register("process_open_fds", text, gauges.files.clone());
+        gauges
+    }
+
+    pub(super) fn look(&self) {
+        self.resident.set(resident_bytes().unwrap_or(0));
+        let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        self.files.set(i64::try_from(files).unwrap_or(i64::MAX));
+    }
+}
+
+/// The memory that the kernel counts for this process; only Linux tells.
+fn resident_bytes() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}

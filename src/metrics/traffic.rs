@@ -1,0 +1,74 @@
+//! What clients ask.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::SECONDS;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    method: &'static str,
+    route: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    method: &'static str,
+    route: String,
+    status: u16,
+}
+
+/// Counts what clients ask.
+pub struct Traffic {
+    requests: Family<Answered, Counter>,
+    took: Family<Route, Histogram>,
+    streams: Gauge,
+}
+
+/// A stream that a client reads. Dropping it says that this is over.
+pub struct OpenStream(Gauge);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl Traffic {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        let requests = Family::default();
+        let took: Family<Route, Histogram> = Family::new_with_constructor(|| Histogram::new(SECONDS));
+        let streams = Gauge::default();
+        let text = "Requests by route and status";
+        registry.register("adjutant_http_requests", text, Family::clone(&requests));
+        let text = "From a request to the end of its answer, for streams to their beginning";
+        registry.register("adjutant_http_request_duration_seconds", text, Family::clone(&took));
+        registry.register("adjutant_streams_open", "Streams that clients read", streams.clone());
+        Self { requests, took, streams }
+    }
+
+    /// A request for something under this route (its template) was answered.
+    pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
+        let (method, route) = (known(method), route.to_owned());
+        self.requests.get_or_create(&Answered { method, route: route.clone(), status }).inc();
+        self.took.get_or_create(&Route { method, route }).observe(took.as_secs_f64());
+    }
+
+    /// A client begins to read a stream.
+    pub fn stream(&self) -> OpenStream {
+        self.streams.inc();
+        OpenStream(self.streams.clone())
+    }
+}
+
+/// The method, if it is one of those that routes have: a client may send any word.
+fn known(method: &str) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
+    KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")
+}

@@ -1,0 +1,127 @@
+//! Stopping runs: one, or all of a kind.
+
+use super::{CancelError, Runs, admission};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
+
+/// What becomes of the work of a cancelled run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelAction {
+    /// It stays.
+    Interrupt,
+    /// It is undone, and the run deleted.
+    Rollback,
+}
+
+impl CancelAction {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Interrupt => "interrupt",
+            Self::Rollback => "rollback",
+        }
+    }
+
+    /// The action of this word; anything unknown keeps the work.
+    pub fn from_word(word: &str) -> Self {
+        if word == Self::Rollback.word() { Self::Rollback } else { Self::Interrupt }
+    }
+}
+
+impl Runs {
+    /// Stops a run. Returns when it has been told, not when it has stopped: follow its events for that.
+    ///
+    /// # Errors
+    /// See [`CancelError`].
+    pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
+        let now = self.0.clock.now();
+        self.0
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    let Some(found) = db::runs::find(tx, thread, run).await? else {
+                        return Ok(Err(CancelError::NoRun));
+                    };
+                    match found.status {
+                        RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
+                        RunStatus::Running => {
+                            db::runs::request_cancel(tx, run, action.word()).await?;
+                            Ok(Ok(()))
+                        }
+                        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
+                            Ok(Err(CancelError::Over))
+                        }
+                    }
+                })
+            })
+            .await??;
+        self.0.stop(run, action);
+        self.0.bell.notify_one();
+        Ok(())
+    }
+
+    /// Stops a run without waiting for anything, for a client that has left. What it did stays.
+    pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
+        let runs = self.clone();
+        // Nobody is left who could be told how it went.
+        drop(
+            self.0
+                .shutdown
+                .spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }),
+        );
+    }
+
+    /// Stops all runs that wait for their turn by now (`pending`), all that are at work (`running`), or both. False if
+    /// there were none.
+    ///
+    /// # Errors
+    /// When the database fails; some may have been stopped then.
+    pub async fn cancel_all(&self, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
+        let mut stopped = false;
+        if running {
+            let mut after: Option<ThreadId> = None;
+            loop {
+                let page = self.0.db.write(move |tx| Box::pin(some_running(tx, after, action))).await?;
+                let Some((last, _)) = page.last() else { break };
+                after = Some(*last);
+                stopped = true;
+                for (_, run) in page {
+                    self.0.stop(run, action);
+                }
+            }
+        }
+        let now = self.0.clock.now();
+        while pending && self.0.db.write(move |tx| Box::pin(some_pending(tx, action, now))).await? {
+            stopped = true;
+        }
+        self.0.bell.notify_one();
+        Ok(stopped)
+    }
+}
+
+/// How many runs one transaction stops.
+const AT_ONCE: i64 = 100;
+
+/// Tells some of the runs at work to stop, those on the threads behind `after`; returns which.
+async fn some_running(
+    tx: &mut Tx<'_>,
+    after: Option<ThreadId>,
+    action: CancelAction,
+) -> DbResult<Vec<(ThreadId, RunId)>> {
+    let page = db::runs::some_running(tx, after, AT_ONCE).await?;
+    for (_, run) in &page {
+        db::runs::request_cancel(tx, *run, action.word()).await?;
+    }
+    Ok(page)
+}
+
+/// Withdraws some of the runs that wait for their turn since `now` at the latest. False if there are none.
+async fn some_pending(tx: &mut Tx<'_>, action: CancelAction, now: Timestamp) -> DbResult<bool> {
+    let page = db::runs::some_pending(tx, now, AT_ONCE).await?;
+    for run in &page {
+        admission::withdraw(tx, run, action, now).await?;
+    }
+    Ok(!page.is_empty())
+}
