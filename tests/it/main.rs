@@ -9,8 +9,8 @@
 
 mod approvals;
 mod batches;
-mod commands;
 mod browsers;
+mod commands;
 mod crash;
 mod custom;
 mod delegated_interrupts;
