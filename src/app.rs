@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{Parts, Runs};
+use crate::runtime::{Parts, Runs, Store, StoreSettings};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -28,6 +28,7 @@ pub struct App {
     db: Db,
     events: Events,
     runs: Runs,
+    store: Store,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
@@ -47,6 +48,8 @@ impl App {
         let url = config.storage.url.expose();
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
+        let store = Store::new(db.clone(), Arc::clone(&clock), store_settings(&config.store));
+        shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
         let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
         let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
         let metrics = Metrics::new(clock.now(), config.tools.keys().cloned().chain(agents.tool_names()));
@@ -63,7 +66,7 @@ impl App {
         })
         .await
         .context("could not take the lease on the runs")?;
-        Ok(Self { config, db, events, runs, metrics, clock, shutdown })
+        Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
     }
 
     /// Serves until the shutdown begins, then lets everybody finish.
@@ -76,6 +79,7 @@ impl App {
             db: self.db.clone(),
             events: self.events.clone(),
             runs: self.runs.clone(),
+            store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
             settings: ApiSettings {
@@ -116,6 +120,15 @@ fn cors(server: &config::Server) -> CorsSettings {
         expose_headers: server.cors_expose_headers.clone(),
         max_age: server.cors_max_age(),
         private_network: server.cors_private_network,
+    }
+}
+
+/// How long items of the Store stay.
+fn store_settings(store: &config::StoreSection) -> StoreSettings {
+    StoreSettings {
+        default_ttl: store.ttl.default_ttl(),
+        refresh_on_read: store.ttl.refresh_on_read,
+        sweep_interval: store.ttl.sweep_interval(),
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.server(config);
     check.runtime(config);
     check.storage(config);
+    check.findings.extend(super::store::check(&config.store));
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
     }

@@ -22,6 +22,7 @@ mod folder;
 mod markdown;
 mod problem;
 mod sections;
+mod store;
 mod verdict;
 
 pub use arguments::{Arguments, Command, Settings};
@@ -29,6 +30,7 @@ pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
 };
+pub use store::{ItemTtl, StoreSection};
 pub use verdict::verdict;
 
 use problem::{Origin, Origins};
@@ -55,6 +57,8 @@ pub struct Config {
     pub storage: Storage,
     /// How runs are carried out.
     pub runtime: Runtime,
+    /// What is remembered beyond a thread, and for how long.
+    pub store: StoreSection,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

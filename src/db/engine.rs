@@ -21,6 +21,10 @@ use super::error::{DbError, DbResult};
 use super::states::States;
 use super::writer::{self, Outfit};
 
+mod matches;
+
+pub(super) use matches::Matches;
+
 static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
 

@@ -27,11 +27,13 @@ mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod store;
 mod worker;
 mod writing;
 
 pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use store::{Store, StoreError, StoreSettings};
 
 use admission::Admitted;
 use worker::Worker;
