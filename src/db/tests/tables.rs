@@ -32,7 +32,8 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
 async fn are_the_same_on_both_engines() {
     let db = super::open("sqlite::memory:").await;
     let ours = read!(db, |tx| tables(tx));
-    assert_eq!(ours.keys().collect::<Vec<_>>(), ["checkpoints", "events", "interrupts", "runs", "threads", "workers"]);
+    let names = ["checkpoints", "events", "interrupts", "item_vectors", "items", "runs", "threads", "workers"];
+    assert_eq!(ours.keys().collect::<Vec<_>>(), names);
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
         let db = super::open(&database.url).await;
@@ -57,7 +58,7 @@ async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 15] = [
+const SEARCHES: [(&str, &str); 19] = [
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (
@@ -101,6 +102,18 @@ const SEARCHES: [(&str, &str); 15] = [
     ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
+         and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select * from items where namespace = 'u.7.' and key = 'k'", "sqlite_autoindex_items_1"),
+    (
+        "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
+         and (expires_at is null or expires_at > 5) order by namespace limit 1",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select namespace, key from items where expires_at <= 5 order by expires_at limit 500", "items_by_expiry"),
 ];
 
 async fn check_plans(db: &Db, id: &'static str) {
@@ -135,7 +148,8 @@ async fn are_searched_by_index_on_postgres() {
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
-        analyze";
+        insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
+        from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
