@@ -12,12 +12,13 @@ use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection};
 use crate::db::Db;
 use crate::domain::definition::{ToolDefinition, ToolKind};
+use crate::domain::item::TextPath;
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{Parts, Runs, Store, StoreSettings};
+use crate::runtime::{IndexParts, Parts, Runs, Store, StoreSettings};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -48,9 +49,13 @@ impl App {
         let url = config.storage.url.expose();
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        let store = Store::new(db.clone(), Arc::clone(&clock), store_settings(&config.store));
+        let providers = Arc::new(providers(&config));
+        let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
+        let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
+            .await
+            .context("could not open the index of the store")?;
         shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
-        let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
+        let workshop = Workshop { providers, tools: Arc::new(tools(&config)?) };
         let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
         let metrics = Metrics::new(clock.now(), config.tools.keys().cloned().chain(agents.tool_names()));
         let runs = Runs::open(Parts {
@@ -130,6 +135,12 @@ fn store_settings(store: &config::StoreSection) -> StoreSettings {
         refresh_on_read: store.ttl.refresh_on_read,
         sweep_interval: store.ttl.sweep_interval(),
     }
+}
+
+/// By what items of the Store are found.
+fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::Result<IndexParts> {
+    let fields = TextPath::read_all("store.index.fields", &index.fields)?;
+    Ok(IndexParts { embedder: providers.embedder(&index.embed, index.dims), fields })
 }
 
 /// The places where models come from.

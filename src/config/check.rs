@@ -17,7 +17,6 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.server(config);
     check.runtime(config);
     check.storage(config);
-    check.findings.extend(super::store::check(&config.store));
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
     }
@@ -29,6 +28,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
     let around = surroundings(config, unread);
+    check.findings.extend(super::store::check(config, &around));
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
         let findings = check_agent(graph_id, agent, &around).into_iter();

@@ -30,7 +30,7 @@ pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
 };
-pub use store::{ItemTtl, StoreSection};
+pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
 
 use problem::{Origin, Origins};

@@ -14,14 +14,17 @@ use crate::domain::item::{AFTER_ALL, Filter, Item, ItemAddress, ItemChange, Item
 use crate::domain::time::Timestamp;
 
 mod namespaces;
+mod vectors;
 
 pub use namespaces::{NamespaceSearch, list_namespaces};
+pub use vectors::{MOST_COMPARED, Near, VectorSearch, nearest};
 
 macro_rules! select {
     () => {
         "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items"
     };
 }
+use select;
 
 #[derive(sqlx::FromRow)]
 struct ItemRow {
@@ -74,7 +77,7 @@ pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbR
     }
 }
 
-/// Writes an item. One that is there keeps the time of its making, unless it has expired.
+/// Writes an item with its vectors. One that is there keeps the time of its making, unless it has expired.
 pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at) \
         values ($1, $2, $3, $4, $5, $6, $6) on conflict (namespace, key) do update set value = excluded.value, \
@@ -91,7 +94,7 @@ pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    vectors::replace(tx, draft).await
 }
 
 /// The item at this address.

@@ -11,8 +11,10 @@ use super::Invalid;
 use super::time::Timestamp;
 
 pub mod filter;
+pub mod texts;
 
 pub use filter::{Condition, Filter, Test};
+pub use texts::TextPath;
 
 /// The most labels that a namespace may have.
 pub const DEEPEST_NAMESPACE: usize = 32;
@@ -151,6 +153,15 @@ pub struct Item {
     pub updated_at: Timestamp,
 }
 
+/// An item that was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoundItem {
+    /// The item.
+    pub item: Item,
+    /// How close it is to what was asked for, from -1 to 1; none if nothing was.
+    pub score: Option<f32>,
+}
+
 /// An item that somebody wants to be remembered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemWish {
@@ -160,6 +171,8 @@ pub struct ItemWish {
     pub value: Map<String, Value>,
     /// How long it stays.
     pub stay: Stay,
+    /// What it can be found by.
+    pub indexing: Indexing,
 }
 
 /// How long an item stays.
@@ -174,6 +187,27 @@ pub enum Stay {
     For(Duration),
 }
 
+/// By which of its texts an item can be found, where the server has an index.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Indexing {
+    /// By those that the server is configured to index.
+    #[default]
+    AsConfigured,
+    /// By none.
+    Off,
+    /// By these.
+    Fields(Vec<TextPath>),
+}
+
+/// The direction in which a text of an item points.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ItemVector {
+    /// The place of the text in the value.
+    pub path: String,
+    /// A unit vector; its length is the configured one.
+    pub vector: Vec<f32>,
+}
+
 /// An item as it is to be written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemDraft {
@@ -183,6 +217,8 @@ pub struct ItemDraft {
     pub value: Map<String, Value>,
     /// How long it stays; for ever, if none.
     pub ttl: Option<Duration>,
+    /// What it can be found by.
+    pub vectors: Vec<ItemVector>,
 }
 
 impl ItemDraft {
@@ -199,7 +235,7 @@ impl ItemDraft {
             return Err(Invalid::new("value", format!("is longer than {LARGEST_VALUE} bytes as JSON")));
         }
         let Value::Object(value) = value else { return Err(Invalid::new("value", "must be an object")) };
-        Ok(Self { address, value, ttl })
+        Ok(Self { address, value, ttl, vectors: vec![] })
     }
 }
 

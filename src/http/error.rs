@@ -283,6 +283,11 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Invalid(error) => error.into(),
+            StoreError::Embedding(error) => {
+                tracing::warn!(%error, "the embedding model of the store failed");
+                let text = format!("The embedding model failed ({}). Nothing was stored; try again.", error.class());
+                Self::new(StatusCode::FAILED_DEPENDENCY, "embedding_failed", text)
+            }
             StoreError::Fault(error) => error.into(),
         }
     }

@@ -16,7 +16,8 @@ use crate::domain::item::{ItemAddress, Namespace};
 /// Remembers an item, instead of whatever is there.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
     responses((status = 204, description = "It is stored"),
-        (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody)))]
+        (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
+        (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
     api.store.put(body.check()?).await?;
     Ok(no_content())
@@ -46,12 +47,11 @@ pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDe
 
 /// Finds items by where they lie and what they say.
 #[utoipa::path(post, path = "/store/items/search", tag = "Store", request_body = ItemSearchBody,
-    responses((status = 200, description = "A page of items", body = FoundItems)))]
+    responses((status = 200, description = "A page of items", body = FoundItems),
+        (status = 424, description = "The embedding model failed", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ItemSearchBody>) -> Answer<FoundItems> {
-    let refresh = body.refresh_ttl;
-    let found = api.store.search(body.check()?, refresh).await?;
-    let items = found.into_iter().map(|item| FoundItemView { item: item.into(), score: None }).collect();
-    Ok(Json(FoundItems { items }))
+    let found = api.store.search(body.check()?).await?;
+    Ok(Json(FoundItems { items: found.into_iter().map(FoundItemView::from).collect() }))
 }
 
 /// Finds the namespaces in which there are items.

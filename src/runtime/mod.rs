@@ -33,7 +33,7 @@ mod writing;
 
 pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
-pub use store::{Store, StoreError, StoreSettings};
+pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 
 use admission::Admitted;
 use worker::Worker;

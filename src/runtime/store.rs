@@ -8,11 +8,18 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::db::items::{self, ItemSearch, NamespaceSearch};
+use crate::db::items::{self, ItemSearch, MOST_COMPARED, NamespaceSearch};
 use crate::db::{Db, DbError, DbResult};
 use crate::domain::Invalid;
-use crate::domain::item::{Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
 use crate::domain::time::Clock;
+use crate::model::ModelError;
+
+mod index;
+
+pub use index::IndexParts;
+
+use index::{Index, IndexError};
 
 /// How many expired items are removed in one transaction.
 const SWEEP: u32 = 500;
@@ -40,9 +47,32 @@ pub enum StoreError {
     /// It cannot be as it is.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    /// What it is about could not be found out, since the model that is asked for that failed.
+    #[error("the embedding model failed: {0}")]
+    Embedding(ModelError),
     /// The database failed.
     #[error(transparent)]
     Fault(#[from] DbError),
+}
+
+impl From<IndexError> for StoreError {
+    fn from(error: IndexError) -> Self {
+        match error {
+            IndexError::Invalid(error) => Self::Invalid(error),
+            IndexError::Model(error) => Self::Embedding(error),
+        }
+    }
+}
+
+/// A question to the Store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inquiry {
+    /// Which items are wanted.
+    pub wanted: ItemSearch,
+    /// What they are about, in words. Without an index it is not looked at.
+    pub query: Option<String>,
+    /// Whether those found stay longer for it; as configured, if nothing is said.
+    pub refresh: Option<bool>,
 }
 
 /// The Store. Cheap to clone.
@@ -53,12 +83,25 @@ struct Inner {
     db: Db,
     clock: Arc<dyn Clock>,
     settings: StoreSettings,
+    index: Option<Index>,
 }
 
 impl Store {
     /// The Store in this database.
-    pub fn new(db: Db, clock: Arc<dyn Clock>, settings: StoreSettings) -> Self {
-        Self(Arc::new(Inner { db, clock, settings }))
+    ///
+    /// # Errors
+    /// When there is to be an index and the database does not answer.
+    pub async fn open(
+        db: Db,
+        clock: Arc<dyn Clock>,
+        settings: StoreSettings,
+        index: Option<IndexParts>,
+    ) -> DbResult<Self> {
+        let index = match index {
+            Some(parts) => Some(Index::open(&db, parts).await?),
+            None => None,
+        };
+        Ok(Self(Arc::new(Inner { db, clock, settings, index })))
     }
 
     /// Writes an item over whatever is there.
@@ -66,19 +109,25 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
     pub async fn put(&self, wish: ItemWish) -> Result<(), StoreError> {
-        let (draft, now) = (self.draft(wish)?, self.0.clock.now());
+        let (draft, now) = (self.draft(wish).await?, self.0.clock.now());
         self.0.db.write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await })).await?;
         Ok(())
     }
 
-    /// Makes a wish ready to be written.
-    fn draft(&self, wish: ItemWish) -> Result<ItemDraft, StoreError> {
+    /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
+    /// cannot be found.
+    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, StoreError> {
         let ttl = match wish.stay {
             Stay::AsConfigured => self.0.settings.default_ttl,
             Stay::Forever => None,
             Stay::For(ttl) => Some(ttl),
         };
-        Ok(ItemDraft::new(wish.address, wish.value, ttl)?)
+        let draft = ItemDraft::new(wish.address, wish.value, ttl)?;
+        let vectors = match &self.0.index {
+            Some(index) => index.vectors(&draft.value, &wish.indexing).await?,
+            None => vec![],
+        };
+        Ok(ItemDraft { vectors, ..draft })
     }
 
     /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says otherwise.
@@ -88,7 +137,7 @@ impl Store {
     pub async fn get(&self, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
         let now = self.0.clock.now();
         let found = self.0.db.read(move |tx| Box::pin(async move { items::find(tx, &address, now).await })).await?;
-        self.was_read(found.as_slice(), refresh).await?;
+        self.was_read(found.iter(), refresh).await?;
         Ok(found)
     }
 
@@ -101,14 +150,34 @@ impl Store {
         self.0.db.write(move |tx| Box::pin(async move { items::delete(tx, &address, now).await })).await
     }
 
-    /// The items that are wanted, which may stay longer for having been found.
+    /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and keys, or
+    /// with a query the closest first, and then only those that are in the index.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn search(&self, wanted: ItemSearch, refresh: Option<bool>) -> Result<Vec<Item>, StoreError> {
+    pub async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, StoreError> {
+        let Inquiry { wanted, query, refresh } = inquiry;
+        let near = match (&self.0.index, query.filter(|query| !query.trim().is_empty())) {
+            (Some(index), Some(query)) => Some(index.near(&query).await?),
+            (None, _) | (_, None) => None,
+        };
         let now = self.0.clock.now();
-        let found = self.0.db.read(move |tx| Box::pin(async move { items::search(tx, &wanted, now).await })).await?;
-        self.was_read(&found, refresh).await?;
+        let searched = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                match near {
+                    Some(near) => items::nearest(tx, &wanted, &near, now).await,
+                    None => {
+                        let found = items::search(tx, &wanted, now).await?;
+                        Ok(Some(found.into_iter().map(|item| FoundItem { item, score: None }).collect()))
+                    }
+                }
+            })
+        });
+        let found = searched.await?.ok_or_else(|| {
+            let reason = format!("has more than {MOST_COMPARED} texts below it; search in a narrower one");
+            Invalid::new("namespace_prefix", reason)
+        })?;
+        self.was_read(found.iter().map(|found| &found.item), refresh).await?;
         Ok(found)
     }
 
@@ -122,8 +191,8 @@ impl Store {
     }
 
     /// Lets those of the items that do not stay for ever stay longer, if reading does that.
-    async fn was_read(&self, items: &[Item], refresh: Option<bool>) -> DbResult<()> {
-        let ageing = items.iter().filter(|item| item.expires_at.is_some());
+    async fn was_read(&self, items: impl Iterator<Item = &Item>, refresh: Option<bool>) -> DbResult<()> {
+        let ageing = items.filter(|item| item.expires_at.is_some());
         let ageing: Vec<ItemAddress> = ageing.map(|item| item.address.clone()).collect();
         if ageing.is_empty() || !refresh.unwrap_or(self.0.settings.refresh_on_read) {
             return Ok(());

@@ -89,7 +89,7 @@ fn push_at(
     query: &mut QueryBuilder<Sqlite>,
     column: &str,
     (path, not): (&[String], bool),
-    test: impl FnOnce(&mut QueryBuilder<Sqlite>, &str),
+    test: impl Fn(&mut QueryBuilder<Sqlite>, &str),
 ) {
     let mut json = column.to_owned();
     if not {

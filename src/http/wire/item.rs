@@ -6,9 +6,13 @@ use utoipa::ToSchema;
 use super::Object;
 use crate::db::items::{ItemSearch, NamespaceSearch};
 use crate::domain::Invalid;
-use crate::domain::item::{self, DEEPEST_NAMESPACE, Filter, Item, ItemAddress, ItemError, ItemWish, Namespace, Stay};
+use crate::domain::item::{
+    self, DEEPEST_NAMESPACE, Filter, FoundItem, Indexing, Item, ItemAddress, ItemError, ItemWish, Namespace, Stay,
+    TextPath,
+};
 use crate::http::error::ApiError;
 use crate::http::extract::Page;
+use crate::runtime::Inquiry;
 
 /// An item to be remembered, instead of whatever is there.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -57,7 +61,12 @@ impl ItemPut {
             Some(None) => Stay::Forever,
             Some(Some(minutes)) => Stay::For(item::ttl("ttl", minutes)?),
         };
-        Ok(ItemWish { address, value: self.value, stay })
+        let indexing = match self.index {
+            None | Some(ItemIndex::Switch(true)) => Indexing::AsConfigured,
+            Some(ItemIndex::Switch(false)) => Indexing::Off,
+            Some(ItemIndex::Fields(fields)) => Indexing::Fields(TextPath::read_all("index", &fields)?),
+        };
+        Ok(ItemWish { address, value: self.value, stay, indexing })
     }
 }
 
@@ -106,15 +115,16 @@ impl ItemSearchBody {
     ///
     /// # Errors
     /// Names the field that makes no sense.
-    pub fn check(self) -> Result<ItemSearch, ApiError> {
+    pub fn check(self) -> Result<Inquiry, ApiError> {
         let page = Page::checked(self.limit, self.offset, 10)?;
         let filter = self.filter.map(|filter| Filter::read("filter", &filter)).transpose()?;
-        Ok(ItemSearch {
+        let wanted = ItemSearch {
             prefix: Namespace::prefix("namespace_prefix", self.namespace_prefix.unwrap_or_default())?,
             filter: filter.unwrap_or_default(),
             limit: page.limit,
             offset: page.offset,
-        })
+        };
+        Ok(Inquiry { wanted, query: self.query, refresh: self.refresh_ttl })
     }
 }
 
@@ -196,7 +206,13 @@ pub struct FoundItemView {
     #[serde(flatten)]
     pub item: ItemView,
     /// How close it is to the query, from -1 to 1; null without one.
-    pub score: Option<f64>,
+    pub score: Option<f32>,
+}
+
+impl From<FoundItem> for FoundItemView {
+    fn from(found: FoundItem) -> Self {
+        Self { item: found.item.into(), score: found.score }
+    }
 }
 
 /// The items that were found.
