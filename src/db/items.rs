@@ -140,7 +140,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, now: Timestamp) -> DbR
         let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
         sql.push_bind(from).push(" and namespace < ").push_bind(to);
         sql.push(" and (expires_at is null or expires_at > ").push_bind(now.0).push(")");
-        sql.push_matches("value", &wanted.filter);
+        sql.push_matches("items.value", &wanted.filter);
         sql.push(" order by namespace, key limit ").push_bind(i64::from(wanted.limit));
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
         sql.build_query_as().fetch_all(conn).await
