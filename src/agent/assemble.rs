@@ -10,6 +10,7 @@ use super::roster::{Build, Roster};
 use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
+use crate::domain::run::Run;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{SubagentCard, Subagents};
 use crate::middleware::files::Files;
@@ -52,9 +53,12 @@ impl Agents {
         self.0.get(graph_id)
     }
 
-    /// The agent behind this assistant.
-    pub fn of_assistant(&self, assistant: AssistantId) -> Option<Arc<Known>> {
-        self.0.values().find(|known| known.assistant == assistant).cloned()
+    /// The agent that a run was admitted for.
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
+        match &run.request.agent {
+            Some(agent) => self.0.get(&agent.graph_id),
+            None => self.0.values().find(|known| known.assistant == run.assistant),
+        }
     }
 
     /// The tools that main agents have.
@@ -216,6 +220,7 @@ impl Workshop {
             .filter(|text| !text.trim().is_empty())
             .collect::<Vec<_>>()
             .join("\n\n");
+        let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
@@ -231,6 +236,7 @@ impl Workshop {
             stack,
             toolbox,
             checks,
+            fields,
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }

@@ -15,11 +15,13 @@
 
 use std::fmt;
 
+pub mod assistant;
 pub mod call;
 pub mod checkpoint;
 pub mod definition;
 pub mod event;
 pub mod goto;
+pub mod graph;
 pub mod id;
 pub mod input;
 pub mod interrupt;

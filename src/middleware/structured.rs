@@ -33,6 +33,8 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone)]
 pub struct StructuredOutput {
     forms: Vec<Arc<Form>>,
+    /// What the answer looks like, all alternatives together.
+    schema: Value,
 }
 
 impl StructuredOutput {
@@ -63,7 +65,7 @@ impl StructuredOutput {
         }
         let all: Arc<[String]> = names.into();
         let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
-        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect() })
+        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect(), schema: schema.clone() })
     }
 
     /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
@@ -125,7 +127,7 @@ impl Middleware for StructuredOutput {
 
     fn contribution(&self) -> Contribution {
         let tools = self.forms.iter().map(|form| Arc::clone(form) as Arc<dyn Tool>).collect();
-        Contribution { tools, prompt: None }
+        Contribution { tools, prompt: None, fields: vec![Field { name: FIELD, schema: self.schema.clone() }] }
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {

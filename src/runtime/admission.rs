@@ -2,11 +2,13 @@
 
 use serde_json::Value;
 
+use super::assistants::{self, Cast};
 use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
-use crate::agent::assemble::Known;
+use crate::agent::assemble::{Agents, Known};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
 use crate::domain::goto::Destination;
@@ -14,7 +16,7 @@ use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Plan};
-use crate::domain::run::{Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
@@ -31,10 +33,17 @@ pub(super) struct Admitted {
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
-    known: &Known,
+    agents: &Agents,
     worker: Option<WorkerId>,
     now: Timestamp,
 ) -> DbResult<Result<Admitted, StartError>> {
+    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+        Ok(cast) => cast,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    if let Err(invalid) = check(wish, &cast.known.agent.plan) {
+        return Ok(Err(invalid.into()));
+    }
     let (thread, is_new) = match find_thread(tx, wish, now).await? {
         Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
@@ -48,8 +57,8 @@ pub(super) async fn start(
     {
         return Ok(Err(StartError::NoCheckpoint(checkpoint)));
     }
-    let mut run = lay_out(wish, known, &thread, now);
-    if let Err(refusal) = settle_questions(tx, wish, known, &mut run, &in_flight).await? {
+    let mut run = lay_out(wish, &cast, &thread, now);
+    if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
     let displaces = matches!(wish.request.multitask, Multitask::Interrupt | Multitask::Rollback);
@@ -63,7 +72,7 @@ pub(super) async fn start(
         db::threads::insert(tx, &thread).await?;
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
-    enter_thread(tx, &thread, &run, known, now).await?;
+    enter_thread(tx, &thread, &run, &cast.known, now).await?;
     Ok(Ok(Admitted { run, claimed, displaced }))
 }
 
@@ -92,22 +101,32 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now), true)))
 }
 
-fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {
+/// The run that is wished for: with the settings of the assistant where the wish says nothing.
+fn lay_out(wish: &Wish, cast: &Cast, thread: &Thread, now: Timestamp) -> Run {
     let id = RunId::mint();
-    let mut metadata = wish.metadata.clone();
+    let Assistant { id: assistant, version, settings, .. } = &cast.assistant;
+    let mut metadata = settings.metadata.clone();
+    metadata.extend(wish.metadata.clone());
     if let Some(Value::Object(more)) = wish.request.config.get("metadata") {
         metadata.extend(more.clone());
     }
-    let own = [("created_by", "system".to_owned()), ("graph_id", known.graph_id.clone())];
+    let own = [("graph_id", settings.graph_id.clone()), ("assistant_id", assistant.to_string())];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    metadata.insert("assistant_id".to_owned(), known.assistant.to_string().into());
+    let RunSettings { config, context } = settings.laid_under(&wish.request.config, &wish.request.context);
+    let request = RunRequest {
+        temporary: wish.target == Target::Stateless { keep: false },
+        config,
+        context,
+        agent: Some(Assigned { graph_id: settings.graph_id.clone(), version: *version }),
+        ..wish.request.clone()
+    };
     Run {
         id,
         thread: thread.id,
-        assistant: known.assistant,
-        lineage: Lineage::root(id, &known.agent.name),
+        assistant: *assistant,
+        lineage: Lineage::root(id, &cast.known.agent.name),
         status: RunStatus::Pending,
-        request: RunRequest { temporary: wish.target == Target::Stateless { keep: false }, ..wish.request.clone() },
+        request,
         metadata,
         error: None,
         attempt: 1,
@@ -158,7 +177,7 @@ async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known
     }
     config.entry("configurable").or_insert_with(|| Value::Object(serde_json::Map::new()));
     let mut metadata = thread.metadata.clone();
-    for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", known.assistant.to_string())] {
+    for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", run.assistant.to_string())] {
         metadata.insert(key.to_owned(), value.into());
     }
     let change = db::threads::ThreadChange {
@@ -248,7 +267,7 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-pub(super) fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
+fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
         read_input(input)?;
     }

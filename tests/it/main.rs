@@ -8,6 +8,7 @@
 )]
 
 mod approvals;
+mod assistants;
 mod batches;
 mod browsers;
 mod commands;

@@ -200,6 +200,7 @@ pub(super) fn agent_of(
         stack,
         toolbox,
         checks,
+        fields: vec![],
         subagents: roster,
     }
 }
