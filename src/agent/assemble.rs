@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Agent;
 use super::roster::{Build, Roster};
+use crate::domain::context::ContextSchema;
 use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
@@ -90,6 +91,7 @@ struct Draft {
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
+    context_schema: Option<Value>,
     todos: bool,
     files: Workspace,
     step_limit: u32,
@@ -136,6 +138,7 @@ impl Workshop {
             tools: definition.tools.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
+            context_schema: definition.context_schema.clone(),
             todos: definition.todos,
             files: definition.files,
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
@@ -178,6 +181,8 @@ impl Workshop {
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
+            // The context of the run passes through as it is.
+            context_schema: None,
             todos: subagent.todos,
             files: parent.files,
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
@@ -237,6 +242,7 @@ impl Workshop {
             toolbox,
             checks,
             fields,
+            context: draft.context_schema.map(ContextSchema::new),
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }

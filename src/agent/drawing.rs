@@ -95,12 +95,15 @@ impl Agent {
                 "properties": properties, "required": ["messages"]})
         };
         let title = |part: &str| format!("{}{part}", self.name);
+        let context = self.context.as_ref().map(|context| context.schema().clone());
+        // The context is also known as `configurable`.
+        let config = context.clone().unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
         Schemas {
             input: object(&title("Input"), false),
             output: object(&title("Output"), true),
             state: object(&title("State"), true),
-            config: json!({"title": title("Configurable"), "type": "object", "properties": {}}),
-            context: None,
+            config,
+            context,
         }
     }
 

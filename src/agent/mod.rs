@@ -23,6 +23,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::context::ContextSchema;
 use crate::domain::event::Fact;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
@@ -64,6 +65,8 @@ pub struct Agent {
     pub checks: HashMap<String, ArgumentCheck>,
     /// The fields of its state besides the conversation.
     pub fields: Vec<Field>,
+    /// What the context of its runs has to fit, if its owner says so.
+    pub context: Option<ContextSchema>,
     /// Whom it can delegate to; none if it cannot.
     pub subagents: Option<Arc<Roster>>,
 }

@@ -176,16 +176,18 @@ impl Settings {
     pub fn laid_under(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
         let mut own = configurable(&self.config);
         own.extend(configurable(config));
-        let mut merged = self.config.clone();
-        merged.extend(config.clone());
+        let mut merged = self.context.clone();
+        merged.extend(context.clone());
+        let mut settings = RunSettings { config: self.config.clone(), context: merged };
+        settings.config.extend(config.clone());
         if own.is_empty() {
-            merged.remove("configurable");
-        } else {
-            merged.insert("configurable".to_owned(), own.into());
+            own = settings.context.clone();
         }
-        let mut under = self.context.clone();
-        under.extend(context.clone());
-        RunSettings { config: merged, context: under }
+        settings.config.remove("configurable");
+        if !own.is_empty() {
+            settings.config.insert("configurable".to_owned(), own.into());
+        }
+        settings
     }
 }
 
@@ -266,6 +268,8 @@ mod tests {
             json!([run.config, run.context]),
             json!([{"recursion_limit": 5, "configurable": {"a": 1, "b": 2}}, {"a": 1, "b": 2}])
         );
+        let without = settings(json!({}), json!({"a": 1})).laid_under(&Map::new(), &Map::new());
+        assert_eq!(without.config, object(json!({"configurable": {"a": 1}})));
         let plain = Settings::default().laid_under(&Map::new(), &Map::new());
         assert_eq!(plain, RunSettings::default());
     }

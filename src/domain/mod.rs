@@ -18,6 +18,7 @@ use std::fmt;
 pub mod assistant;
 pub mod call;
 pub mod checkpoint;
+pub mod context;
 pub mod definition;
 pub mod event;
 pub mod goto;

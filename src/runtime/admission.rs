@@ -57,7 +57,11 @@ pub(super) async fn start(
     {
         return Ok(Err(StartError::NoCheckpoint(checkpoint)));
     }
-    let mut run = lay_out(wish, &cast, &thread, now);
+    let settings = settings(wish, &cast, &thread);
+    if let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context)) {
+        return Ok(Err(invalid.into()));
+    }
+    let mut run = lay_out(wish, &cast, (&thread, settings), now);
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
@@ -101,8 +105,23 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now), true)))
 }
 
-/// The run that is wished for: with the settings of the assistant where the wish says nothing.
-fn lay_out(wish: &Wish, cast: &Cast, thread: &Thread, now: Timestamp) -> Run {
+/// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
+/// of the thread's last run, where it brings none.
+fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
+    let RunRequest { config, context, .. } = &wish.request;
+    let assistant = &cast.assistant.settings;
+    match thread.config.get("configurable") {
+        Some(Value::Object(before)) if wish.resume.is_some() && context.is_empty() && !before.is_empty() => {
+            let mut config = config.clone();
+            config.insert("configurable".to_owned(), before.clone().into());
+            assistant.laid_under(&config, before)
+        }
+        Some(_) | None => assistant.laid_under(config, context),
+    }
+}
+
+/// The run that is wished for, on this thread and with these settings.
+fn lay_out(wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
     let id = RunId::mint();
     let Assistant { id: assistant, version, settings, .. } = &cast.assistant;
     let mut metadata = settings.metadata.clone();
@@ -112,7 +131,7 @@ fn lay_out(wish: &Wish, cast: &Cast, thread: &Thread, now: Timestamp) -> Run {
     }
     let own = [("graph_id", settings.graph_id.clone()), ("assistant_id", assistant.to_string())];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    let RunSettings { config, context } = settings.laid_under(&wish.request.config, &wish.request.context);
+    let RunSettings { config, context } = run;
     let request = RunRequest {
         temporary: wish.target == Target::Stateless { keep: false },
         config,

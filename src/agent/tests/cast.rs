@@ -201,6 +201,7 @@ pub(super) fn agent_of(
         toolbox,
         checks,
         fields: vec![],
+        context: None,
         subagents: roster,
     }
 }

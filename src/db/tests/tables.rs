@@ -42,7 +42,8 @@ async fn are_the_same_on_both_engines() {
     }
 }
 
-async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
+/// How the engine is going to carry out a statement.
+pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
             let sql = AssertSqlSafe(format!("explain query plan {sql}"));
