@@ -97,7 +97,9 @@ impl Agent {
         let title = |part: &str| format!("{}{part}", self.name);
         let context = self.context.as_ref().map(|context| context.schema().clone());
         // The context is also known as `configurable`.
-        let config = context.clone().unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
+        let config = context
+            .clone()
+            .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
         Schemas {
             input: object(&title("Input"), false),
             output: object(&title("Output"), true),
@@ -153,8 +155,10 @@ impl Graph {
     /// Takes in the loop of the subagent at this path.
     fn take_in(&mut self, inner: Graph, path: &[String]) {
         let Some((agent, callers)) = path.split_last() else { return };
-        let within = |path: &[String], id: &str| path.iter().map(|name| format!("{name}:")).chain([id.to_owned()]).collect();
-        let place = |id: &str| -> String { if matches!(id, START | END) { within(callers, TOOLS) } else { within(path, id) } };
+        let within =
+            |path: &[String], id: &str| path.iter().map(|name| format!("{name}:")).chain([id.to_owned()]).collect();
+        let place =
+            |id: &str| -> String { if matches!(id, START | END) { within(callers, TOOLS) } else { within(path, id) } };
         for node in inner.nodes.into_iter().filter(|node| !matches!(node.id.as_str(), START | END)) {
             let mut notes = node.notes;
             notes.insert("lc_agent_name".to_owned(), json!(agent));

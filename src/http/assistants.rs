@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, AgentPath, AssistantPath, Page, Params, SubgraphPath, no_content};
+use super::extract::{AgentPath, ApiJson, AssistantPath, Page, Params, SubgraphPath, no_content};
 use super::wire::assistant::{
     AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
     SchemasView, VersionChoice, VersionSearch, VersionView,
@@ -181,12 +181,7 @@ pub(super) async fn subgraph(State(api): State<Api>, path: SubgraphPath, params:
 /// The schemas of subagents, by name.
 type Subgraphs = BTreeMap<String, SchemasView>;
 
-async fn subagents(
-    api: &Api,
-    assistant: AssistantRef,
-    namespace: Option<&str>,
-    recurse: bool,
-) -> Answer<Subgraphs> {
+async fn subagents(api: &Api, assistant: AssistantRef, namespace: Option<&str>, recurse: bool) -> Answer<Subgraphs> {
     let graph_id = graph_of(api, assistant).await?;
     let found = api.runs.subagents(&graph_id, namespace, recurse).ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(found.into_iter().map(|(name, schemas)| (name, SchemasView::new(&graph_id, schemas))).collect()))

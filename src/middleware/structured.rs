@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
+use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};

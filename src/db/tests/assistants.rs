@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::tables::plan;
-use super::{Db, object, on_both, postgres, read, thread_at, write};
+use super::{Db, object, on_both, read, thread_at, write};
 use crate::db::assistants::{self, AssistantSearch, AssistantSort};
 use crate::db::engine::Conn;
 use crate::db::threads;
@@ -171,10 +171,7 @@ const SEARCHES: [(&str, &str); 8] = [
         "assistants_by_graph",
     ),
     ("select count(*) from assistants where true and graph_id = 'g1'", "assistants_by_graph"),
-    (
-        "select * from assistant_versions where assistant_id = {id} order by version desc limit 10",
-        "assistant_versions",
-    ),
+    ("select * from assistant_versions where assistant_id = {id} order by version desc limit 10", "assistant_versions"),
     (
         "select thread_id from threads where metadata ->> 'assistant_id' = 'x' order by thread_id limit 10",
         "threads_by_assistant",
@@ -200,7 +197,7 @@ async fn are_searched_by_index_on_postgres() {
         from assistants; \
         insert into threads select gen_random_uuid(), 'idle', jsonb_build_object('assistant_id', n), '{}', null, n, n, n \
         from generate_series(1, 5000) n; analyze";
-    let Some(database) = postgres::fresh_database().await else {
+    let Some(database) = super::postgres::fresh_database().await else {
         return;
     };
     let db = super::open(&database.url).await;

@@ -384,10 +384,7 @@ impl From<Graph> for GraphView {
             target: edge.target,
             conditional: edge.conditional,
         };
-        Self {
-            nodes: graph.nodes.into_iter().map(node).collect(),
-            edges: graph.edges.into_iter().map(edge).collect(),
-        }
+        Self { nodes: graph.nodes.into_iter().map(node).collect(), edges: graph.edges.into_iter().map(edge).collect() }
     }
 }
 

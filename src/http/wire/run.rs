@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use super::{Object, word};
 use crate::domain::Invalid;
-use crate::domain::id::AssistantId;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::http::error::ApiError;
 use crate::http::stream::Mode;
@@ -152,6 +151,7 @@ impl RunCreate {
             checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?,
             multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
             temporary,
+            agent: None,
             extra: self.extra()?,
         })
     }
