@@ -161,7 +161,8 @@ impl Settings {
         if self.description.as_ref().is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION) {
             return Err(Invalid::new("description", format!("has more than {LONGEST_DESCRIPTION} characters")));
         }
-        for (field, value) in [("config", &self.config), ("context", &self.context), ("metadata", &self.metadata)] {
+        // A context that is too large stands in `config`, too, and shall be named as what it is.
+        for (field, value) in [("context", &self.context), ("config", &self.config), ("metadata", &self.metadata)] {
             let size = serde_json::to_vec(value).map_or(usize::MAX, |json| json.len());
             if size > LARGEST_SETTING {
                 let reason = format!("has {size} bytes of JSON; more than {LARGEST_SETTING} are not kept");

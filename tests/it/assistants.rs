@@ -71,7 +71,7 @@ on_both_engines! {
         ];
         for (body, status, text) in refusals {
             let said = client.post("/assistants", body.clone()).await.refused(status);
-            assert!(said.starts_with(text), "{body} was refused with {said}");
+            assert!(said.starts_with(text), "{text} was not said, but {said}");
         }
         let all = client.post("/assistants/count", json!({})).await.ok();
         let automatic = json!({"metadata": {"created_by": "system"}});
