@@ -11,6 +11,7 @@ mod approvals;
 mod batches;
 mod browsers;
 mod commands;
+mod contract;
 mod crash;
 mod custom;
 mod delegated_interrupts;

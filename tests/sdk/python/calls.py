@@ -81,18 +81,18 @@ class Calls:
                     found[f"{name}.{method}"] = set(inspect.signature(function).parameters) - FOR_ALL
         return found
 
-    def left_out(self, excused):
-        """Methods, and parameters as `method(parameter)`, that nobody used and for which there is no excuse."""
+    def left_out(self, methods, parameters):
+        """Methods, and parameters as `method(parameter)`, that nobody used and that are not excused."""
         left = []
-        for method, parameters in sorted(self.methods().items()):
-            if method not in self.used:
+        for method, own in sorted(self.methods().items()):
+            if method not in self.used and method not in methods:
                 left.append(method)
-                continue
-            left += [f"{method}({parameter})" for parameter in sorted(parameters - self.used[method])]
-        return [what for what in left if what not in excused and what.partition("(")[2] not in excused]
+            elif method in self.used:
+                left += [f"{method}({name})" for name in sorted(own - self.used[method]) if name not in parameters]
+        return left
 
     def table(self, excused):
-        """One line for each resource: the methods that were called and do not stand among `excused`."""
+        """One line for each resource: its methods but for those that are excused."""
         lines = {}
         for method in sorted(self.methods()):
             resource, _, name = method.partition(".")
