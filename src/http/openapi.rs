@@ -11,9 +11,11 @@ use axum::http::header;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use utoipa::OpenApi;
-use utoipa::openapi::path::Operation;
+use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::{self, ContentBuilder, Ref, RefOr, ResponseBuilder};
 use utoipa_swagger_ui::Config;
+
+mod selected;
 
 use super::error::{ApiError, ErrorBody};
 use super::{Api, table};
@@ -52,16 +54,18 @@ pub fn document() -> openapi::OpenApi {
     complete(table().split_for_parts().1)
 }
 
-/// Adds to every endpoint the errors that every such endpoint can have.
+/// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
-    for item in document.paths.paths.values_mut() {
-        let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
-        for operation in operations.into_iter().flatten() {
-            name(operation);
-            add_errors(operation);
-        }
+    selected::loosen(&mut document);
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        name(operation);
+        add_errors(operation);
     }
     document
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten()
 }
 
 /// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
