@@ -103,7 +103,8 @@ impl Destination {
                 Ok(Some(Self::Tools { own: sent.is_none(), sent: sent.unwrap_or_default() }))
             }
             node => {
-                let found = if node == END { Some(Self::End) } else { plan.find(node).map(|(m, at)| Self::Hook(m, at)) };
+                let found =
+                    if node == END { Some(Self::End) } else { plan.find(node).map(|(m, at)| Self::Hook(m, at)) };
                 if found.is_some() && input.is_some() {
                     let reason = format!("is not for {node}, which reads the state: use `command.update`");
                     return Err(Invalid::new("input", reason));
@@ -211,7 +212,10 @@ mod tests {
             (json!([{"node": "model", "input": {}}]), "command.goto[0].input.messages: is missing"),
             (json!([{"node": "tools", "input": {"name": "x"}}]), "command.goto[0].input.id: is missing"),
             (json!([{"node": "tools", "input": [7]}]), "command.goto[0].input[0]: must be an object"),
-            (json!([{"node": "Review.after_model", "input": {"a": 1}}]), "command.goto[0].input: is not for Review.after_model"),
+            (
+                json!([{"node": "Review.after_model", "input": {"a": 1}}]),
+                "command.goto[0].input: is not for Review.after_model",
+            ),
         ];
         for (targets, expected) in cases {
             let error = read(targets.clone()).err().unwrap_or_default();

@@ -12,7 +12,8 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
-use utoipa::openapi::{self, ContentBuilder, Ref, RefOr, ResponseBuilder};
+use utoipa::openapi::schema::{SchemaType, Type};
+use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::Config;
 
 mod selected;
@@ -59,6 +60,7 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     selected::loosen(&mut document);
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         name(operation);
+        numbers_are_json(operation);
         add_errors(operation);
     }
     document
@@ -73,6 +75,22 @@ fn name(operation: &mut Operation) {
     let group = operation.tags.iter().flatten().next().map(|tag| tag.to_lowercase().replace(' ', "_"));
     if let (Some(group), Some(name)) = (group, &mut operation.operation_id) {
         *name = format!("{group}_{name}");
+    }
+}
+
+/// A bare number is JSON too, though it would be documented as text.
+fn numbers_are_json(operation: &mut Operation) {
+    let is_number = |content: &RefOr<Content>| {
+        let RefOr::T(Content { schema: Some(RefOr::T(Schema::Object(schema))), .. }) = content else { return false };
+        schema.schema_type == SchemaType::from(Type::Integer)
+    };
+    for response in operation.responses.responses.values_mut() {
+        let RefOr::T(response) = response else { continue };
+        if response.content.get("text/plain").is_some_and(is_number)
+            && let Some(number) = response.content.swap_remove("text/plain")
+        {
+            response.content.insert("application/json".to_owned(), number);
+        }
     }
 }
 

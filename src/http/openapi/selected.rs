@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use utoipa::openapi::path::Operation;
+use utoipa::openapi::path::{Operation, Parameter};
 use utoipa::openapi::schema::ArrayItems;
 use utoipa::openapi::{Components, Content, OpenApi, Ref, RefOr, Schema};
 
@@ -18,7 +18,9 @@ pub(super) fn loosen(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
         for operation in super::operations(item).filter(|operation| selects(operation, &components.schemas)) {
             let responses = operation.responses.responses.iter_mut().filter(|(status, _)| status.starts_with('2'));
-            for content in responses.filter_map(|(_, response)| inside(response)).flat_map(|all| all.content.values_mut()) {
+            for content in
+                responses.filter_map(|(_, response)| inside(response)).flat_map(|all| all.content.values_mut())
+            {
                 loosened.extend(inside(content).and_then(|content| content.schema.as_mut()).and_then(refer_to_part));
             }
         }
@@ -44,14 +46,19 @@ fn inside<T>(place: &mut RefOr<T>) -> Option<&mut T> {
 
 /// Whether the request can say which fields it wants.
 fn selects(operation: &Operation, schemas: &Schemas) -> bool {
-    let in_query = operation.parameters.iter().flatten().any(|parameter| parameter.name == SELECT);
+    let is_select = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == SELECT);
+    let in_query = operation.parameters.iter().flatten().any(is_select);
     let has_field = |content: &RefOr<Content>| {
         let RefOr::T(content) = content else { return false };
         let Some(RefOr::Ref(body)) = &content.schema else { return false };
         let schema = body.ref_location.strip_prefix(SCHEMAS).and_then(|name| schemas.get(name));
         matches!(schema, Some(RefOr::T(Schema::Object(body))) if body.properties.contains_key(SELECT))
     };
-    in_query || operation.request_body.iter().flat_map(|body| body.content.values()).any(has_field)
+    let body = match &operation.request_body {
+        Some(RefOr::T(body)) => Some(body),
+        Some(RefOr::Ref(_)) | None => None,
+    };
+    in_query || body.is_some_and(|body| body.content.values().any(has_field))
 }
 
 /// Points `schema`, or what it is a list of, to the loosened one. Returns the name of the whole one.

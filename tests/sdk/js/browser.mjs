@@ -103,6 +103,7 @@ export class Page {
 
   // Sends something and waits until the answer is complete.
   async submit(values, options) {
+    await this.until("it is drawn", () => true);
     this.stream.submit(values, options);
     await this.until("an answer begins", () => this.stream.isLoading);
     await this.rests();
