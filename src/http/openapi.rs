@@ -82,7 +82,7 @@ fn name(operation: &mut Operation) {
 fn numbers_are_json(operation: &mut Operation) {
     let is_number = |content: &RefOr<Content>| {
         let RefOr::T(Content { schema: Some(RefOr::T(Schema::Object(schema))), .. }) = content else { return false };
-        schema.schema_type == SchemaType::from(Type::Integer)
+        schema.schema_type == SchemaType::Type(Type::Integer)
     };
     for response in operation.responses.responses.values_mut() {
         let RefOr::T(response) = response else { continue };
