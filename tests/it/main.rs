@@ -7,11 +7,13 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod about;
 mod approvals;
 mod assistants;
 mod batches;
 mod browsers;
 mod commands;
+mod contract;
 mod crash;
 mod custom;
 mod delegated_interrupts;
