@@ -87,25 +87,24 @@ pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<Thr
     if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
 }
 
-/// Finds threads.
+/// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
-        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
+        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
+        (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select, extract } = body.check()?;
-    let (found, total) = api
-        .db
-        .read(move |tx| {
-            Box::pin(async move {
-                let total = threads::count(tx, &wanted).await?;
-                let mut found = vec![];
-                for thread in threads::search(tx, &wanted).await? {
-                    found.push(Glimpse::of(tx, thread).await?);
-                }
-                Ok((found, total))
-            })
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
+            let mut found = vec![];
+            for thread in threads {
+                found.push(Glimpse::of(tx, thread).await?);
+            }
+            Ok((found, total))
         })
-        .await?;
+    });
+    let (found, total) = read.await?;
     let mut shown = Vec::with_capacity(found.len());
     for glimpse in found {
         shown.push(show_item(&api, glimpse, &select, &extract).await?);

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::Object;
 use crate::db::threads as rows;
 use crate::domain::Invalid;
+use crate::domain::filter::Filter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -111,7 +112,7 @@ pub struct ThreadSearch {
     /// Only those whose metadata contains this.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Only those whose values contain this. Not supported yet.
+    /// Only those whose values contain this. The search may look into 2,000 threads that meet the other conditions.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Object>,
     /// Only those that are doing this.
@@ -211,6 +212,8 @@ pub struct CheckedSearch {
 
 /// How many parts of a thread a search may extract.
 const MAX_EXTRACTS: usize = 10;
+/// How many threads a request may name.
+const MAX_IDS: usize = 1000;
 
 impl ThreadSearch {
     /// Checks the search.
@@ -218,12 +221,12 @@ impl ThreadSearch {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(self) -> Result<CheckedSearch, ApiError> {
-        if self.values.is_some_and(|values| !values.is_empty()) {
-            return Err(Invalid::new("values", "is not supported by this server: search by metadata").into());
-        }
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
+        }
+        if self.ids.as_ref().is_some_and(|ids| ids.len() > MAX_IDS) {
+            return Err(Invalid::new("ids", format!("has more than {MAX_IDS} entries")).into());
         }
         let ids = self.ids.map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>()).transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
@@ -236,7 +239,8 @@ impl ThreadSearch {
         let page = Page::checked(self.limit, self.offset, 10)?;
         let wanted = rows::ThreadSearch {
             ids,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
+            values: Filter::new("values", self.values.unwrap_or_default())?,
             status: self.status.map(Into::into),
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
