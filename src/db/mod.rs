@@ -15,6 +15,7 @@ pub mod events;
 mod fold;
 pub mod interrupts;
 mod json;
+pub mod retention;
 pub mod runs;
 mod states;
 #[cfg(test)]

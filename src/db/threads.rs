@@ -3,6 +3,8 @@
 mod search;
 mod terms;
 
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{query, query_as};
@@ -18,7 +20,7 @@ use super::json::{Cell, encode};
 use super::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "threads";
@@ -26,7 +28,7 @@ const TABLE: &str = "threads";
 macro_rules! columns {
     () => {
         "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
-         created_at, updated_at, state_updated_at"
+         created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at"
     };
 }
 use columns;
@@ -47,6 +49,9 @@ struct ThreadRow {
     created_at: i64,
     updated_at: i64,
     state_updated_at: i64,
+    ttl: Option<i64>,
+    ttl_strategy: Option<String>,
+    expires_at: Option<i64>,
 }
 
 impl TryFrom<ThreadRow> for Thread {
@@ -63,6 +68,14 @@ impl TryFrom<ThreadRow> for Thread {
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             state_updated_at: Timestamp(row.state_updated_at),
+            ttl: match (row.ttl, &row.ttl_strategy) {
+                (Some(micros), Some(word)) => Some(Ttl {
+                    after: Duration::from_micros(u64::try_from(micros).map_err(|_| at("ttl").corrupt())?),
+                    strategy: TtlStrategy::from_word(word).ok_or_else(|| at("ttl_strategy").corrupt())?,
+                }),
+                (_, _) => None,
+            },
+            expires_at: row.expires_at.map(Timestamp),
         })
     }
 }
@@ -70,8 +83,8 @@ impl TryFrom<ThreadRow> for Thread {
 /// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
 pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     const SQL: &str = "insert into threads \
-        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict (thread_id) do nothing";
+        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
+        expires_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict (thread_id) do nothing";
     let error = thread.error.as_ref().map(encode).transpose()?;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(thread.id.0)
@@ -82,6 +95,9 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
         .bind(thread.created_at.0)
         .bind(thread.updated_at.0)
         .bind(thread.state_updated_at.0)
+        .bind(thread.ttl.map(micros))
+        .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
+        .bind(thread.expires_at.map(|at| at.0))
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -110,27 +126,41 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Optio
     row.map(Thread::try_from).transpose()
 }
 
-/// Sets the given keys of the metadata and leaves the others. Returns the thread as it is then.
-pub async fn patch_metadata(
+fn micros(ttl: Ttl) -> i64 {
+    i64::try_from(ttl.after.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Sets the given keys of the metadata and leaves the others, and with `ttl` how long the thread is kept. Returns the
+/// thread as it is then.
+pub async fn patch(
     tx: &mut Tx<'_>,
     id: ThreadId,
     patch: &Map<String, Value>,
+    ttl: Option<Ttl>,
     now: Timestamp,
 ) -> DbResult<Option<Thread>> {
-    const SQL: &str = "update threads set metadata = $2, updated_at = $3 where thread_id = $1";
-    let Some(mut thread) = lock(tx, id).await? else {
+    const SQL: &str = "update threads set metadata = $2, updated_at = $3, ttl = $4, ttl_strategy = $5, \
+        expires_at = $6 where thread_id = $1";
+    let Some(found) = lock(tx, id).await? else {
         return Ok(None);
     };
+    let mut thread = Thread { updated_at: now, ..found };
     thread.metadata.extend(patch.clone());
-    thread.updated_at = now;
+    let ttl = ttl.or(thread.ttl);
+    let thread = thread.kept_for(ttl);
     on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(Json(&thread.metadata))
         .bind(now.0)
+        .bind(thread.ttl.map(micros))
+        .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
+        .bind(thread.expires_at.map(|at| at.0))
         .execute(conn)
         .await
         .map(drop))?;
-    terms::replace(tx, id, &thread.metadata).await?;
+    if !patch.is_empty() {
+        terms::replace(tx, id, &thread.metadata).await?;
+    }
     Ok(Some(thread))
 }
 
@@ -153,7 +183,7 @@ pub struct ThreadChange {
 pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
-        state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
+        expires_at = $7 + ttl, state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
     let error = change.error.iter().flatten().next().map(encode).transpose()?;
     if let Some(metadata) = &change.metadata {
         terms::replace(tx, id, metadata).await?;
@@ -188,8 +218,8 @@ pub struct Left {
 pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6 \
-        where thread_id = $1";
+        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+        expires_at = $6 + ttl where thread_id = $1";
     let error = left.error.as_ref().map(encode).transpose()?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)

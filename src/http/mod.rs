@@ -92,6 +92,8 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(threads::count))
         .routes(routes!(threads::get, threads::patch, threads::delete))
         .routes(routes!(threads::copy))
+        .routes(routes!(threads::prune))
+        .routes(routes!(threads::storage))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))

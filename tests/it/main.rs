@@ -21,6 +21,7 @@ mod limits;
 mod metrics;
 mod models;
 mod readme;
+mod retention;
 mod runs;
 mod sdk;
 mod shared_state;

@@ -41,9 +41,9 @@ async fn is_patched(db: Db) {
     let id = stored_thread(&db).await;
     let patch = |value: Value| object(value);
     let first = patch(json!({"a": {"x": 1}, "b": 1}));
-    write!(db, |tx| threads::patch_metadata(tx, id, &first, Timestamp(2)));
+    write!(db, |tx| threads::patch(tx, id, &first, None, Timestamp(2)));
     let second = patch(json!({"a": {"y": null}}));
-    let thread = write!(db, |tx| threads::patch_metadata(tx, id, &second, Timestamp(3))).expect("the thread");
+    let thread = write!(db, |tx| threads::patch(tx, id, &second, None, Timestamp(3))).expect("the thread");
     assert_eq!(Value::Object(thread.metadata.clone()), json!({"a": {"y": null}, "b": 1}));
     assert_eq!(thread.updated_at, Timestamp(3));
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(thread));
