@@ -30,6 +30,7 @@ mod stateless;
 mod streams;
 mod subagents;
 mod support;
+mod thread_stream;
 mod threads;
 mod todos;
 mod tools;
