@@ -7,10 +7,12 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod about;
 mod approvals;
 mod batches;
 mod browsers;
 mod commands;
+mod contract;
 mod crash;
 mod custom;
 mod delegated_interrupts;
