@@ -80,7 +80,9 @@ impl Check {
 
     fn kept(&mut self, section: &str, ttl: Option<&TimeToLive>) {
         let Some(ttl) = ttl else { return };
-        for (name, minutes) in [("default_ttl", ttl.default_ttl), ("sweep_interval_minutes", ttl.sweep_interval_minutes)] {
+        for (name, minutes) in
+            [("default_ttl", ttl.default_ttl), ("sweep_interval_minutes", ttl.sweep_interval_minutes)]
+        {
             if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
                 let message = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
                 self.error(&[section, "ttl", name], message);

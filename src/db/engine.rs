@@ -169,9 +169,12 @@ fn make_directory(file: &Path) -> DbResult<()> {
 
 async fn open_postgres(url: &str) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
-    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS)
-        .after_connect(|conn, _| Box::pin(async move { raw_sql(NO_DAWDLING).execute(&mut *conn).await?;
-            raw_sql(BY_INDEX).execute(conn).await.map(drop) }));
+    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS).after_connect(|conn, _| {
+        Box::pin(async move {
+            raw_sql(NO_DAWDLING).execute(&mut *conn).await?;
+            raw_sql(BY_INDEX).execute(conn).await.map(drop)
+        })
+    });
     let pool: PgPool = pool.connect_with(options).await?;
     POSTGRES_TABLES.run(&pool).await?;
     Ok(pool)

@@ -47,12 +47,7 @@ async fn lanes_under_way(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::
 
 /// Deletes the log of a thread before a checkpoint, but for some lanes. What is behind the checkpoint stays, so that no
 /// number of the log is given twice.
-async fn delete_before(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    head: &checkpoints::Head,
-    kept: &[Lane],
-) -> DbResult<()> {
+async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
     for table in ["checkpoints", "events"] {
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new("delete from ");

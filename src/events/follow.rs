@@ -68,8 +68,7 @@ impl Follow {
     /// # Errors
     /// When the database fails.
     pub async fn from_seq(events: &Events, thread: ThreadId, seq: i64) -> DbResult<Self> {
-        let read =
-            events.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        let read = events.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         let mut follow = Self::new(events, thread, seq);
         if let Some((run, first)) = read.await? {
             follow.after = first;

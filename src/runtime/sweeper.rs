@@ -66,7 +66,8 @@ impl Worker {
         let Some(ttl) = self.retention.checkpoints else { return Ok(swept) };
         let until = now.minus(ttl.after);
         loop {
-            let due = self.db.read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
+            let due =
+                self.db.read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
             let gone = self.take(due.await?, move |tx, thread| Box::pin(end_history(tx, thread, ttl, now))).await?;
             swept += gone;
             if gone == 0 {

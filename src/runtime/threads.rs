@@ -73,9 +73,10 @@ impl Runs {
             let done = match strategy {
                 TtlStrategy::Delete => self.delete_thread(thread).await?,
                 TtlStrategy::KeepLatest => {
-                    let write = self.0.db.write(move |tx| {
-                        Box::pin(async move { db::retention::keep_latest(tx, thread, now).await })
-                    });
+                    let write = self
+                        .0
+                        .db
+                        .write(move |tx| Box::pin(async move { db::retention::keep_latest(tx, thread, now).await }));
                     write.await?
                 }
             };

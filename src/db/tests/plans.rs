@@ -116,7 +116,10 @@ fn assert_indexed(plan: &str, about: &str) {
         // The table of threads is in the order of their ids, and read only as far as the page goes.
         let by_id = line == "SCAN found" && about.contains("status: None, sort: Id");
         let whole_table = line.contains("Seq Scan")
-            || line.contains("SCAN") && !line.contains("INDEX") && !line.contains("SCAN page") && !line.contains("matches");
+            || line.contains("SCAN")
+                && !line.contains("INDEX")
+                && !line.contains("SCAN page")
+                && !line.contains("matches");
         assert!(!whole_table || by_id, "{about}\n{plan}");
     }
 }

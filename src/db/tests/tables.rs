@@ -32,7 +32,10 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
 async fn are_the_same_on_both_engines() {
     let db = super::open("sqlite::memory:").await;
     let ours = read!(db, |tx| tables(tx));
-    assert_eq!(ours.keys().collect::<Vec<_>>(), ["checkpoints", "events", "interrupts", "runs", "thread_terms", "threads", "threads_to_index", "workers"]);
+    assert_eq!(
+        ours.keys().collect::<Vec<_>>(),
+        ["checkpoints", "events", "interrupts", "runs", "thread_terms", "threads", "threads_to_index", "workers"]
+    );
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
         let db = super::open(&database.url).await;

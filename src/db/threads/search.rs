@@ -185,12 +185,7 @@ impl ThreadSearch {
     }
 
     /// Adds the statement that counts the matches, up to a bound if there is one.
-    pub(in crate::db) fn push_count<DB>(
-        &self,
-        sql: &mut QueryBuilder<DB>,
-        way: Way,
-        most: Option<i64>,
-    ) -> DbResult<()>
+    pub(in crate::db) fn push_count<DB>(&self, sql: &mut QueryBuilder<DB>, way: Way, most: Option<i64>) -> DbResult<()>
     where
         DB: sqlx::Database,
         QueryBuilder<DB>: Contains,
