@@ -32,6 +32,3 @@ create table assistant_versions (
     created_at bigint not null,
     primary key (assistant_id, version)
 );
-
--- The threads on which an assistant worked last are found by what its runs note there.
-create index threads_by_assistant on threads ((metadata ->> 'assistant_id'), thread_id);

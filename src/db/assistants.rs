@@ -1,6 +1,5 @@
 //! Assistants: named settings of agent definitions, and the versions they had.
 
-use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
@@ -9,7 +8,8 @@ use super::engine::{Contains, on_engine};
 use super::json::Cell;
 use super::{DbResult, Tx};
 use crate::domain::assistant::{Assistant, Settings, Version};
-use crate::domain::id::{AssistantId, ThreadId};
+use crate::domain::filter::Filter;
+use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "assistants";
@@ -188,7 +188,7 @@ pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<
 pub async fn versions(
     tx: &mut Tx<'_>,
     id: AssistantId,
-    metadata: &Map<String, Value>,
+    metadata: &Filter,
     (limit, offset): (i64, i64),
 ) -> DbResult<Vec<Version>> {
     const SQL: &str =
@@ -197,7 +197,7 @@ pub async fn versions(
         let mut sql = QueryBuilder::new(SQL);
         sql.push_bind(id.0);
         if !metadata.is_empty() {
-            sql.push(" and ").push_contains("metadata", metadata)?;
+            sql.push(" and ").push_contains("metadata", metadata.wanted())?;
         }
         sql.push(" order by version desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
         sql.build_query_as().fetch_all(conn).await
@@ -210,15 +210,6 @@ pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
     const SQL: &str = "delete from assistants where assistant_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
-}
-
-/// Up to `limit` threads on which this assistant worked last.
-pub async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str =
-        "select thread_id from threads where metadata ->> 'assistant_id' = $1 order by thread_id limit $2";
-    let ids: Vec<Uuid> =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(id.to_string()).bind(limit).fetch_all(conn).await)?;
-    Ok(ids.into_iter().map(ThreadId).collect())
 }
 
 /// By what assistants are sorted; those that tie, by their id.
@@ -244,8 +235,8 @@ pub struct AssistantSearch {
     pub graph_id: Option<String>,
     /// Only those whose name contains this, in any case.
     pub name: Option<String>,
-    /// Only those whose metadata contains this: equal scalars, objects and arrays that contain the given ones.
-    pub metadata: Map<String, Value>,
+    /// Only those whose metadata contains this.
+    pub metadata: Filter,
     /// In which order.
     pub sort: AssistantSort,
     /// Whether the smallest come first.
@@ -261,7 +252,7 @@ impl Default for AssistantSearch {
         Self {
             graph_id: None,
             name: None,
-            metadata: Map::new(),
+            metadata: Filter::default(),
             sort: AssistantSort::default(),
             ascending: false,
             limit: 10,
@@ -300,7 +291,7 @@ impl AssistantSearch {
             sql.push(" and folded like ").push_bind(containing(&folded(name))).push(" escape '\\'");
         }
         if !self.metadata.is_empty() {
-            sql.push(" and ").push_contains("metadata", &self.metadata)?;
+            sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
         }
         Ok(())
     }

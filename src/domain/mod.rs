@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod context;
 pub mod definition;
 pub mod event;
+pub mod filter;
 pub mod goto;
 pub mod graph;
 pub mod id;

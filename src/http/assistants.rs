@@ -17,6 +17,7 @@ use super::wire::json;
 use super::{Answer, Api};
 use crate::db::assistants;
 use crate::domain::assistant::Assistant;
+use crate::domain::filter::Filter;
 use crate::domain::id::AssistantId;
 use crate::runtime::{AssistantError, AssistantRef};
 
@@ -105,7 +106,8 @@ pub(super) async fn versions(
     ApiJson(body): ApiJson<VersionSearch>,
 ) -> Answer<Vec<VersionView>> {
     let (id, page) = (path.assistant_id, Page::checked(body.limit, body.offset, 10)?);
-    let (metadata, part) = (body.metadata.unwrap_or_default(), (page.limit.into(), page.offset.into()));
+    let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
+    let part = (page.limit.into(), page.offset.into());
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             match assistants::find(tx, id).await? {

@@ -182,7 +182,7 @@ impl From<DbError> for ApiError {
     #[track_caller]
     fn from(error: DbError) -> Self {
         match error {
-            DbError::Unfit(reason) => Invalid::new("body", format!("cannot be stored: {reason}")).into(),
+            DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
             DbError::Conflict(_)
             | DbError::Busy
             | DbError::Corrupt { .. }

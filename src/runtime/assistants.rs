@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 use super::worker::Worker;
 use super::{AssistantError, AssistantRef, Runs, StartError};
 use crate::agent::assemble::{Agents, Known};
-use crate::db::{DbResult, Tx, assistants};
+use crate::db::threads::{ThreadSearch, ThreadSort};
+use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::domain::assistant::{Assistant, Change, Settings};
+use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
-use crate::domain::id::AssistantId;
+use crate::domain::id::{AssistantId, ThreadId};
 
 /// How many threads are looked up at once to be deleted.
 const THREADS: i64 = 100;
@@ -70,6 +74,14 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;
     }
     Ok(())
+}
+
+/// Up to `limit` threads on which this assistant worked last.
+async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
+    let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
+    let metadata = Filter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
+    let wanted = ThreadSearch { metadata, sort: ThreadSort::Id, ascending: true, limit, ..ThreadSearch::default() };
+    Ok(threads::search(tx, &wanted).await?.threads.into_iter().map(|thread| thread.id).collect())
 }
 
 impl Runs {
@@ -168,7 +180,7 @@ impl Runs {
             let write = self.0.db.write(move |tx| {
                 Box::pin(async move {
                     // A run may have come to a new thread meanwhile.
-                    if with_threads && !assistants::threads_of(tx, id, 1).await?.is_empty() {
+                    if with_threads && !threads_of(tx, id, 1).await?.is_empty() {
                         return Ok(None);
                     }
                     assistants::delete(tx, id).await.map(Some)
@@ -184,7 +196,7 @@ impl Runs {
 
     async fn delete_threads_of(&self, id: AssistantId) -> DbResult<()> {
         loop {
-            let read = self.0.db.read(move |tx| Box::pin(async move { assistants::threads_of(tx, id, THREADS).await }));
+            let read = self.0.db.read(move |tx| Box::pin(threads_of(tx, id, THREADS)));
             let threads = read.await?;
             if threads.is_empty() {
                 return Ok(());

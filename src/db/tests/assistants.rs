@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
 
 use super::tables::plan;
-use super::{Db, object, on_both, read, thread_at, write};
+use super::{Db, object, on_both, read, write};
 use crate::db::assistants::{self, AssistantSearch, AssistantSort};
 use crate::db::engine::Conn;
-use crate::db::threads;
 use crate::domain::assistant::{Assistant, Settings};
+use crate::domain::filter::Filter;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
@@ -15,13 +15,16 @@ on_both!(
     is_searched,
     is_found_by_any_part_of_its_name,
     goes_with_its_versions,
-    knows_its_threads,
     is_renamed_in_its_only_version,
 );
 
 fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
     let settings = Settings { name: name.to_owned(), graph_id: graph_id.to_owned(), ..Settings::default() };
     Assistant::new(AssistantId::mint(), settings, Timestamp(now))
+}
+
+fn filter(wanted: Value) -> Filter {
+    Filter::new("metadata", object(wanted)).expect("a filter")
 }
 
 async fn is_stored_once_with_its_first_version(db: Db) {
@@ -68,7 +71,7 @@ async fn keeps_every_version(db: Db) {
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 3);
 
     let versions = async |metadata: Value, part: (i64, i64)| {
-        let metadata = object(metadata);
+        let metadata = filter(metadata);
         let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part));
         found.into_iter().map(|version| (version.number, version.created_at.0)).collect::<Vec<_>>()
     };
@@ -103,7 +106,7 @@ async fn is_searched(db: Db) {
     assert_eq!(found(sorted(AssistantSort::Id, true)).await.0, [0, 1, 2, 3]);
     let plain = AssistantSearch { graph_id: Some("plain".to_owned()), ..all.clone() };
     assert_eq!(found(plain).await, (vec![3, 1], 2));
-    let led = AssistantSearch { metadata: object(json!({"team": {"lead": true}})), ..all.clone() };
+    let led = AssistantSearch { metadata: filter(json!({"team": {"lead": true}})), ..all.clone() };
     assert_eq!(found(led).await, (vec![1, 0], 2));
 }
 
@@ -134,19 +137,6 @@ async fn goes_with_its_versions(db: Db) {
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 0);
 }
 
-async fn knows_its_threads(db: Db) {
-    let (ours, other) = (AssistantId::mint(), AssistantId::mint());
-    let mut ids = vec![];
-    for (n, assistant) in (1..).zip([ours, other, ours]) {
-        let mut thread = thread_at(n);
-        thread.metadata = object(json!({"assistant_id": assistant}));
-        ids.push(thread.id);
-        write!(db, |tx| threads::insert(tx, &thread));
-    }
-    assert_eq!(read!(db, |tx| assistants::threads_of(tx, ours, 10)), [ids[0], ids[2]]);
-    assert_eq!(read!(db, |tx| assistants::threads_of(tx, ours, 1)), [ids[0]]);
-}
-
 async fn is_renamed_in_its_only_version(db: Db) {
     let assistant = named("Old", "agent", 1);
     let id = assistant.id;
@@ -161,7 +151,7 @@ async fn is_renamed_in_its_only_version(db: Db) {
 }
 
 /// Searches and the indexes they must use on SQLite.
-const SEARCHES: [(&str, &str); 8] = [
+const SEARCHES: [(&str, &str); 7] = [
     ("select * from assistants order by created_at desc, assistant_id desc limit 10", "assistants_by_created"),
     ("select * from assistants order by updated_at, assistant_id limit 10", "assistants_by_updated"),
     ("select * from assistants order by folded desc, assistant_id desc limit 10", "assistants_by_name"),
@@ -172,10 +162,6 @@ const SEARCHES: [(&str, &str); 8] = [
     ),
     ("select count(*) from assistants where true and graph_id = 'g1'", "assistants_by_graph"),
     ("select * from assistant_versions where assistant_id = {id} order by version desc limit 10", "assistant_versions"),
-    (
-        "select thread_id from threads where metadata ->> 'assistant_id' = 'x' order by thread_id limit 10",
-        "threads_by_assistant",
-    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,9 +180,7 @@ async fn are_searched_by_index_on_postgres() {
     const FILL: &str = "insert into assistants select gen_random_uuid(), 1, 'g' || n % 50, '{}', '{}', \
         jsonb_build_object('n', n), 'name ' || n, 'name ' || n, null, n, n from generate_series(1, 5000) n; \
         insert into assistant_versions select assistant_id, 1, graph_id, config, context, metadata, name, null, 0 \
-        from assistants; \
-        insert into threads select gen_random_uuid(), 'idle', jsonb_build_object('assistant_id', n), '{}', null, n, n, n \
-        from generate_series(1, 5000) n; analyze";
+        from assistants; analyze";
     let Some(database) = super::postgres::fresh_database().await else {
         return;
     };

@@ -10,6 +10,7 @@ use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, Change, LONGEST_NAME, Settings, UNTITLED, Version};
+use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
@@ -186,7 +187,7 @@ impl AssistantSearch {
         let wanted = rows::AssistantSearch {
             graph_id: self.graph_id,
             name: self.name,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
