@@ -28,7 +28,8 @@ mod verdict;
 pub use arguments::{Arguments, Command, Settings};
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    DatabaseUrl, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
+    DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
+    SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
@@ -59,6 +60,10 @@ pub struct Config {
     pub runtime: Runtime,
     /// What is remembered beyond a thread, and for how long.
     pub store: StoreSection,
+    /// How long threads are kept that do not say it themselves.
+    pub threads: Kept,
+    /// How long the histories of threads are kept.
+    pub checkpointer: Kept,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

@@ -1,8 +1,10 @@
 //! Every test runs on both engines.
 
+mod assistants;
 mod checkpoints;
 mod copies;
 mod items;
+mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;
@@ -94,6 +96,8 @@ fn thread_at(now: i64) -> Thread {
         created_at: Timestamp(now),
         updated_at: Timestamp(now),
         state_updated_at: Timestamp(now),
+        ttl: None,
+        expires_at: None,
     }
 }
 

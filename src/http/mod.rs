@@ -33,6 +33,7 @@ mod state;
 mod stateless;
 mod store;
 pub mod stream;
+mod thread_stream;
 mod threads;
 mod traffic;
 mod waiting;
@@ -86,15 +87,25 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))
         // Assistants: what a client can run.
+        .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
-        .routes(routes!(assistants::get))
+        .routes(routes!(assistants::get, assistants::patch, assistants::delete))
+        .routes(routes!(assistants::versions))
+        .routes(routes!(assistants::use_version))
+        .routes(routes!(assistants::graph))
+        .routes(routes!(assistants::schemas))
+        .routes(routes!(assistants::subgraphs))
+        .routes(routes!(assistants::subgraph))
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
         .routes(routes!(threads::count))
         .routes(routes!(threads::get, threads::patch, threads::delete))
         .routes(routes!(threads::copy))
+        .routes(routes!(threads::prune))
+        .routes(routes!(threads::storage))
+        .routes(routes!(thread_stream::follow))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))

@@ -47,13 +47,13 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub(super) retention: super::Retention,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
-    /// When this process began.
-    pub(super) since: crate::domain::time::Timestamp,
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
@@ -72,7 +72,6 @@ impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
         Self {
             id: WorkerId::mint(),
-            since: parts.clock.now(),
             db: parts.db,
             events: parts.events,
             agents: parts.agents,
@@ -81,6 +80,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            retention: parts.retention,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -225,7 +225,7 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
-        let Some(known) = self.agents.of_assistant(run.assistant) else {
+        let Some(known) = self.agents.of_run(run).cloned() else {
             let text = "The agent of this run is not configured on this server any more.".to_owned();
             return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
         };

@@ -105,7 +105,7 @@ on_both_engines! {
     async fn the_server_can_decide_how_long_items_stay(server: TestServer) {
         let client = server.client();
         let lines = "[store.ttl]\ndefault_ttl = 0.001\nrefresh_on_read = false\nsweep_interval_minutes = 0.0005";
-        server.is_configured_further(lines).await;
+        server.is_configured_with(lines).await;
         put(&client, json!(["n"]), "k", json!({})).await.ok();
         let forever = json!({"namespace": ["n"], "key": "forever", "value": {}, "ttl": null});
         items(&client, Method::PUT, forever).await.ok();
