@@ -9,6 +9,7 @@
 
 pub mod checkpoints;
 pub mod copies;
+pub mod crons;
 mod engine;
 mod error;
 pub mod events;

@@ -22,6 +22,7 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod batch;
 mod cancel;
+mod crons;
 mod journal;
 mod lease;
 mod opening;
@@ -31,7 +32,8 @@ mod worker;
 mod writing;
 
 pub use cancel::CancelAction;
-pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use crons::CronWish;
+pub use refusal::{CancelError, CronError, ResolveError, StartError, StateWriteError};
 
 use admission::Admitted;
 use worker::Worker;
@@ -131,7 +133,9 @@ impl Runs {
         worker.sign_on().await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
-        Ok(Self(worker))
+        let runs = Self(Arc::clone(&worker));
+        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        Ok(runs)
     }
 
     /// Waits until no run is at work in this process.
@@ -179,6 +183,12 @@ impl Runs {
             drop(permit);
             self.0.has_queued();
         }
+        self.displace(&run, displaced).await?;
+        Ok(run)
+    }
+
+    /// Stops the runs that `run` displaces, as its strategy says.
+    async fn displace(&self, run: &Run, displaced: Vec<Run>) -> DbResult<()> {
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,
             Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
@@ -186,10 +196,10 @@ impl Runs {
         for old in displaced {
             match self.cancel(old.thread, old.id, action).await {
                 Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
-                Err(CancelError::Fault(error)) => return Err(error.into()),
+                Err(CancelError::Fault(error)) => return Err(error),
             }
         }
-        Ok(run)
+        Ok(())
     }
 
     fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {

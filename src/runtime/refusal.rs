@@ -92,3 +92,29 @@ pub enum StateWriteError {
     #[error(transparent)]
     Fault(#[from] db::DbError),
 }
+
+/// Why a cron was not made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CronError {
+    /// There is no such cron.
+    #[error("there is no such cron")]
+    NoCron,
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// There is no such assistant or graph.
+    #[error("there is no assistant {0}")]
+    NoAssistant(String),
+    /// Somebody else has changed it meanwhile.
+    #[error("the cron was changed by somebody else")]
+    Stale,
+    /// Something in the wish cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// Its runs could never be started.
+    #[error(transparent)]
+    Refused(StartError),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
