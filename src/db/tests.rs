@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod copies;
+mod crons;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;

@@ -12,6 +12,7 @@ mod batches;
 mod browsers;
 mod commands;
 mod crash;
+mod crons;
 mod custom;
 mod delegated_interrupts;
 mod files;

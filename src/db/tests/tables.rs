@@ -32,7 +32,7 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
 async fn are_the_same_on_both_engines() {
     let db = super::open("sqlite::memory:").await;
     let ours = read!(db, |tx| tables(tx));
-    assert_eq!(ours.keys().collect::<Vec<_>>(), ["checkpoints", "events", "interrupts", "runs", "threads", "workers"]);
+    assert_eq!(ours.keys().collect::<Vec<_>>(), ["checkpoints", "crons", "events", "interrupts", "runs", "threads", "workers"]);
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
         let db = super::open(&database.url).await;
@@ -57,7 +57,17 @@ async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 15] = [
+const SEARCHES: [(&str, &str); 21] = [
+    (
+        "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
+         order by due_at, cron_id limit 9",
+        "crons_due",
+    ),
+    ("select * from crons order by thread_id nulls first, created_at, cron_id limit 9", "crons_by_thread"),
+    ("select * from crons order by due_at desc nulls last, cron_id desc limit 9", "crons_by_due"),
+    ("select * from crons order by end_time nulls first, cron_id limit 9", "crons_by_end"),
+    ("select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_thread"),
+    ("select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_assistant"),
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (
