@@ -145,6 +145,8 @@ async fn are_searched_by_index_on_postgres() {
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
+        insert into crons select gen_random_uuid(), thread_id, thread_id, '', null, created_at, true, true, created_at, \
+        '', '', metadata, created_at, created_at from threads; \
         analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;
