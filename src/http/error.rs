@@ -242,7 +242,7 @@ impl From<CronError> for ApiError {
         match error {
             CronError::NoCron => Self::not_found("cron_not_found"),
             CronError::NoThread(id) => Self::no_thread(id),
-            CronError::NoAssistant(name) => {
+            CronError::Refused(StartError::NoAssistant(name)) => {
                 Self::new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant '{name}' not found"))
             }
             CronError::Stale => {

@@ -4,13 +4,12 @@
 //! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
 //! thread of a process stood still, is made up for by one run, however many due times went by.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, Admitted};
-use super::{AssistantRef, CronError, Runs, StartError, Target, Wish};
+use super::{AssistantRef, CronError, Runs, Target, Wish};
 use crate::db::{self, DbResult, crons::Due};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
@@ -52,13 +51,7 @@ impl CronWish {
         let Self { thread, schedule, end, enabled, keep_threads, mut request, metadata, mut payload, .. } = self;
         mark(&mut request.config, id);
         payload.insert("assistant_id".to_owned(), json!(assistant));
-        let config = payload.entry("config").or_insert_with(|| json!({}));
-        if !config.is_object() {
-            *config = json!({});
-        }
-        if let Value::Object(config) = config {
-            mark(config, id);
-        }
+        mark(open(&mut payload, "config"), id);
         let (due_at, created_at, updated_at) = (None, now, now);
         Cron {
             id,
@@ -80,11 +73,16 @@ impl CronWish {
 
 /// Notes in the settings of a run by which cron it is started.
 fn mark(config: &mut Map<String, Value>, id: CronId) {
-    let configurable = config.entry("configurable").or_insert_with(|| json!({}));
-    match configurable {
-        Value::Object(configurable) => _ = configurable.insert("cron_id".to_owned(), json!(id)),
-        other => *other = json!({"cron_id": id}),
+    open(config, "configurable").insert("cron_id".to_owned(), json!(id));
+}
+
+/// The object under this name; made if there is none.
+fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
+    let value = object.entry(name).or_insert(Value::Null);
+    if !value.is_object() {
+        *value = json!({});
     }
+    value.as_object_mut().expect("an object was just put there")
 }
 
 /// What one due time asks for.
@@ -159,10 +157,7 @@ impl Runs {
     }
 
     fn lay_out_cron(&self, wish: CronWish, id: CronId, now: Timestamp) -> Result<Cron, CronError> {
-        let known = self.known(&wish.assistant).map_err(|error| match error {
-            StartError::NoAssistant(name) => CronError::NoAssistant(name),
-            other => CronError::Refused(other),
-        })?;
+        let known = self.known(&wish.assistant)?;
         let cron = wish.into_cron(id, known.assistant, now);
         let first = wish_of(&cron);
         admission::check(&first, &known.agent.plan)?;

@@ -102,9 +102,6 @@ pub enum CronError {
     /// There is no such thread.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
-    /// There is no such assistant or graph.
-    #[error("there is no assistant {0}")]
-    NoAssistant(String),
     /// Somebody else has changed it meanwhile.
     #[error("the cron was changed by somebody else")]
     Stale,
@@ -113,7 +110,7 @@ pub enum CronError {
     Invalid(#[from] Invalid),
     /// Its runs could never be started.
     #[error(transparent)]
-    Refused(StartError),
+    Refused(#[from] StartError),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),
