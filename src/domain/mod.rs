@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod cron;
 pub mod definition;
 pub mod event;
+pub mod filter;
 pub mod goto;
 pub mod id;
 pub mod input;
