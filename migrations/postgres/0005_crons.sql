@@ -2,7 +2,7 @@
 -- run of a due time is made in the transaction that moves `due_at` on.
 create table crons (
     cron_id uuid not null primary key,
-    assistant_id uuid not null,
+    assistant_id uuid not null references assistants (assistant_id) on delete cascade,
     thread_id uuid references threads (thread_id) on delete cascade,
     schedule text not null,
     timezone text,

@@ -1,6 +1,5 @@
 //! Crons: what is to be started by the clock, and when next.
 
-use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
@@ -9,6 +8,7 @@ use super::engine::{Contains, on_engine};
 use super::json::{Cell, encode};
 use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
+use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::time::Timestamp;
 
@@ -66,7 +66,7 @@ impl TryFrom<CronRow> for Cron {
 /// Stores a new cron.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when its thread is gone.
+/// [`super::DbError::Conflict`] when its thread or its assistant is gone.
 pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     const SQL: &str = "insert into crons (cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, \
         keep_threads, due_at, request, payload, metadata, created_at, updated_at) \
@@ -142,12 +142,6 @@ pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
     const SQL: &str = "delete from crons where cron_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
-}
-
-/// Deletes the crons of an assistant. Returns how many there were.
-pub async fn delete_of_assistant(tx: &mut Tx<'_>, assistant: AssistantId) -> DbResult<u64> {
-    const SQL: &str = "delete from crons where assistant_id = $1";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(assistant.0).execute(conn).await.map(|done| done.rows_affected()))?)
 }
 
 /// A cron that is due.
@@ -226,7 +220,7 @@ pub struct CronSearch {
     /// Only those that are enabled, or not.
     pub enabled: Option<bool>,
     /// Only those whose metadata contains this.
-    pub metadata: Map<String, Value>,
+    pub metadata: Filter,
     /// In which order.
     pub sort: CronSort,
     /// Whether the smallest come first.
@@ -274,7 +268,7 @@ impl CronSearch {
             sql.push(if enabled { " and enabled" } else { " and not enabled" });
         }
         if !self.metadata.is_empty() {
-            sql.push(" and ").push_contains("metadata", &self.metadata)?;
+            sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
         }
         Ok(())
     }

@@ -4,13 +4,16 @@
 //! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
 //! thread of a process stood still, is made up for by one run, however many due times went by.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, Admitted};
-use super::{AssistantRef, CronError, Runs, Target, Wish};
-use crate::db::{self, DbResult, crons::Due};
+use super::{AssistantRef, CronError, Runs, Target, Wish, assistants};
+use crate::agent::assemble::Agents;
+use crate::db::crons::Due;
+use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{CronId, ThreadId};
@@ -100,24 +103,49 @@ fn wish_of(cron: &Cron) -> Wish {
     }
 }
 
+/// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
+async fn lay_out(
+    tx: &mut Tx<'_>,
+    wish: CronWish,
+    agents: &Agents,
+    (id, now): (CronId, Timestamp),
+) -> DbResult<Result<Cron, CronError>> {
+    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+        Ok(cast) => cast,
+        Err(refusal) => return Ok(Err(refusal.into())),
+    };
+    let cron = wish.into_cron(id, cast.assistant.id, now);
+    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast) {
+        return Ok(Err(invalid.into()));
+    }
+    if cron.thread.is_none() && cron.request.checkpoint.is_some() {
+        let reason = "needs a thread: a cron without one begins anew each time";
+        return Ok(Err(Invalid::new("checkpoint", reason).into()));
+    }
+    Ok(Ok(cron))
+}
+
 impl Runs {
     /// Makes a cron.
     ///
     /// # Errors
     /// See [`CronError`]; nothing is stored then.
     pub async fn create_cron(&self, wish: CronWish) -> Result<Cron, CronError> {
-        let now = self.0.clock.now();
-        let mut cron = self.lay_out_cron(wish, CronId::mint(), now)?;
-        cron.due_at = cron.next_after(now);
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         self.0
             .db
             .write(move |tx| {
                 Box::pin(async move {
-                    if let Some(thread) = cron.thread
+                    if let Some(thread) = wish.thread
                         && db::threads::lock(tx, thread).await?.is_none()
                     {
                         return Ok(Err(CronError::NoThread(thread)));
                     }
+                    let mut cron = match lay_out(tx, wish, &agents, (CronId::mint(), now)).await? {
+                        Ok(cron) => cron,
+                        Err(refusal) => return Ok(Err(refusal)),
+                    };
+                    cron.due_at = cron.next_after(now);
                     db::crons::insert(tx, &cron).await?;
                     Ok(Ok(cron))
                 })
@@ -131,10 +159,7 @@ impl Runs {
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
-        let now = self.0.clock.now();
-        let mut new = self.lay_out_cron(wish, old.id, now)?;
-        new.thread = old.thread;
-        new.created_at = old.created_at;
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         self.0
             .db
             .write(move |tx| {
@@ -145,6 +170,10 @@ impl Runs {
                     if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                         return Ok(Err(CronError::Stale));
                     }
+                    let mut new = match lay_out(tx, wish, &agents, (old.id, now)).await? {
+                        Ok(new) => Cron { thread: old.thread, created_at: old.created_at, ..new },
+                        Err(refusal) => return Ok(Err(refusal)),
+                    };
                     let is_woken = new.enabled && !found.enabled;
                     let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
                     let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
@@ -154,17 +183,6 @@ impl Runs {
                 })
             })
             .await?
-    }
-
-    fn lay_out_cron(&self, wish: CronWish, id: CronId, now: Timestamp) -> Result<Cron, CronError> {
-        let known = self.known(&wish.assistant)?;
-        let cron = wish.into_cron(id, known.assistant, now);
-        let first = wish_of(&cron);
-        admission::check(&first, &known.agent.plan)?;
-        if cron.thread.is_none() && cron.request.checkpoint.is_some() {
-            return Err(Invalid::new("checkpoint", "needs a thread: a cron without one begins anew each time").into());
-        }
-        Ok(cron)
     }
 
     /// Deletes a cron. False if there is none.
@@ -211,7 +229,7 @@ impl Runs {
 
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
-        let (runs, now) = (self.clone(), self.0.clock.now());
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
                 // In the order in which the deletion of a thread takes them.
@@ -226,10 +244,7 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                match runs.known(&wish.assistant) {
-                    Ok(known) => admission::start(tx, &wish, &known, None, now).await.map(Some),
-                    Err(refusal) => Ok(Some(Err(refusal))),
-                }
+                admission::start(tx, &wish, &agents, None, now).await.map(Some)
             })
         });
         match fired.await? {

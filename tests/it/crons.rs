@@ -192,6 +192,24 @@ on_both_engines! {
         assert_eq!((client.delete(&path).await.status, client.delete(&path).await.status), (204, 404));
     }
 
+    async fn the_crons_of_an_assistant_go_with_it_and_run_with_its_settings(server: TestServer) {
+        let clock = clock_at("2026-11-21T12:00:00Z");
+        server.lives_by(&clock).await;
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let wanted = json!({"graph_id": "agent", "config": {"tags": ["night"]}});
+        let assistant = client.post("/assistants", wanted).await.ok();
+        let theirs = wish("0 * * * *", json!({"assistant_id": assistant["assistant_id"]}));
+        let cron = client.post(&alice.path("/runs/crons"), theirs).await.ok();
+        clock.advance(60 * MINUTE);
+        has_run(&alice, 1).await;
+        let run = &alice.runs().await[0];
+        assert_eq!(run["assistant_id"], assistant["assistant_id"]);
+        assert_eq!(run["kwargs"]["config"]["tags"], json!(["night"]));
+        let path = format!("/assistants/{}", assistant["assistant_id"].as_str().unwrap());
+        assert_eq!(client.delete(&path).await.status, 204);
+        assert_eq!(client.get(&format!("/runs/crons/{}", id(&cron))).await.status, 404);
+    }
+
     async fn a_cron_is_shown_as_it_was_wished_for(server: TestServer) {
         let clock = clock_at("2026-11-21T08:40:58Z");
         server.lives_by(&clock).await;

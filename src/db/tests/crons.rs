@@ -1,7 +1,9 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
 use crate::db::crons::{self, CronSearch, CronSort};
-use crate::db::{DbError, threads};
+use crate::db::{DbError, assistants, threads};
+use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
+use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
@@ -27,6 +29,9 @@ fn cron_at(thread: Option<ThreadId>, now: i64) -> Cron {
 }
 
 async fn stored(db: &Db, cron: &Cron) -> CronId {
+    let mut of = Assistant::automatic("agent", "agent", None, Timestamp(1));
+    of.id = cron.assistant;
+    write!(db, |tx| assistants::insert(tx, &of));
     let stored = cron.clone();
     write!(db, |tx| crons::insert(tx, &stored));
     cron.id
@@ -105,7 +110,7 @@ async fn go_with_what_they_are_for(db: Db) {
     let of_other = stored(&db, &other).await;
     assert!(write!(db, |tx| threads::delete(tx, thread)));
     assert_eq!(read!(db, |tx| crons::find(tx, on_thread)), None);
-    assert_eq!(write!(db, |tx| crons::delete_of_assistant(tx, AssistantId::of_graph("other"))), 1);
+    assert!(write!(db, |tx| assistants::delete(tx, AssistantId::of_graph("other"))));
     assert_eq!(read!(db, |tx| crons::find(tx, of_other)), None);
 }
 
@@ -140,6 +145,7 @@ async fn are_sorted(db: Db) {
             assert_eq!(found, order.map(|at: usize| ids[at]), "{sort:?} {ascending}");
         }
     }
-    let wanted = CronSearch { metadata: object(serde_json::json!({"who": "me"})), ..CronSearch::default() };
+    let who = Filter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
+    let wanted = CronSearch { metadata: who, ..CronSearch::default() };
     assert_eq!(read!(db, |tx| crons::count(tx, &wanted)), 3);
 }

@@ -35,16 +35,18 @@ async fn are_the_same_on_both_engines() {
     assert_eq!(
         ours.keys().collect::<Vec<_>>(),
         [
-                "checkpoints",
-                "crons",
-                "events",
-                "interrupts",
-                "runs",
-                "thread_terms",
-                "threads",
-                "threads_to_index",
-                "workers"
-            ]
+            "assistant_versions",
+            "assistants",
+            "checkpoints",
+            "crons",
+            "events",
+            "interrupts",
+            "runs",
+            "thread_terms",
+            "threads",
+            "threads_to_index",
+            "workers"
+        ]
     );
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
@@ -55,7 +57,8 @@ async fn are_the_same_on_both_engines() {
     }
 }
 
-async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
+/// How the engine is going to carry out a statement.
+pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
             let sql = AssertSqlSafe(format!("explain query plan {sql}"));
@@ -159,7 +162,8 @@ async fn are_searched_by_index_on_postgres() {
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
-        insert into crons select gen_random_uuid(), thread_id, thread_id, '', null, created_at, true, true, created_at, \
+        insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
+        insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
         analyze";
     let Some(database) = postgres::fresh_database().await else {

@@ -11,6 +11,7 @@ use super::{Object, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
+use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
@@ -200,7 +201,7 @@ impl CronSearch {
             assistant,
             thread,
             enabled: self.enabled,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
