@@ -3,6 +3,7 @@
 mod assistants;
 mod checkpoints;
 mod copies;
+mod crons;
 mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
