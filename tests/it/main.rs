@@ -14,6 +14,7 @@ mod commands;
 mod crash;
 mod custom;
 mod delegated_interrupts;
+mod dialects;
 mod files;
 mod interrupts;
 mod layers;
