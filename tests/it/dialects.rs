@@ -61,7 +61,7 @@ on_both_engines! {
 
     async fn a_subagent_works_until_its_tool_has_succeeded(server: TestServer) {
         let alice = server.human("lenient").await;
-        let work = script().says("too early").calls(lookup("c1", "x")).says("never said");
+        let work = script().calls(lookup("c1", "x")).says("never said");
         let talk = script().says("a").says("b").says("c");
         let calls = [
             delegation("t1", json!({"description": work.to_string(), "agent_type": "reporter"})),
