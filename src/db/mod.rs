@@ -7,6 +7,7 @@
 //! Every step is stored as what it *wrote*, never as the state that results; the state at a checkpoint is the sum of the
 //! writes of its ancestors, see [`checkpoints`].
 
+pub mod assistants;
 pub mod checkpoints;
 pub mod copies;
 mod engine;

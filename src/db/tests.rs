@@ -1,5 +1,6 @@
 //! Every test runs on both engines.
 
+mod assistants;
 mod checkpoints;
 mod copies;
 mod plans;

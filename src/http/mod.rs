@@ -84,9 +84,16 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))
         // Assistants: what a client can run.
+        .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
-        .routes(routes!(assistants::get))
+        .routes(routes!(assistants::get, assistants::patch, assistants::delete))
+        .routes(routes!(assistants::versions))
+        .routes(routes!(assistants::use_version))
+        .routes(routes!(assistants::graph))
+        .routes(routes!(assistants::schemas))
+        .routes(routes!(assistants::subgraphs))
+        .routes(routes!(assistants::subgraph))
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))

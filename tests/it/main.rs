@@ -9,6 +9,7 @@
 
 mod about;
 mod approvals;
+mod assistants;
 mod batches;
 mod browsers;
 mod commands;

@@ -34,7 +34,18 @@ async fn are_the_same_on_both_engines() {
     let ours = read!(db, |tx| tables(tx));
     assert_eq!(
         ours.keys().collect::<Vec<_>>(),
-        ["checkpoints", "events", "interrupts", "runs", "thread_terms", "threads", "threads_to_index", "workers"]
+        [
+            "assistant_versions",
+            "assistants",
+            "checkpoints",
+            "events",
+            "interrupts",
+            "runs",
+            "thread_terms",
+            "threads",
+            "threads_to_index",
+            "workers"
+        ]
     );
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
@@ -45,7 +56,8 @@ async fn are_the_same_on_both_engines() {
     }
 }
 
-async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
+/// How the engine is going to carry out a statement.
+pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
             let sql = AssertSqlSafe(format!("explain query plan {sql}"));

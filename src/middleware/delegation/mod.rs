@@ -96,7 +96,11 @@ impl Middleware for Subagents {
     fn contribution(&self) -> Contribution {
         let guide = self.guide.clone().map(|guide| guide as Arc<dyn Tool>);
         let task = Arc::clone(&self.task) as Arc<dyn Tool>;
-        Contribution { tools: std::iter::once(task).chain(guide).collect(), prompt: self.prompt.clone() }
+        Contribution {
+            tools: std::iter::once(task).chain(guide).collect(),
+            prompt: self.prompt.clone(),
+            ..Contribution::default()
+        }
     }
 
     /// A wrong name, or an argument that does not exist, is answered with a word on the way out, which the check of the

@@ -167,6 +167,15 @@ impl TestServer {
         self.is_stopped_and_started_again().await;
     }
 
+    /// The server stops in good order and another one begins, in which this agent's definition has another key.
+    pub(crate) async fn renames_agent(&self, old: &str, new: &str) {
+        let place = self.configuration();
+        let text = std::fs::read_to_string(&place).expect("a configuration");
+        let text = text.replace(&format!("[agents.{old}"), &format!("[agents.{new}"));
+        std::fs::write(&place, text).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
     /// The server stops in good order and another one begins, with these lines at the end of its configuration.
     pub(crate) async fn is_configured_with(&self, lines: &str) {
         let place = self.configuration();
