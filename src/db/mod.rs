@@ -10,6 +10,7 @@
 pub mod assistants;
 pub mod checkpoints;
 pub mod copies;
+pub mod crons;
 mod engine;
 mod error;
 pub mod events;

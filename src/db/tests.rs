@@ -3,6 +3,7 @@
 mod assistants;
 mod checkpoints;
 mod copies;
+mod crons;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

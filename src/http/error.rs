@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
-use crate::runtime::{AssistantError, CancelError, ResolveError, StartError, StateWriteError};
+use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,6 +133,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
     }
 
+    /// A change that changes nothing.
+    pub fn empty_patch() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "empty_patch", "Request body cannot be empty")
+    }
+
     /// A graph id that no agent has.
     pub fn no_graph<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let known = known.collect::<Vec<_>>().join(", ");
@@ -242,6 +247,26 @@ impl From<CancelError> for ApiError {
                 Self::new(StatusCode::NOT_FOUND, "run_over", message)
             }
             CancelError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<CronError> for ApiError {
+    #[track_caller]
+    fn from(error: CronError) -> Self {
+        match error {
+            CronError::NoCron => Self::not_found("cron_not_found"),
+            CronError::NoThread(id) => Self::no_thread(id),
+            CronError::Refused(StartError::NoAssistant(name)) => {
+                Self::new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant '{name}' not found"))
+            }
+            CronError::Stale => {
+                let message = "The cron is being changed by others. Try again.";
+                Self::new(StatusCode::CONFLICT, "cron_changed", message)
+            }
+            CronError::Invalid(error) => error.into(),
+            CronError::Refused(error) => error.into(),
+            CronError::Fault(error) => error.into(),
         }
     }
 }

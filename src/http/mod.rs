@@ -25,6 +25,7 @@ mod about;
 mod approvals;
 mod assistants;
 mod cors;
+mod crons;
 pub mod error;
 pub mod extract;
 pub mod openapi;
@@ -123,6 +124,12 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))
+        // Runs that are started by the clock.
+        .routes(routes!(crons::create))
+        .routes(routes!(crons::search))
+        .routes(routes!(crons::count))
+        .routes(routes!(crons::get, crons::patch, crons::delete))
+        .routes(routes!(crons::create_for_thread))
         // Questions to a human, and their answers.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))

@@ -288,6 +288,13 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
     leave_thread(tx, run, ThreadStatus::Idle, None, now).await
 }
 
+/// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
+pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
+    check(wish, &cast.known.agent.plan)?;
+    let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
+    cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
+}
+
 /// Checks what a wish brings, as far as the agent alone tells.
 fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {

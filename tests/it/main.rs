@@ -15,6 +15,7 @@ mod browsers;
 mod commands;
 mod contract;
 mod crash;
+mod crons;
 mod custom;
 mod delegated_interrupts;
 mod dialects;
