@@ -69,9 +69,12 @@ impl Matches for QueryBuilder<Sqlite> {
                 (Test::Eq | Test::Ne, _) => {
                     // What is not there is null, so null is looked for by its absence.
                     let not = (*test == Test::Ne) != operand.is_null();
-                    push_at(self, column, (path, not), |query, row| match operand {
-                        Value::Null => _ = query.push(format!("{row}.type <> 'null'")),
-                        operand => push_equal(query, row, operand, 0),
+                    push_at(self, column, (path, not), |query, row| {
+                        if operand.is_null() {
+                            query.push(format!("{row}.type <> 'null'"));
+                        } else {
+                            push_equal(query, row, operand, 0);
+                        }
                     });
                 }
                 (test, operand) => push_at(self, column, (path, false), |query, row| {
