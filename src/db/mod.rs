@@ -13,6 +13,7 @@ mod engine;
 mod error;
 pub mod events;
 mod fold;
+pub mod idempotency;
 pub mod interrupts;
 mod json;
 pub mod runs;

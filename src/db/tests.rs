@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod copies;
+mod idempotency;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;

@@ -21,6 +21,7 @@ pub mod definition;
 pub mod event;
 pub mod goto;
 pub mod id;
+pub mod idempotency;
 pub mod input;
 pub mod interrupt;
 pub mod machine;

@@ -155,6 +155,9 @@ pub struct RunRequest {
     pub multitask: Multitask,
     /// Whether the thread exists for this run alone and goes away with it.
     pub temporary: bool,
+    /// Whether such a thread stays nevertheless until the key is forgotten under which the run was asked for: who asks
+    /// again follows the same run.
+    pub held: bool,
     /// The platform fields of the request that only the answer repeats (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }

@@ -27,6 +27,7 @@ mod assistants;
 mod cors;
 pub mod error;
 pub mod extract;
+mod idempotency;
 pub mod openapi;
 mod runs;
 mod state;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Select, ThreadPath, no_content};
+use super::idempotency::{KeyHeader, Keyed};
 use super::wire::interrupt::brief;
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
@@ -23,18 +24,26 @@ use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 
 /// Makes a thread.
-#[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate,
+#[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 409, description = "It exists already", body = ErrorBody)))]
-pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
+pub(super) async fn create(
+    State(api): State<Api>,
+    Keyed(making, ApiJson(body)): Keyed<ApiJson<ThreadCreate>>,
+) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
     let thread = body.into_thread(api.clock.now())?;
-    let (id, wanted) = (thread.id, thread.clone());
-    let is_new = api.db.write(move |tx| Box::pin(async move { threads::insert(tx, &wanted).await })).await?;
-    match if_exists {
-        _ if is_new => Ok(Json(ThreadView::new(thread, None, Object::new()))),
-        IfExists::DoNothing => show(&api, id).await.map(Json),
-        IfExists::Raise => Err(ApiError::thread_exists(id)),
+    let id = thread.id;
+    let made = making.make(&api, move |tx| {
+        Box::pin(async move {
+            let is_new = threads::insert(tx, &thread).await?;
+            Ok(if is_new { Ok(ThreadView::new(thread, None, Object::new())) } else { Err(()) })
+        })
+    });
+    match (made.await?, if_exists) {
+        (Ok(answer), _) => Ok(answer),
+        (Err(()), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
+        (Err(()), IfExists::Raise) => Err(ApiError::thread_exists(id)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CancelAction, StartError, Target, Wish, resume};
+use super::{CancelAction, Keyed, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
@@ -11,6 +11,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::idempotency::{Kept, Once};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Plan};
@@ -23,8 +24,43 @@ pub(super) struct Admitted {
     pub(super) run: Run,
     /// Whether it is at work already, under fence 1, and only has to be driven.
     pub(super) claimed: bool,
-    /// Runs that it displaces.
-    pub(super) displaced: Vec<Run>,
+    /// Runs that it displaces, and what becomes of their work. They were told, those at work in this process excepted.
+    pub(super) displaced: Vec<(Run, CancelAction)>,
+}
+
+/// As [`start`], once for each key. What is refused leaves the key free.
+pub(super) async fn start_once(
+    tx: &mut Tx<'_>,
+    (wish, known): (&Wish, &Known),
+    keyed: &Keyed,
+    worker: Option<WorkerId>,
+    now: Timestamp,
+) -> DbResult<Result<Once<Admitted>, StartError>> {
+    match db::idempotency::claim(tx, &keyed.key, now).await? {
+        Once::First(()) => {}
+        Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
+        Once::Reused => return Ok(Ok(Once::Reused)),
+    }
+    match start(tx, wish, known, worker, now).await? {
+        Ok(mut admitted) => {
+            let Run { id: run, thread, ref mut request, .. } = admitted.run;
+            let temporary = request.temporary;
+            if keyed.shown.is_none() && temporary {
+                request.held = true;
+                db::runs::set_request(tx, run, request, now).await?;
+            }
+            let kept = match keyed.shown {
+                Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+                None => Kept::Run { thread, run, temporary },
+            };
+            db::idempotency::keep(tx, &keyed.key, &kept).await?;
+            Ok(Ok(Once::First(admitted)))
+        }
+        Err(refusal) => {
+            db::idempotency::release(tx, &keyed.key).await?;
+            Ok(Err(refusal))
+        }
+    }
 }
 
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
@@ -52,9 +88,9 @@ pub(super) async fn start(
     if let Err(refusal) = settle_questions(tx, wish, known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaces = matches!(wish.request.multitask, Multitask::Interrupt | Multitask::Rollback);
-    let displaced = if displaces { in_flight.clone() } else { vec![] };
-    let claimed = worker.is_some() && in_flight.is_empty() && run.due_at <= now;
+    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), now).await?;
+    let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
+    let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
     }
@@ -74,6 +110,28 @@ pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
         (None, Some(checkpoint)) => Err(StartError::NoCheckpoint(checkpoint)),
         (None, None) => Ok(()),
     }
+}
+
+/// Stops the runs in flight for one that displaces them: those that wait at once, those at work by telling their worker.
+async fn displace(
+    tx: &mut Tx<'_>,
+    strategy: Multitask,
+    in_flight: Vec<Run>,
+    now: Timestamp,
+) -> DbResult<Vec<(Run, CancelAction)>> {
+    let action = match strategy {
+        Multitask::Rollback => CancelAction::Rollback,
+        Multitask::Interrupt => CancelAction::Interrupt,
+        Multitask::Enqueue | Multitask::Reject => return Ok(vec![]),
+    };
+    for old in &in_flight {
+        if old.status == RunStatus::Pending {
+            withdraw(tx, old, action, now).await?;
+        } else {
+            db::runs::request_cancel(tx, old.id, action.word()).await?;
+        }
+    }
+    Ok(in_flight.into_iter().map(|old| (old, action)).collect())
 }
 
 /// The thread of a wish, and whether it is still to be made.

@@ -1,14 +1,21 @@
 //! Starting many runs at once, all of them or none.
 
+use std::sync::Arc;
+
 use super::{Runs, StartError, Wish, admission};
+use crate::agent::assemble::Known;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::Run;
+use crate::domain::time::Timestamp;
 
 impl Runs {
-    /// Starts runs that bring their own threads, all of them or none. They begin as there is room for them.
+    /// Starts runs that bring their own threads, all of them or none, and with a key once: together with the key it is
+    /// stored how they are shown. They begin as there is room for them.
     ///
     /// # Errors
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
-    pub async fn start_all(&self, wishes: Vec<Wish>) -> Result<Vec<Run>, (usize, StartError)> {
+    pub async fn start_all(&self, wishes: Vec<Wish>, keyed: Option<(Key, fn(&[Run]) -> Kept)>) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
             let found = self.known(&wish.assistant).map_err(|error| (at, error))?;
@@ -19,18 +26,40 @@ impl Runs {
         let now = self.0.clock.now();
         let started = self.0.db.write(move |tx| {
             Box::pin(async move {
-                let mut runs = vec![];
-                for (at, (wish, known)) in wishes.iter().zip(&known).enumerate() {
-                    match admission::start(tx, wish, known, None, now).await? {
-                        Ok(admitted) => runs.push(admitted.run),
-                        Err(refusal) => return Ok(Err((at, refusal))),
+                if let Some((key, _)) = &keyed {
+                    match db::idempotency::claim(tx, key, now).await? {
+                        Once::First(()) => {}
+                        Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
+                        Once::Reused => return Ok(Ok(Once::Reused)),
                     }
                 }
-                Ok(Ok(runs))
+                let started = admit_all(tx, &wishes, &known, now).await?;
+                match (&keyed, &started) {
+                    (Some((key, shown)), Ok(runs)) => db::idempotency::keep(tx, key, &shown(runs)).await?,
+                    (Some((key, _)), Err(_)) => db::idempotency::release(tx, key).await?,
+                    (None, _) => {}
+                }
+                Ok(started.map(Once::First))
             })
         });
         let runs = started.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
         Ok(runs)
     }
+}
+
+async fn admit_all(
+    tx: &mut Tx<'_>,
+    wishes: &[Wish],
+    known: &[Arc<Known>],
+    now: Timestamp,
+) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
+    let mut runs = vec![];
+    for (at, (wish, known)) in wishes.iter().zip(known).enumerate() {
+        match admission::start(tx, wish, known, None, now).await? {
+            Ok(admitted) => runs.push(admitted.run),
+            Err(refusal) => return Ok(Err((at, refusal))),
+        }
+    }
+    Ok(Ok(runs))
 }

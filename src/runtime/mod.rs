@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::agent::assemble::{Agents, Known};
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
-use crate::domain::run::{Multitask, Run, RunRequest};
+use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
@@ -22,6 +24,7 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod batch;
 mod cancel;
+mod forgetting;
 mod journal;
 mod lease;
 mod opening;
@@ -109,6 +112,25 @@ pub struct Parts {
     pub max_concurrent_runs: usize,
 }
 
+/// The key under which a run is wished for, and what is kept of the run for those who ask again.
+#[derive(Debug, Clone)]
+pub struct Keyed {
+    /// The key.
+    pub key: Key,
+    /// How the runs are shown to who does not follow them; this is kept then. Otherwise who asks again follows the run.
+    pub shown: Option<fn(&[Run]) -> Kept>,
+}
+
+/// What is known of a wish before it is granted.
+struct Entrance {
+    known: Arc<Known>,
+    /// The slot in which the run may begin, if there is a free one.
+    permit: Option<OwnedSemaphorePermit>,
+    /// Who may claim it at once.
+    may_claim: Option<WorkerId>,
+    now: Timestamp,
+}
+
 /// How a question stands.
 enum Standing {
     /// It waits for its answer, asked by an agent of this assistant.
@@ -131,6 +153,7 @@ impl Runs {
         worker.sign_on().await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        worker.shutdown.spawn("idempotency keys", Arc::clone(&worker).forget_keys());
         Ok(Self(worker))
     }
 
@@ -163,33 +186,52 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let known = self.known(&wish.assistant)?;
-        admission::check(&wish, &known.agent.plan)?;
-        let (worker, now) = (self.0.id, self.0.clock.now());
-        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let may_claim = permit.is_some().then_some(worker);
-        let Admitted { run, claimed, displaced } = self
+        let Entrance { known, permit, may_claim, now } = self.entrance(&wish)?;
+        let write = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
-            .await??;
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }));
+        Ok(self.take_up(write.await??, permit))
+    }
+
+    /// Starts a run unless one was started under the same key before.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is stored then, not even the key.
+    pub async fn start_once(&self, wish: Wish, keyed: Keyed) -> Result<Once<Run>, StartError> {
+        let Entrance { known, permit, may_claim, now } = self.entrance(&wish)?;
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move { admission::start_once(tx, (&wish, &known), &keyed, may_claim, now).await })
+        });
+        Ok(match write.await?? {
+            Once::First(admitted) => Once::First(self.take_up(admitted, permit)),
+            Once::Again(kept) => Once::Again(kept),
+            Once::Reused => Once::Reused,
+        })
+    }
+
+    /// What is looked up before a wish is granted.
+    fn entrance(&self, wish: &Wish) -> Result<Entrance, StartError> {
+        let known = self.known(&wish.assistant)?;
+        admission::check(wish, &known.agent.plan)?;
+        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
+        let may_claim = permit.is_some().then_some(self.0.id);
+        Ok(Entrance { known, permit, may_claim, now: self.0.clock.now() })
+    }
+
+    /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
+    fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
+        let Admitted { run, claimed, displaced } = admitted;
         if claimed {
             self.0.begin(run.clone(), 0, true, permit);
         } else {
             drop(permit);
             self.0.has_queued();
         }
-        let action = match run.request.multitask {
-            Multitask::Rollback => CancelAction::Rollback,
-            Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
-        };
-        for old in displaced {
-            match self.cancel(old.thread, old.id, action).await {
-                Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
-                Err(CancelError::Fault(error)) => return Err(error.into()),
-            }
+        for (old, action) in displaced {
+            self.0.stop(old.id, action);
         }
-        Ok(run)
+        run
     }
 
     fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {

@@ -368,6 +368,14 @@ impl Worker {
         if !desk.run.request.temporary || self.shutdown.soft().is_cancelled() {
             return;
         }
+        let (run, thread) = (desk.run.id, desk.run.thread);
+        if desk.run.request.held {
+            let read = self.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, run))).await;
+            // It may have taken longer than anybody would ask for it again.
+            if !read.is_ok_and(|run| run.is_some_and(|run| !run.request.held)) {
+                return;
+            }
+        }
         for _ in 0..200 {
             // One is the desk's own.
             if Arc::strong_count(&desk.log) <= 1 {
@@ -375,7 +383,6 @@ impl Worker {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        let thread = desk.run.thread;
         let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
         if let Err(error) = deleted {
             tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
