@@ -25,13 +25,14 @@ const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The key of a request, as the document shows it.
-#[derive(Debug, IntoParams)]
+#[derive(IntoParams)]
+#[expect(dead_code, reason = "only the document shows it; requests are read by `Keyed`")]
 #[into_params(parameter_in = Header)]
 pub(super) struct KeyHeader {
     /// Names the request, in 1 to 255 visible ASCII characters. The same request under the same key is answered alike for a
     /// day and done once; another one under that key is refused with 422.
     #[param(rename = "idempotency-key")]
-    _key: Option<String>,
+    key: Option<String>,
 }
 
 /// A body that can be read from bytes.
@@ -52,15 +53,6 @@ impl<T: DeserializeOwned> Body for ApiJson<T> {
 impl<T: DeserializeOwned> Body for ApiList<T> {
     fn read(bytes: &[u8]) -> Result<Self, ApiError> {
         extract::list(bytes).map(Self)
-    }
-}
-
-/// No body, or one that says nothing.
-pub(super) struct NoBody;
-
-impl Body for NoBody {
-    fn read(_: &[u8]) -> Result<Self, ApiError> {
-        Ok(Self)
     }
 }
 

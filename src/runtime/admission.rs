@@ -14,7 +14,7 @@ use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::{Kept, Once};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Plan};
+use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::run::{Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -294,6 +294,8 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
 
 /// Cancels a run that has not begun.
 pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+    // Answers that it would have brought were not given.
+    db::interrupts::restore(tx, run.thread, run.id).await?;
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
@@ -302,7 +304,34 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
             db::runs::delete(tx, run.thread, run.id).await?;
         }
     }
-    leave_thread(tx, run, ThreadStatus::Idle, None, now).await
+    let (status, error) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, error, now).await
+}
+
+/// Undoes what a run did, and deletes it: the thread stands where it stood before.
+pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+    db::checkpoints::restore_positions(tx, run.id).await?;
+    db::interrupts::restore(tx, run.thread, run.id).await?;
+    db::runs::restore_children(tx, run.id).await?;
+    db::runs::delete(tx, run.thread, run.id).await?;
+    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
+    let (status, _) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, Some(error), now).await
+}
+
+/// What a thread is doing on which nothing is at work, and why its last step failed, when it did.
+async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
+    let Some(head) = db::checkpoints::head(tx, thread, Lane::Main).await? else {
+        return Ok((ThreadStatus::Idle, None));
+    };
+    Ok(match (head.position.failure, head.position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
+        (None, Phase::Ended) => (ThreadStatus::Idle, None),
+        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }) => {
+            (ThreadStatus::Interrupted, None)
+        }
+    })
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.

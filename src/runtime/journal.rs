@@ -214,7 +214,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     });
     db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
     if let Some((head, position)) = &batch.head {
-        db::checkpoints::set_position(tx, *head, position).await?;
+        db::checkpoints::set_position(tx, *head, position, root).await?;
     }
     let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
@@ -223,10 +223,10 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
-            db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
+            db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
         } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-                db::runs::stop_children(tx, thread, batch.at).await?;
+                db::runs::stop_children(tx, thread, root, batch.at).await?;
             }
             let status = match status {
                 RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
@@ -238,7 +238,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
             admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
         }
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
-        db::runs::set_status(tx, run, RunStatus::Running, None, batch.at).await?;
+        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
 }
@@ -319,7 +319,7 @@ impl Journal for LaneJournal {
                     }
                     let verdict = admission::child(tx, &desk.run, &wish, now).await?;
                     if let (Ok(_), Some((head, position))) = (&verdict, &head) {
-                        db::checkpoints::set_position(tx, *head, position).await?;
+                        db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
                     }
                     Ok(Some(verdict))
                 })

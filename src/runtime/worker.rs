@@ -21,7 +21,6 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::{Run, RunStatus};
-use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -336,11 +335,7 @@ impl Worker {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    let run = &desk.run;
-                    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
-                    db::runs::delete(tx, run.thread, run.id).await?;
-                    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
-                    super::admission::leave_thread(tx, run, ThreadStatus::Idle, Some(error), now).await
+                    super::admission::undo(tx, &desk.run, now).await
                 })
             })
             .await

@@ -15,6 +15,7 @@ mod crash;
 mod custom;
 mod delegated_interrupts;
 mod files;
+mod idempotency;
 mod interrupts;
 mod layers;
 mod limits;

@@ -199,6 +199,26 @@ impl TestServer {
     }
 }
 
+/// Another server on the same database, in this process too.
+pub(crate) struct SecondServer {
+    /// Somebody who talks HTTP to it.
+    pub(crate) client: Client,
+    running: Running,
+}
+
+/// Starts another server on the database of `server`.
+pub(crate) async fn second_server(server: &TestServer) -> SecondServer {
+    let (base, running) = run_here(&server.configuration()).await;
+    SecondServer { client: Client::new(&base), running }
+}
+
+impl SecondServer {
+    /// Stops it in good order.
+    pub(crate) async fn leaves(self) {
+        stop(self.running).await;
+    }
+}
+
 /// Starts the application in this process.
 async fn run_here(configuration: &Path) -> (String, Running) {
     let settings = Settings { config: Some(configuration.to_owned()), ..Settings::default() };
