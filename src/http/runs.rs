@@ -20,7 +20,7 @@ use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{Kept, Once};
 use crate::domain::run::{Run, RunStatus};
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, Keyed as WishKey};
+use crate::runtime::{AssistantRef, CancelAction, Keyed as WishKey, Shown};
 
 /// Starts a run and does not wait for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -100,7 +100,7 @@ pub(super) async fn leave(
     api: &Api,
     checked: CheckedRun,
     making: Making,
-    kept: fn(&[Run]) -> Kept,
+    kept: Shown,
 ) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let Some(key) = making.key() else {

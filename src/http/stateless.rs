@@ -16,7 +16,7 @@ use crate::domain::Invalid;
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{Kept, Once};
 use crate::domain::run::Run;
-use crate::runtime::{CancelAction, CancelError};
+use crate::runtime::{CancelAction, CancelError, Shown};
 
 /// Starts a run on a thread of its own and does not wait for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
@@ -89,7 +89,7 @@ pub(super) async fn batch(
         check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
         wishes.push(wish);
     }
-    let keyed = making.key().map(|key| (key, shown_all as fn(&[Run]) -> Kept));
+    let keyed = making.key().map(|key| (key, shown_all as Shown));
     let started = api.runs.start_all(wishes, keyed).await;
     match started.map_err(|(at, error)| ApiError::from(error).of_item(at))? {
         Once::First(runs) => Ok(idempotency::shown(shown_all(&runs))),

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Runs, StartError, Wish, admission};
+use super::{Runs, Shown, StartError, Wish, admission};
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
 
@@ -15,7 +15,7 @@ impl Runs {
     ///
     /// # Errors
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
-    pub async fn start_all(&self, wishes: Vec<Wish>, keyed: Option<(Key, fn(&[Run]) -> Kept)>) -> Result<Once<Vec<Run>>, (usize, StartError)> {
+    pub async fn start_all(&self, wishes: Vec<Wish>, keyed: Option<(Key, Shown)>) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
             let found = self.known(&wish.assistant).map_err(|error| (at, error))?;

@@ -118,8 +118,11 @@ pub struct Keyed {
     /// The key.
     pub key: Key,
     /// How the runs are shown to who does not follow them; this is kept then. Otherwise who asks again follows the run.
-    pub shown: Option<fn(&[Run]) -> Kept>,
+    pub shown: Option<Shown>,
 }
+
+/// How runs are shown to who does not follow them.
+pub type Shown = fn(&[Run]) -> Kept;
 
 /// What is known of a wish before it is granted.
 struct Entrance {

@@ -107,14 +107,14 @@ on_both_engines! {
         let (client, alice) = (server.client(), server.human("agent").await);
         let text = script().calls_all([mail("m1", "bob"), lookup("c1", "x")]).says("done");
         alice.says(&text).await;
-        let question = alice.waits_for_approval().await;
+        let question = alice.question().await;
         let (before, state) = (alice.record().await, alice.state().await);
         server.tools.hold("lookup");
         let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
         server.tools.called("lookup", 1).await;
         run.is_cancelled("rollback").await.ok();
         assert_eq!(client.get(&run.path).await.status, 404);
-        assert_eq!(alice.waits_for_approval().await, question);
+        assert_eq!(alice.question().await, question);
         let (after, again) = (alice.record().await, alice.state().await);
         for field in ["status", "interrupts", "values"] {
             assert_eq!(after[field], before[field], "{field}");
@@ -135,7 +135,7 @@ on_both_engines! {
         let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
         let first = alice.asks(&text).await;
         first.finishes().await;
-        let (question, children) = (alice.waits_for_approval().await, first.children().await);
+        let (question, children) = (alice.question().await, first.children().await);
         for _ in 0..2 {
             server.tools.hold("lookup");
             let calls = server.tools.calls_of("lookup").len();
@@ -143,7 +143,7 @@ on_both_engines! {
             server.tools.called("lookup", calls + 1).await;
             run.is_cancelled("rollback").await.ok();
             server.tools.let_go("lookup");
-            assert_eq!(alice.waits_for_approval().await, question);
+            assert_eq!(alice.question().await, question);
             assert_eq!(alice.status().await, "interrupted");
             let statuses = |children: &[Value]| children.iter().map(|child| child["status"].clone()).collect::<Vec<_>>();
             assert_eq!(statuses(&first.children().await), statuses(&children));
@@ -155,14 +155,14 @@ on_both_engines! {
     async fn a_new_turn_that_is_rolled_back_gives_the_question_before_it_back(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-        let question = alice.waits_for_approval().await;
+        let question = alice.question().await;
         server.tools.hold("lookup");
         let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
         server.tools.called("lookup", 1).await;
         assert_eq!(alice.record().await["interrupts"], json!({}));
         run.is_cancelled("rollback").await.ok();
         server.tools.let_go("lookup");
-        assert_eq!(alice.waits_for_approval().await, question);
+        assert_eq!(alice.question().await, question);
         alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
     }
@@ -209,12 +209,12 @@ on_both_engines! {
     async fn answers_of_a_run_that_never_began_were_not_given(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-        let question = alice.waits_for_approval().await;
+        let question = alice.question().await;
         let body = json!({"command": {"resume": {"decisions": [{"type": "approve"}]}}, "after_seconds": 3600});
         let later = alice.starts(body).await;
         assert_eq!(alice.status().await, "busy");
         later.is_cancelled("interrupt").await.ok();
-        assert_eq!((alice.waits_for_approval().await, alice.status().await.as_str()), (question, "interrupted"));
+        assert_eq!((alice.question().await, alice.status().await.as_str()), (question, "interrupted"));
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
         alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
