@@ -22,6 +22,7 @@ mod limits;
 mod metrics;
 mod models;
 mod readme;
+mod records;
 mod runs;
 mod sdk;
 mod shared_state;
