@@ -254,12 +254,12 @@ impl Desk {
 }
 
 /// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(error: &DbError) -> Stop {
-    tracing::error!(%error, "the database failed under a run");
+pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
+    tracing::error!(%run, %error, "the database failed under a run");
     match error {
         DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
         DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress. Its log has the cause under the id of the run."))
         }
     }
 }
@@ -289,7 +289,7 @@ impl Journal for LaneJournal {
             Err(error) => {
                 self.desk.log.abandon(first, count);
                 self.desk.metrics.work().commit_lost("database");
-                Err(fault(&error))
+                Err(fault(self.desk.run.id, &error))
             }
         }
     }
@@ -325,7 +325,7 @@ impl Journal for LaneJournal {
                 })
             })
             .await
-            .map_err(|error| fault(&error))?
+            .map_err(|error| fault(self.desk.run.id, &error))?
             .ok_or(Stop::LeaseLost)?;
         match admitted {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
@@ -362,7 +362,7 @@ impl Journal for LaneJournal {
                 })
             })
             .await
-            .map_err(|error| fault(&error))?;
+            .map_err(|error| fault(self.desk.run.id, &error))?;
         Ok(found.map(|(run, mut machine, segment, input)| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
@@ -384,6 +384,6 @@ impl Journal for LaneJournal {
             .db
             .read(move |tx| Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await }))
             .await
-            .map_err(|error| fault(&error))
+            .map_err(|error| fault(self.desk.run.id, &error))
     }
 }

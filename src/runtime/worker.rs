@@ -185,7 +185,7 @@ impl Worker {
             let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
-                let failure = Failure::new("InternalError", format!("The server failed while it ran {id}."));
+                let failure = Failure::new("InternalError", format!("The server failed while it ran this. Its log has the cause under the id of the run, {id}."));
                 this.fail(&desk, &Machine::default(), failure).await;
             }
             desk.log.close(holder);
