@@ -156,7 +156,7 @@ impl Runs {
         worker.sign_on().await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
-        worker.shutdown.spawn("idempotency keys", Arc::clone(&worker).forget_keys());
+        worker.shutdown.spawn("forgetting", Arc::clone(&worker).forget());
         Ok(Self(worker))
     }
 

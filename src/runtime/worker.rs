@@ -185,7 +185,8 @@ impl Worker {
             let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
-                let failure = Failure::new("InternalError", format!("The server failed while it ran this. Its log has the cause under the id of the run, {id}."));
+                let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
+                let failure = Failure::new("InternalError", text);
                 this.fail(&desk, &Machine::default(), failure).await;
             }
             desk.log.close(holder);
@@ -367,7 +368,7 @@ impl Worker {
         if desk.run.request.held {
             let read = self.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, run))).await;
             // It may have taken longer than anybody would ask for it again.
-            if !read.is_ok_and(|run| run.is_some_and(|run| !run.request.held)) {
+            if !read.is_ok_and(|run| run.is_some_and(|run| run.request.takes_its_thread())) {
                 return;
             }
         }
