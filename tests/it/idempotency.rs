@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::client::{Client, Reply, reply};
 use crate::support::server::second_server;
 use crate::support::sse::{Sse, put_together};
-use crate::support::{Engine, TestServer, lookup, on_both_engines, script, transcript};
+use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script, transcript};
 
 /// POST under a key.
 async fn post(client: &Client, path: &str, key: &str, body: &Value) -> Reply {
@@ -140,6 +140,7 @@ on_both_engines! {
         let started = post(&client, "/runs/batch", "k4", &batch).await;
         are_alike(&started, &post(&client, "/runs/batch", "k4", &batch).await);
         assert_eq!(started.body.as_array().unwrap().len(), 2);
+        eventually(async || client.post("/threads/search", json!({"status": "busy"})).await.ok() == json!([])).await;
     }
 
     async fn many_requests_under_one_key_at_once_start_one_run(server: TestServer) {
