@@ -202,12 +202,7 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
 
 /// Changes, in the course of run `by` of the main agent, what is under way after a checkpoint. Returns whether there is
 /// such a checkpoint.
-pub async fn set_position(
-    tx: &mut Tx<'_>,
-    checkpoint: CheckpointId,
-    position: &Position,
-    by: RunId,
-) -> DbResult<bool> {
+pub async fn set_position(tx: &mut Tx<'_>, checkpoint: CheckpointId, position: &Position, by: RunId) -> DbResult<bool> {
     // On the right of the equal signs stand the values from before the update.
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \

@@ -44,11 +44,8 @@ pub async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<
         returning thread_id, temporary";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id, temporary \
         from idempotency_keys where idempotency_key = $1";
-    let over: Vec<Forgotten> = on_engine!(tx, |conn| query_as(FORGET)
-        .bind(key.text())
-        .bind(forgotten_at(now))
-        .fetch_all(conn)
-        .await)?;
+    let over: Vec<Forgotten> =
+        on_engine!(tx, |conn| query_as(FORGET).bind(key.text()).bind(forgotten_at(now)).fetch_all(conn).await)?;
     clear(tx, over, now).await?;
     let inserted = on_engine!(tx, |conn| query(INSERT)
         .bind(key.text())

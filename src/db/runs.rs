@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 pub use claims::{
     Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
-    next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running, stop_children,
+    next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
+    stop_children,
 };
 pub use queue::{Queue, queue};
 
@@ -239,8 +240,7 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
 pub async fn left_over(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select thread_id from runs where temporary and status not in ('pending', 'running') \
         and updated_at < $1 order by updated_at limit $2";
-    let threads: Vec<Uuid> =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
+    let threads: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
     Ok(threads.into_iter().map(ThreadId).collect())
 }
 

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
-use super::idempotency::{self, KeyHeader, Keyed, Making};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
+use super::idempotency::{self, KeyHeader, Keyed, Making};
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
 use super::waiting::{self, Leave};
 use super::wire::child::ChildRunView;
@@ -96,12 +96,7 @@ pub(super) struct Begun {
 }
 
 /// Starts a run to leave it to itself, and answers with what is kept of it.
-pub(super) async fn leave(
-    api: &Api,
-    checked: CheckedRun,
-    making: Making,
-    kept: Shown,
-) -> Result<Response, ApiError> {
+pub(super) async fn leave(api: &Api, checked: CheckedRun, making: Making, kept: Shown) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let Some(key) = making.key() else {
         let run = api.runs.start(checked.wish).await?;

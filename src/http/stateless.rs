@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
+use super::Api;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
@@ -11,7 +12,6 @@ use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, 
 use super::wire::json;
 use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
 use super::wire::word;
-use super::Api;
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
 use crate::domain::idempotency::{Kept, Once};

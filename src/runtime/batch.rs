@@ -15,7 +15,11 @@ impl Runs {
     ///
     /// # Errors
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
-    pub async fn start_all(&self, wishes: Vec<Wish>, keyed: Option<(Key, Shown)>) -> Result<Once<Vec<Run>>, (usize, StartError)> {
+    pub async fn start_all(
+        &self,
+        wishes: Vec<Wish>,
+        keyed: Option<(Key, Shown)>,
+    ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
             let found = self.known(&wish.assistant).map_err(|error| (at, error))?;

@@ -259,7 +259,10 @@ pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
     match error {
         DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
         DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress. Its log has the cause under the id of the run."))
+            Stop::Fault(Failure::new(
+                "StorageError",
+                "The server could not store the run's progress. Its log has the cause under the id of the run.",
+            ))
         }
     }
 }

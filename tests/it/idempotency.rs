@@ -161,7 +161,7 @@ on_both_engines! {
         let (path, elsewhere) = (alice.path("/runs/wait"), client.clone());
         let lost = tokio::spawn({
             let request = elsewhere.request(Method::POST, &path).header("Idempotency-Key", "k1").json(&body);
-            async move { request.send().await.map(|response| response.bytes()) }
+            async move { request.send().await.map(reqwest::Response::bytes) }
         });
         server.tools.called("lookup", 1).await;
         server.is_killed_and_started_again().await;

@@ -124,5 +124,6 @@ on_both_engines! {
 /// Whether an answer of the model was begun and not ended behind this frame.
 fn is_within_an_answer(frames: &[Frame], at: usize) -> bool {
     let count = |event: &str| frames[..=at].iter().filter(|frame| frame.data["event"] == event).count();
-    count("on_chat_model_start") > count("on_chat_model_end") || frames[at].event == "events" && frames[at].data["name"] == "model"
+    count("on_chat_model_start") > count("on_chat_model_end")
+        || frames[at].event == "events" && frames[at].data["name"] == "model"
 }

@@ -85,7 +85,10 @@ async fn are_forgotten_after_a_day_with_threads_that_waited_for_it(db: Db) {
             idempotency::claim(tx, &key, BEGIN).await?;
             idempotency::keep(tx, &key, &Kept::Run { thread, run: run_id, temporary }).await
         });
-        assert_eq!(claim(&db, &self::key(name, "{}"), BEGIN).await, Once::Again(Kept::Run { thread, run: run_id, temporary }));
+        assert_eq!(
+            claim(&db, &self::key(name, "{}"), BEGIN).await,
+            Once::Again(Kept::Run { thread, run: run_id, temporary })
+        );
         kept.push(thread);
     }
     let young = key("young", "{}");

@@ -234,7 +234,8 @@ async fn leave_threads_over(db: Db) {
         let thread = stored_thread(&db).await;
         let mut run = run_at(thread, 5);
         (run.request.temporary, run.request.held, run.status) = (temporary, held, status);
-        write!(db, |tx| runs::insert(tx, &run, None));
+        let stored = run.clone();
+        write!(db, |tx| runs::insert(tx, &stored, None));
         threads.push((thread, run));
     }
     assert_eq!(read!(db, |tx| runs::left_over(tx, Timestamp(5), 10)), vec![]);

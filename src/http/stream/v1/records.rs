@@ -112,9 +112,8 @@ impl Running {
 
 /// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
 fn above(facts: &Facts, namespace: &[TaskId]) -> Vec<String> {
-    let below = namespace
-        .iter()
-        .flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
+    let below =
+        namespace.iter().flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
     [facts.run.to_string()].into_iter().chain(below).collect()
 }
 
