@@ -1,5 +1,5 @@
 -- A row means: a request that came with this Idempotency-Key was granted, and this is how it was answered, or which run it
--- began. It is written together with what the request made. `temporary` says that the run's thread goes with the row.
+-- began. It is written together with what the request made.
 create table idempotency_keys (
     idempotency_key text not null primary key,
     fingerprint uuid not null,
@@ -8,7 +8,6 @@ create table idempotency_keys (
     location text,
     thread_id uuid,
     run_id uuid,
-    temporary boolean not null,
     created_at bigint not null
 );
 create index idempotency_keys_by_created on idempotency_keys (created_at, idempotency_key);

@@ -8,7 +8,3 @@ alter table interrupts add column before text;
 alter table runs add column touched_by uuid;
 alter table runs add column before text;
 create index runs_touched on runs (touched_by) where touched_by is not null;
-
--- Whether the thread of a run is there for it alone and shall have gone with it.
-alter table runs add column temporary boolean not null default false;
-create index runs_left_over on runs (updated_at) where temporary and status not in ('pending', 'running');

@@ -1,11 +1,12 @@
 //! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
 
 mod claims;
+mod order;
 mod queue;
 
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{query, query_as};
 use uuid::Uuid;
 
 pub use claims::{
@@ -13,6 +14,7 @@ pub use claims::{
     next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
     stop_children,
 };
+pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};
 
 use super::engine::on_engine;
@@ -105,8 +107,8 @@ fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
 /// [`super::DbError::Conflict`] when its thread is gone, or when it would be the second run of the main agent at work on it.
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
-        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, temporary) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19)";
+        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18)";
     let request = encode(&run.request)?;
     let error = run.error.as_ref().map(encode).transpose()?;
     on_engine!(tx, |conn| query(SQL)
@@ -128,7 +130,6 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.created_at.0)
         .bind(run.updated_at.0)
         .bind(run.due_at.0)
-        .bind(run.request.takes_its_thread())
         .execute(conn)
         .await
         .map(drop))?;
@@ -222,26 +223,16 @@ pub async fn set_status(
 
 /// Changes what a run was asked to do. Returns whether there is such a run.
 pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now: Timestamp) -> DbResult<bool> {
-    const SQL: &str = "update runs set request = $2, updated_at = $3, temporary = $4 where run_id = $1";
-    let takes_its_thread = request.takes_its_thread();
+    const SQL: &str = "update runs set request = $2, updated_at = $3 where run_id = $1";
     let request = encode(request)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(request)
         .bind(now.0)
-        .bind(takes_its_thread)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
-}
-
-/// Threads that should have gone with their runs, which ended before `until`: the server died in between.
-pub async fn left_over(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
-    const SQL: &str = "select thread_id from runs where temporary and status not in ('pending', 'running') \
-        and updated_at < $1 order by updated_at limit $2";
-    let threads: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
-    Ok(threads.into_iter().map(ThreadId).collect())
 }
 
 /// Deletes a run of the main agent and those below it. What they did to the thread stays; see

@@ -67,8 +67,6 @@ pub enum Kept {
         thread: ThreadId,
         /// The run.
         run: RunId,
-        /// Whether the thread is there for this run alone and has to go when the key is forgotten.
-        temporary: bool,
     },
 }
 
@@ -81,6 +79,17 @@ pub enum Once<T> {
     Again(Kept),
     /// The key belongs to another request.
     Reused,
+}
+
+impl<T> Once<T> {
+    /// The same about something else.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Once<U> {
+        match self {
+            Self::First(made) => Once::First(change(made)),
+            Self::Again(kept) => Once::Again(kept),
+            Self::Reused => Once::Reused,
+        }
+    }
 }
 
 #[cfg(test)]

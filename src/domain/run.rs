@@ -162,13 +162,6 @@ pub struct RunRequest {
     pub extra: Map<String, Value>,
 }
 
-impl RunRequest {
-    /// Whether the thread goes away when the run ends.
-    pub fn takes_its_thread(&self) -> bool {
-        self.temporary && !self.held
-    }
-}
-
 /// What a client may send instead of input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]

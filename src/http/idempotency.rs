@@ -1,22 +1,20 @@
 //! Requests with the header `Idempotency-Key`: whoever sends one again gets the answer of the first time, for a day.
 //!
-//! An endpoint that makes something takes [`Keyed`] around its body, and makes what it makes through [`Keyed::make`]: the
-//! key is committed with it, so a server that dies before it could answer has not lost the answer. A second request that
-//! comes while the first is at work waits for it. Refusals are not kept: they made nothing, and may turn out otherwise.
+//! An endpoint that makes something takes [`Keyed`] around its body, hands the key on to whoever makes it
+//! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
+//! dies before it could answer has not lost the answer. A second request that comes while the first is at work waits for
+//! it. Refusals are not kept: they made nothing, and may turn out otherwise.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
-use super::Api;
 use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
-use crate::db::{DbResult, Tx, idempotency};
 use crate::domain::idempotency::{Kept, Key, Once};
 
 /// The header with the key.
@@ -57,7 +55,7 @@ impl<T: DeserializeOwned> Body for ApiList<T> {
 }
 
 /// What a request says in its body, and the key under which it says so.
-pub(super) struct Keyed<B>(pub(super) Making, pub(super) B);
+pub(super) struct Keyed<B>(pub(super) Option<Key>, pub(super) B);
 
 impl<S: Send + Sync, B: Body> FromRequest<S> for Keyed<B> {
     type Rejection = ApiError;
@@ -70,69 +68,24 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Keyed<B> {
         let body = B::read(&bytes)?;
         let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
         let key = named.map(|named| Key::new(named.to_str().unwrap_or_default(), &parts)).transpose()?;
-        Ok(Self(Making(key), body))
+        Ok(Self(key, body))
     }
 }
 
-/// How something is made: once for each key, or whenever it is asked for.
-pub(super) struct Making(Option<Key>);
-
-/// Something to be made in a transaction, or the reason why it was not made.
-pub(super) type Made<T, E> = DbResult<Result<T, E>>;
-
-impl Making {
-    /// The key, for those who make something elsewhere.
-    pub(super) fn key(self) -> Option<Key> {
-        self.0
-    }
-
-    /// Answers with what `job` makes, or, if the request came before, with what it was answered then. The inner error is
-    /// that of `job`, which then has made nothing.
-    ///
-    /// # Errors
-    /// When the key belongs to another request, or the database fails.
-    pub(super) async fn make<T, E, J>(self, api: &Api, job: J) -> Result<Result<Response, E>, ApiError>
-    where
-        T: Serialize + Send + 'static,
-        E: Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Made<T, E>> + Send + 'static,
-    {
-        let (key, now) = (self.0, api.clock.now());
-        let write = api.db.write(move |tx| {
-            Box::pin(async move {
-                let Some(key) = key else {
-                    let made = job(tx).await?;
-                    return Ok(made.map(|made| Once::First(answer(&made))));
-                };
-                match idempotency::claim(tx, &key, now).await? {
-                    Once::First(()) => {}
-                    Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
-                    Once::Reused => return Ok(Ok(Once::Reused)),
-                }
-                match job(tx).await? {
-                    Ok(made) => {
-                        let kept = answer(&made);
-                        idempotency::keep(tx, &key, &kept).await?;
-                        Ok(Ok(Once::First(kept)))
-                    }
-                    Err(refusal) => {
-                        idempotency::release(tx, &key).await?;
-                        Ok(Err(refusal))
-                    }
-                }
-            })
-        });
-        match write.await? {
-            Ok(Once::First(kept)) => Ok(Ok(shown(kept))),
-            Ok(Once::Again(kept)) => Ok(Ok(shown_again(kept))),
-            Ok(Once::Reused) => Err(ApiError::key_reused()),
-            Err(refusal) => Ok(Err(refusal)),
-        }
+/// Answers with what was made first, or as it was answered then.
+///
+/// # Errors
+/// When the key belongs to another request.
+pub(super) fn answer<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
+    match once {
+        Once::First(made) => Ok(first(made)),
+        Once::Again(kept) => Ok(replayed(shown(kept))),
+        Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
 /// The answer 200 with this body.
-fn answer(body: &impl Serialize) -> Kept {
+pub(super) fn kept(body: &impl Serialize) -> Kept {
     Kept::Answer { status: 200, body: super::wire::json(body).to_string(), location: None }
 }
 
@@ -150,11 +103,6 @@ pub(super) fn shown(kept: Kept) -> Response {
         // A run is followed by whoever knows how; see `runs`.
         Kept::Run { .. } => ApiError::fault(&"a run was kept for an answer").into_response(),
     }
-}
-
-/// An answer that was given before.
-pub(super) fn shown_again(kept: Kept) -> Response {
-    replayed(shown(kept))
 }
 
 /// Marks an answer as one that was given before.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed, Making};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
 use super::waiting::{self, Leave};
 use super::wire::child::ChildRunView;
@@ -17,10 +17,10 @@ use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
 use super::{Answer, Api};
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{Kept, Once};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Run, RunStatus};
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, Keyed as WishKey, Shown};
+use crate::runtime::{AssistantRef, CancelAction, Shown};
 
 /// Starts a run and does not wait for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -32,9 +32,9 @@ use crate::runtime::{AssistantRef, CancelAction, Keyed as WishKey, Shown};
 pub(super) async fn create(
     State(api): State<Api>,
     path: ThreadPath,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Thread(path.thread_id))?, making, |runs| shown(runs, place)).await
+    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| shown(runs, place)).await
 }
 
 /// The answer to who does not wait for a run: the run, and its place.
@@ -61,9 +61,9 @@ fn place(run: &Run) -> String {
 pub(super) async fn wait(
     State(api): State<Api>,
     path: ThreadPath,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, making).await?;
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
     Ok(wait_for(api, begun))
 }
 
@@ -80,9 +80,9 @@ pub(super) async fn wait(
 pub(super) async fn stream(
     State(api): State<Api>,
     path: ThreadPath,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, making).await?;
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
     let headers = located(&begun.run, Some("stream"));
     Ok((headers, stream_of(&api, begun)).into_response())
 }
@@ -98,28 +98,25 @@ pub(super) struct Begun {
 /// Starts a run to leave it to itself, and answers with what is kept of it.
 pub(super) async fn leave(api: &Api, checked: CheckedRun, making: Making, kept: Shown) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
-    let Some(key) = making.key() else {
+    let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
         return Ok(idempotency::shown(kept(&[run])));
     };
-    match api.runs.start_once(checked.wish, WishKey { key, shown: Some(kept) }).await? {
-        Once::First(run) => Ok(idempotency::shown(kept(&[run]))),
-        Once::Again(kept) => Ok(idempotency::shown_again(kept)),
-        Once::Reused => Err(ApiError::key_reused()),
-    }
+    let once = api.runs.start_once(checked.wish, key, Some(kept)).await?;
+    idempotency::answer(once, |run| idempotency::shown(kept(&[run])))
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-pub(super) async fn begin(api: &Api, checked: CheckedRun, making: Making) -> Result<Begun, ApiError> {
+pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
-    let Some(key) = making.key() else {
+    let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
         return Ok(Begun { run, cancel_on_disconnect, again: false });
     };
-    match api.runs.start_once(checked.wish, WishKey { key, shown: None }).await? {
+    match api.runs.start_once(checked.wish, key, None).await? {
         Once::First(run) => Ok(Begun { run, cancel_on_disconnect, again: false }),
-        Once::Again(Kept::Run { thread, run, .. }) => {
+        Once::Again(Kept::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
             Ok(Begun { run, cancel_on_disconnect, again: true })
@@ -302,7 +299,7 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
+pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
     text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))

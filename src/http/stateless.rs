@@ -9,14 +9,13 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, thread_of, wait_for};
-use super::wire::json;
 use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
 use super::wire::word;
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
-use crate::domain::idempotency::{Kept, Once};
+use crate::domain::idempotency::Kept;
 use crate::domain::run::Run;
-use crate::runtime::{CancelAction, CancelError, Shown};
+use crate::runtime::{CancelAction, CancelError};
 
 /// Starts a run on a thread of its own and does not wait for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
@@ -26,9 +25,9 @@ use crate::runtime::{CancelAction, CancelError, Shown};
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Stateless)?, making, |runs| shown(runs, short_place)).await
+    leave(&api, body.check(Door::Stateless)?, key, |runs| shown(runs, short_place)).await
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.
@@ -40,9 +39,9 @@ pub(super) async fn create(
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?, making).await?;
+    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
     Ok(wait_for(api, begun))
 }
 
@@ -55,9 +54,9 @@ pub(super) async fn wait(
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
-    Keyed(making, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?, making).await?;
+    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
     let mut headers = located(&begun.run, Some("stream"));
     if let Ok(place) = HeaderValue::from_str(&short_place(&begun.run)) {
         headers.insert(header::CONTENT_LOCATION, place);
@@ -78,7 +77,7 @@ fn short_place(run: &Run) -> String {
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn batch(
     State(api): State<Api>,
-    Keyed(making, ApiList(bodies)): Keyed<ApiList<RunCreate>>,
+    Keyed(key, ApiList(bodies)): Keyed<ApiList<RunCreate>>,
 ) -> Result<Response, ApiError> {
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
         return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
@@ -89,18 +88,14 @@ pub(super) async fn batch(
         check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
         wishes.push(wish);
     }
-    let keyed = making.key().map(|key| (key, shown_all as Shown));
-    let started = api.runs.start_all(wishes, keyed).await;
-    match started.map_err(|(at, error)| ApiError::from(error).of_item(at))? {
-        Once::First(runs) => Ok(idempotency::shown(shown_all(&runs))),
-        Once::Again(kept) => Ok(idempotency::shown_again(kept)),
-        Once::Reused => Err(ApiError::key_reused()),
-    }
+    let started = api.runs.start_all(wishes, key, shown_all).await;
+    let once = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
+    idempotency::answer(once, |runs| idempotency::shown(shown_all(&runs)))
 }
 
 fn shown_all(runs: &[Run]) -> Kept {
     let runs: Vec<RunView> = runs.iter().cloned().map(RunView::just_made).collect();
-    Kept::Answer { status: 200, body: json(&runs).to_string(), location: None }
+    idempotency::kept(&runs)
 }
 
 /// Stops several runs: some of a thread, or all that wait, that are at work, or both.

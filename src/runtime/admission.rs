@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::{CancelAction, Keyed, StartError, Target, Wish, resume};
+use super::sweeper::{HELD, TEMPORARY};
+use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
@@ -11,7 +12,6 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
-use crate::domain::idempotency::{Kept, Once};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
@@ -28,39 +28,14 @@ pub(super) struct Admitted {
     pub(super) displaced: Vec<(Run, CancelAction)>,
 }
 
-/// As [`start`], once for each key. What is refused leaves the key free.
-pub(super) async fn start_once(
-    tx: &mut Tx<'_>,
-    (wish, known): (&Wish, &Known),
-    keyed: &Keyed,
-    worker: Option<WorkerId>,
-    now: Timestamp,
-) -> DbResult<Result<Once<Admitted>, StartError>> {
-    match db::idempotency::claim(tx, &keyed.key, now).await? {
-        Once::First(()) => {}
-        Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
-        Once::Reused => return Ok(Ok(Once::Reused)),
+/// Keeps the thread of a stateless run for as long as its key is remembered: who asks again follows the same run.
+pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbResult<()> {
+    if run.request.temporary {
+        run.request.held = true;
+        db::runs::set_request(tx, run.id, &run.request, now).await?;
+        db::threads::patch(tx, run.thread, &serde_json::Map::new(), Some(HELD), now).await?;
     }
-    match start(tx, wish, known, worker, now).await? {
-        Ok(mut admitted) => {
-            let Run { id: run, thread, ref mut request, .. } = admitted.run;
-            let temporary = request.temporary;
-            if keyed.shown.is_none() && temporary {
-                request.held = true;
-                db::runs::set_request(tx, run, request, now).await?;
-            }
-            let kept = match keyed.shown {
-                Some(shown) => shown(std::slice::from_ref(&admitted.run)),
-                None => Kept::Run { thread, run, temporary },
-            };
-            db::idempotency::keep(tx, &keyed.key, &kept).await?;
-            Ok(Ok(Once::First(admitted)))
-        }
-        Err(refusal) => {
-            db::idempotency::release(tx, &keyed.key).await?;
-            Ok(Err(refusal))
-        }
-    }
+    Ok(())
 }
 
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
@@ -147,7 +122,9 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
     if !may_make {
         return Ok(Err(StartError::NoThread(id)));
     }
-    Ok(Ok((Thread::new(id, wish.metadata.clone(), now), true)))
+    // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
+    let ttl = (wish.target == Target::Stateless { keep: false }).then_some(TEMPORARY);
+    Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 
 fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {

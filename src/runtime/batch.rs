@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Runs, Shown, StartError, Wish, admission};
 use crate::agent::assemble::Known;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{DbResult, Tx};
 use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
@@ -18,7 +18,7 @@ impl Runs {
     pub async fn start_all(
         &self,
         wishes: Vec<Wish>,
-        keyed: Option<(Key, Shown)>,
+        key: Option<Key>, shown: Shown,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
@@ -28,25 +28,10 @@ impl Runs {
             known.push(found);
         }
         let now = self.0.clock.now();
-        let started = self.0.db.write(move |tx| {
-            Box::pin(async move {
-                if let Some((key, _)) = &keyed {
-                    match db::idempotency::claim(tx, key, now).await? {
-                        Once::First(()) => {}
-                        Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
-                        Once::Reused => return Ok(Ok(Once::Reused)),
-                    }
-                }
-                let started = admit_all(tx, &wishes, &known, now).await?;
-                match (&keyed, &started) {
-                    (Some((key, shown)), Ok(runs)) => db::idempotency::keep(tx, key, &shown(runs)).await?,
-                    (Some((key, _)), Err(_)) => db::idempotency::release(tx, key).await?,
-                    (None, _) => {}
-                }
-                Ok(started.map(Once::First))
-            })
+        let job = self.0.db.write_once(key, now, move |runs: &Vec<Run>| shown(runs), move |tx| {
+            Box::pin(async move { admit_all(tx, &wishes, &known, now).await })
         });
-        let runs = started.await.map_err(|error| (0, error.into()))??;
+        let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
         Ok(runs)
     }

@@ -24,17 +24,20 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod batch;
 mod cancel;
-mod forgetting;
 mod journal;
 mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod sweeper;
+mod threads;
 mod worker;
 mod writing;
 
 pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use sweeper::Retention;
+pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 
 use admission::Admitted;
 use worker::Worker;
@@ -104,21 +107,14 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub retention: Retention,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
     pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
-}
-
-/// The key under which a run is wished for, and what is kept of the run for those who ask again.
-#[derive(Debug, Clone)]
-pub struct Keyed {
-    /// The key.
-    pub key: Key,
-    /// How the runs are shown to who does not follow them; this is kept then. Otherwise who asks again follows the run.
-    pub shown: Option<Shown>,
 }
 
 /// How runs are shown to who does not follow them.
@@ -156,7 +152,7 @@ impl Runs {
         worker.sign_on().await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
-        worker.shutdown.spawn("forgetting", Arc::clone(&worker).forget());
+        worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         Ok(Self(worker))
     }
 
@@ -197,20 +193,27 @@ impl Runs {
         Ok(self.take_up(write.await??, permit))
     }
 
-    /// Starts a run unless one was started under the same key before.
+    /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
+    /// then; otherwise who asks again follows the same run.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
-    pub async fn start_once(&self, wish: Wish, keyed: Keyed) -> Result<Once<Run>, StartError> {
+    pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
         let Entrance { known, permit, may_claim, now } = self.entrance(&wish)?;
-        let write = self.0.db.write(move |tx| {
-            Box::pin(async move { admission::start_once(tx, (&wish, &known), &keyed, may_claim, now).await })
+        let kept = move |admitted: &Admitted| match shown {
+            Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+            None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
+        };
+        let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
+            Box::pin(async move {
+                let mut admitted = admission::start(tx, &wish, &known, may_claim, now).await?;
+                if let (Ok(admitted), None) = (&mut admitted, shown) {
+                    admission::hold(tx, &mut admitted.run, now).await?;
+                }
+                Ok(admitted)
+            })
         });
-        Ok(match write.await?? {
-            Once::First(admitted) => Once::First(self.take_up(admitted, permit)),
-            Once::Again(kept) => Once::Again(kept),
-            Once::Reused => Once::Reused,
-        })
+        Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
     }
 
     /// What is looked up before a wish is granted.

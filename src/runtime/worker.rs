@@ -46,6 +46,8 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub(super) retention: super::Retention,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -80,6 +82,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            retention: parts.retention,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -361,16 +364,9 @@ impl Worker {
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
     async fn clear_away(&self, desk: &Arc<Desk>) {
-        if !desk.run.request.temporary || self.shutdown.soft().is_cancelled() {
+        let request = &desk.run.request;
+        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
             return;
-        }
-        let (run, thread) = (desk.run.id, desk.run.thread);
-        if desk.run.request.held {
-            let read = self.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, run))).await;
-            // It may have taken longer than anybody would ask for it again.
-            if !read.is_ok_and(|run| run.is_some_and(|run| run.request.takes_its_thread())) {
-                return;
-            }
         }
         for _ in 0..200 {
             // One is the desk's own.
@@ -379,6 +375,7 @@ impl Worker {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
+        let thread = desk.run.thread;
         let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
         if let Err(error) = deleted {
             tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");

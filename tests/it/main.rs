@@ -7,10 +7,12 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod about;
 mod approvals;
 mod batches;
 mod browsers;
 mod commands;
+mod contract;
 mod crash;
 mod custom;
 mod delegated_interrupts;
@@ -23,6 +25,7 @@ mod metrics;
 mod models;
 mod readme;
 mod records;
+mod retention;
 mod runs;
 mod sdk;
 mod shared_state;
@@ -31,6 +34,7 @@ mod stateless;
 mod streams;
 mod subagents;
 mod support;
+mod thread_stream;
 mod threads;
 mod todos;
 mod tools;

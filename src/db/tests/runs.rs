@@ -16,8 +16,7 @@ on_both!(
     are_counted_while_they_wait,
     fence_off_the_past,
     are_adopted,
-    are_cancelled,
-    leave_threads_over
+    are_cancelled
 );
 
 fn child_of(parent: &Run, now: i64) -> Run {
@@ -221,27 +220,4 @@ async fn are_cancelled(db: Db) {
     write!(db, |tx| runs::set_status(tx, id, RunStatus::Interrupted, None, Timestamp(3)));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
     assert!(!write!(db, |tx| runs::request_cancel(tx, id, "interrupt")));
-}
-
-async fn leave_threads_over(db: Db) {
-    let mut threads = vec![];
-    for (temporary, held, status) in [
-        (true, false, RunStatus::Success),
-        (true, true, RunStatus::Success),
-        (true, false, RunStatus::Running),
-        (false, false, RunStatus::Success),
-    ] {
-        let thread = stored_thread(&db).await;
-        let mut run = run_at(thread, 5);
-        (run.request.temporary, run.request.held, run.status) = (temporary, held, status);
-        let stored = run.clone();
-        write!(db, |tx| runs::insert(tx, &stored, None));
-        threads.push((thread, run));
-    }
-    assert_eq!(read!(db, |tx| runs::left_over(tx, Timestamp(5), 10)), vec![]);
-    assert_eq!(read!(db, |tx| runs::left_over(tx, Timestamp(6), 10)), vec![threads[0].0]);
-    let (thread, mut held) = threads[1].clone();
-    held.request.held = false;
-    write!(db, |tx| runs::set_request(tx, held.id, &held.request, Timestamp(7)));
-    assert_eq!(read!(db, |tx| runs::left_over(tx, Timestamp(8), 10)), vec![threads[0].0, thread]);
 }

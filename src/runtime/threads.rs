@@ -1,0 +1,106 @@
+//! Making threads, with a history if need be, and thinning them out.
+
+use serde_json::{Map, Value};
+
+use super::writing::{self, History};
+use super::{Runs, StateWriteError};
+use crate::db::{self, DbResult};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::ThreadId;
+use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::state::State;
+use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+
+/// A wish for a thread, checked for shape.
+#[derive(Debug, Clone)]
+pub struct ThreadWish {
+    /// Its id.
+    pub id: ThreadId,
+    /// The owner's own notes.
+    pub metadata: Map<String, Value>,
+    /// How long it is to be kept; what the owner of the server decided, when none.
+    pub ttl: Option<Ttl>,
+    /// The history it begins with: every item is a step.
+    pub supersteps: Vec<Superstep>,
+}
+
+/// A step of a history that a client brings.
+#[derive(Debug, Clone)]
+pub struct Superstep {
+    /// What was written in it; one write for each node.
+    pub updates: Vec<NodeWrite>,
+}
+
+/// What a node wrote, in a history that a client brings.
+#[derive(Debug, Clone)]
+pub struct NodeWrite {
+    /// An object, a list of such, or nothing.
+    pub values: Value,
+    /// The node; `__input__` for a turn's input. The last one, or at first the input, when none.
+    pub node: Option<String>,
+}
+
+/// A thread that was just made.
+#[derive(Debug, Clone)]
+pub struct NewThread {
+    /// The thread.
+    pub thread: Thread,
+    /// The state that the history comes to with which it begins; none without a history.
+    pub state: Option<State>,
+}
+
+impl Runs {
+    /// Makes a thread, once for each key. Returns it with the state that its history comes to; or, if there is one of this
+    /// id, which then stays as it is, the id. `shown` says how it is shown, which is what is kept.
+    ///
+    /// # Errors
+    /// See [`StateWriteError`]; nothing is stored then.
+    pub async fn create_thread(
+        &self,
+        wish: ThreadWish,
+        key: Option<Key>,
+        shown: fn(&NewThread) -> Kept,
+    ) -> Result<Result<Once<NewThread>, ThreadId>, StateWriteError> {
+        let now = self.0.clock.now();
+        let ttl = wish.ttl.or(self.0.retention.threads);
+        let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
+        let plan = writing::plan_of(&self.0.agents, &thread);
+        let history = History::replayed(&plan, &wish.supersteps)?;
+        let write = self.0.db.write_once(key, now, shown, move |tx| {
+            Box::pin(async move {
+                if !db::threads::insert(tx, &thread).await? {
+                    return Ok(Err(thread.id));
+                }
+                history.store(tx, thread.id, now).await?;
+                let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
+                let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
+                Ok(Ok(NewThread { thread: stored, state: machine.head.map(|_| machine.state) }))
+            })
+        });
+        Ok(write.await?)
+    }
+
+    /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not
+    /// there do not count, nor those at work whose history was to go.
+    ///
+    /// # Errors
+    /// When the database fails; some may be gone then.
+    pub async fn prune(&self, threads: Vec<ThreadId>, strategy: TtlStrategy) -> DbResult<u64> {
+        let mut pruned = 0;
+        for thread in threads {
+            let now = self.0.clock.now();
+            let done = match strategy {
+                TtlStrategy::Delete => self.delete_thread(thread).await?,
+                TtlStrategy::KeepLatest => {
+                    let write = self
+                        .0
+                        .db
+                        .write(move |tx| Box::pin(async move { db::retention::keep_latest(tx, thread, now).await }));
+                    write.await?
+                }
+            };
+            pruned += u64::from(done);
+        }
+        Ok(pruned)
+    }
+}
