@@ -96,7 +96,7 @@ pub(super) struct Begun {
 }
 
 /// Starts a run to leave it to itself, and answers with what is kept of it.
-pub(super) async fn leave(api: &Api, checked: CheckedRun, making: Making, kept: Shown) -> Result<Response, ApiError> {
+pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept: Shown) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;

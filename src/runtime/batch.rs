@@ -18,7 +18,8 @@ impl Runs {
     pub async fn start_all(
         &self,
         wishes: Vec<Wish>,
-        key: Option<Key>, shown: Shown,
+        key: Option<Key>,
+        shown: Shown,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
@@ -28,9 +29,12 @@ impl Runs {
             known.push(found);
         }
         let now = self.0.clock.now();
-        let job = self.0.db.write_once(key, now, move |runs: &Vec<Run>| shown(runs), move |tx| {
-            Box::pin(async move { admit_all(tx, &wishes, &known, now).await })
-        });
+        let job = self.0.db.write_once(
+            key,
+            now,
+            move |runs: &Vec<Run>| shown(runs),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &known, now).await }),
+        );
         let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
         Ok(runs)

@@ -52,12 +52,17 @@ async fn stay_free_when_nothing_was_made(db: Db) {
 async fn let_the_second_wait_for_the_first(db: Db) {
     let begun = Arc::new(Barrier::new(2));
     let begins = Arc::clone(&begun);
-    let slow = db.write_once(Some(key("k", "{}")), BEGIN, |number| answer(*number), move |_| {
-        Box::pin(async move {
-            begins.wait().await;
-            Ok(Ok::<_, ()>(1))
-        })
-    });
+    let slow = db.write_once(
+        Some(key("k", "{}")),
+        BEGIN,
+        |number| answer(*number),
+        move |_| {
+            Box::pin(async move {
+                begins.wait().await;
+                Ok(Ok::<_, ()>(1))
+            })
+        },
+    );
     let second = async {
         begun.wait().await;
         make(&db, key("k", "{}"), Ok(2), BEGIN).await
