@@ -1,8 +1,10 @@
 //! Every test runs on both engines.
 
+mod assistants;
 mod checkpoints;
 mod copies;
 mod idempotency;
+mod crons;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Runs, Shown, StartError, Wish, admission};
-use crate::agent::assemble::Known;
-use crate::db::{DbResult, Tx};
+use crate::agent::assemble::Agents;
+use crate::db::{self, DbResult, Tx};
 use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
@@ -21,19 +21,15 @@ impl Runs {
         key: Option<Key>,
         shown: Shown,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
-        let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
-            let found = self.known(&wish.assistant).map_err(|error| (at, error))?;
-            admission::check(wish, &found.agent.plan).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
-            known.push(found);
         }
-        let now = self.0.clock.now();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let job = self.0.db.write_once(
             key,
             now,
             move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &wishes, &known, now).await }),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &agents, now).await }),
         );
         let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
@@ -41,17 +37,23 @@ impl Runs {
     }
 }
 
+/// Admits all, or none: the threads of those before a refusal go again.
 async fn admit_all(
     tx: &mut Tx<'_>,
     wishes: &[Wish],
-    known: &[Arc<Known>],
+    agents: &Agents,
     now: Timestamp,
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
-    let mut runs = vec![];
-    for (at, (wish, known)) in wishes.iter().zip(known).enumerate() {
-        match admission::start(tx, wish, known, None, now).await? {
+    let mut runs: Vec<Run> = vec![];
+    for (at, wish) in wishes.iter().enumerate() {
+        match admission::start(tx, wish, agents, None, now).await? {
             Ok(admitted) => runs.push(admitted.run),
-            Err(refusal) => return Ok(Err((at, refusal))),
+            Err(refusal) => {
+                for run in runs {
+                    db::threads::delete(tx, run.thread).await?;
+                }
+                return Ok(Err((at, refusal)));
+            }
         }
     }
     Ok(Ok(runs))

@@ -9,21 +9,23 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::agent::assemble::{Agents, Known};
+use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
-use crate::domain::time::{Clock, Timestamp};
+use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod assistants;
 mod batch;
 mod cancel;
+mod crons;
 mod journal;
 mod lease;
 mod opening;
@@ -34,8 +36,10 @@ mod threads;
 mod worker;
 mod writing;
 
+pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
-pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use crons::CronWish;
+pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 
@@ -82,6 +86,13 @@ pub enum AssistantRef {
     Graph(String),
 }
 
+impl AssistantRef {
+    /// Who is meant by `text`: an assistant if it is a UUID, else a definition.
+    pub fn read(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
+    }
+}
+
 /// A write into the state of a thread from outside the loop.
 #[derive(Debug, Clone, Default)]
 pub struct StateWrite {
@@ -120,16 +131,6 @@ pub struct Parts {
 /// How runs are shown to who does not follow them.
 pub type Shown = fn(&[Run]) -> Kept;
 
-/// What is known of a wish before it is granted.
-struct Entrance {
-    known: Arc<Known>,
-    /// The slot in which the run may begin, if there is a free one.
-    permit: Option<OwnedSemaphorePermit>,
-    /// Who may claim it at once.
-    may_claim: Option<WorkerId>,
-    now: Timestamp,
-}
-
 /// How a question stands.
 enum Standing {
     /// It waits for its answer, asked by an agent of this assistant.
@@ -150,10 +151,13 @@ impl Runs {
     pub async fn open(parts: Parts) -> DbResult<Self> {
         let worker = Arc::new(Worker::new(parts));
         worker.sign_on().await?;
+        assistants::register(&worker).await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
-        Ok(Self(worker))
+        let runs = Self(Arc::clone(&worker));
+        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        Ok(runs)
     }
 
     /// Waits until no run is at work in this process.
@@ -185,11 +189,12 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let Entrance { known, permit, may_claim, now } = self.entrance(&wish)?;
+        let (permit, may_claim) = self.free_slot();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let write = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }));
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }));
         Ok(self.take_up(write.await??, permit))
     }
 
@@ -199,14 +204,15 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        let Entrance { known, permit, may_claim, now } = self.entrance(&wish)?;
+        let (permit, may_claim) = self.free_slot();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let kept = move |admitted: &Admitted| match shown {
             Some(shown) => shown(std::slice::from_ref(&admitted.run)),
             None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
         };
         let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
             Box::pin(async move {
-                let mut admitted = admission::start(tx, &wish, &known, may_claim, now).await?;
+                let mut admitted = admission::start(tx, &wish, &agents, may_claim, now).await?;
                 if let (Ok(admitted), None) = (&mut admitted, shown) {
                     admission::hold(tx, &mut admitted.run, now).await?;
                 }
@@ -216,13 +222,11 @@ impl Runs {
         Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
     }
 
-    /// What is looked up before a wish is granted.
-    fn entrance(&self, wish: &Wish) -> Result<Entrance, StartError> {
-        let known = self.known(&wish.assistant)?;
-        admission::check(wish, &known.agent.plan)?;
+    /// A slot in which a run may begin at once, if there is a free one, and who may claim it for that.
+    fn free_slot(&self) -> (Option<OwnedSemaphorePermit>, Option<WorkerId>) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(self.0.id);
-        Ok(Entrance { known, permit, may_claim, now: self.0.clock.now() })
+        (permit, may_claim)
     }
 
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
@@ -238,17 +242,6 @@ impl Runs {
             self.0.stop(old.id, action);
         }
         run
-    }
-
-    fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {
-        let found = match assistant {
-            AssistantRef::Id(id) => self.0.agents.of_assistant(*id),
-            AssistantRef::Graph(graph_id) => self.0.agents.of_graph(graph_id).cloned(),
-        };
-        found.ok_or_else(|| match assistant {
-            AssistantRef::Id(id) => StartError::NoAssistant(id.to_string()),
-            AssistantRef::Graph(graph_id) => StartError::NoAssistant(graph_id.clone()),
-        })
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
@@ -283,9 +276,9 @@ impl Runs {
             },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Busy) => Err(ResolveError::Busy),
+            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)
-                | StartError::NoAssistant(_)
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
                 | StartError::AmbiguousAnswer(_)
@@ -369,35 +362,8 @@ impl Runs {
         Ok(())
     }
 
-    /// The assistants that the definitions have by themselves.
-    pub fn assistants(&self) -> Vec<AssistantCard> {
-        let card = |known: &Arc<Known>| AssistantCard {
-            id: known.assistant,
-            graph_id: known.graph_id.clone(),
-            name: known.agent.name.clone(),
-            description: known.description.clone(),
-            created_at: self.0.since,
-        };
-        self.0.agents.all().map(card).collect()
-    }
-
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
         self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
     }
-}
-
-/// An assistant that a definition has by itself.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AssistantCard {
-    /// Its id, the same after every restart.
-    pub id: AssistantId,
-    /// The definition.
-    pub graph_id: String,
-    /// The agent's name.
-    pub name: String,
-    /// What the agent is for.
-    pub description: Option<String>,
-    /// When this server was started.
-    pub created_at: Timestamp,
 }

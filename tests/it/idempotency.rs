@@ -4,7 +4,6 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::server::second_server;
 use crate::support::sse::{Sse, put_together};
 use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script, transcript};
 
@@ -40,6 +39,38 @@ on_both_engines! {
         are_alike(&first, &post(&client, "/threads", "k1", &body).await);
         assert_ne!(post(&client, "/threads", "k2", &body).await.body, first.body);
         assert_eq!(client.post("/threads/count", json!({})).await.ok(), 2);
+    }
+
+    async fn assistants_and_crons_are_made_once_for_each_key(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": []}});
+        let makes = [
+            ("/assistants".to_owned(), json!({"graph_id": "agent", "name": "mine"}), "/assistants/count", 1),
+            ("/runs/crons".to_owned(), cron.clone(), "/runs/crons/count", 1),
+            (alice.path("/runs/crons"), cron, "/runs/crons/count", 2),
+        ];
+        for (path, body, count, expected) in makes {
+            let before = client.post("/assistants/count", json!({})).await.ok();
+            let first = post(&client, &path, &format!("key of {path}").replace(' ', "-"), &body).await;
+            are_alike(&first, &post(&client, &path, &format!("key of {path}").replace(' ', "-"), &body).await);
+            let found = client.post(count, json!({})).await.ok();
+            if count == "/assistants/count" {
+                assert_eq!(found.as_i64(), before.as_i64().map(|before| before + expected));
+            } else {
+                assert_eq!(found, expected);
+            }
+        }
+        for cron in client.post("/runs/crons/search", json!({})).await.ok().as_array().unwrap() {
+            client.delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap())).await;
+        }
+    }
+
+    async fn a_batch_that_is_refused_in_the_middle_leaves_nothing(server: TestServer) {
+        let client = server.client();
+        let mut unknown = wish("two");
+        unknown["assistant_id"] = json!(uuid::Uuid::new_v4());
+        post(&client, "/runs/batch", "k1", &json!([wish("one"), unknown])).await.refused(404);
+        assert_eq!(client.post("/threads/search", json!({})).await.ok(), json!([]));
     }
 
     async fn a_key_belongs_to_one_request(server: TestServer) {
@@ -196,7 +227,7 @@ on_both_engines! {
         if server.engine == Engine::Sqlite {
             return;
         }
-        let other = second_server(&server).await;
+        let other = server.gets_a_twin().await;
         let (client, alice) = (server.client(), server.human("agent").await);
         let (path, body) = (alice.path("/runs/wait"), alice.wish("hello", json!({})));
         let (here, there) = tokio::join!(post(&client, &path, "k1", &body), post(&other.client, &path, "k1", &body));
