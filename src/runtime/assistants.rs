@@ -86,7 +86,8 @@ async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Ve
 }
 
 impl Runs {
-    /// Makes an assistant. When there is one of this id: that one, if `or_take_it`.
+    /// Makes an assistant, once for each key; what is kept is how it is `shown`. When there is one of this id: that one, if
+    /// `or_take_it`.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.

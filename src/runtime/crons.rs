@@ -126,7 +126,7 @@ async fn lay_out(
 }
 
 impl Runs {
-    /// Makes a cron.
+    /// Makes a cron, once for each key; what is kept is how it is `shown`.
     ///
     /// # Errors
     /// See [`CronError`]; nothing is stored then.
