@@ -5,6 +5,7 @@ mod checkpoints;
 mod copies;
 mod idempotency;
 mod crons;
+mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

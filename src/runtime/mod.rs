@@ -31,6 +31,7 @@ mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod store;
 mod sweeper;
 mod threads;
 mod worker;
@@ -40,6 +41,7 @@ pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
+pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 

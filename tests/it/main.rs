@@ -34,6 +34,7 @@ mod sdk;
 mod shared_state;
 mod state;
 mod stateless;
+mod store;
 mod streams;
 mod subagents;
 mod support;
