@@ -3,8 +3,8 @@
 mod assistants;
 mod checkpoints;
 mod copies;
-mod idempotency;
 mod crons;
+mod idempotency;
 mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
