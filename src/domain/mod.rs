@@ -24,6 +24,7 @@ pub mod context;
 pub mod cron;
 pub mod definition;
 pub mod event;
+pub mod field;
 pub mod filter;
 pub mod goto;
 pub mod graph;
