@@ -62,7 +62,7 @@ impl FieldRule {
     /// Writes `value` over what there is.
     pub fn write(self, there: Option<Value>, value: Value) -> Value {
         match (self.merge, there, value) {
-            (Merge::Append, Some(there), Value::Null) | (Merge::ByKey, Some(there), Value::Null) => there,
+            (Merge::Append | Merge::ByKey, Some(there), Value::Null) => there,
             (Merge::Append, Some(Value::Array(mut items)), Value::Array(more)) => {
                 items.extend(more);
                 Value::Array(items)

@@ -244,6 +244,7 @@ impl State {
             messages: self.messages.clone(),
             files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
             fields: self.fields.clone(),
+            rules: self.rules.clone(),
         }
     }
 

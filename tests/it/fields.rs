@@ -66,21 +66,21 @@ on_both_engines! {
             (json!({"findings": "x"}), "findings"),
             (json!({"findings": [7]}), "findings.0"),
         ] {
-            let reply = server.post(&alice.path("/runs"), json!({"assistant_id": "keeper", "input": input})).await;
+            let reply = server.client().post(&alice.path("/runs"), json!({"assistant_id": "keeper", "input": input})).await;
             assert_eq!(reply.status, 422, "{input}");
             assert!(reply.body.to_string().contains(field), "{}", reply.body);
         }
         alice.says(script().calls(note("n1", json!({"scores": [1]}))).says("done")).await;
         let said = alice.transcript().await;
         assert!(said[2].contains("`scores`") && said[2].contains("must be an object"), "{}", said[2]);
-        let written = server.post(&alice.path("/state"), json!({"values": {"findings": [7]}})).await;
+        let written = server.client().post(&alice.path("/state"), json!({"values": {"findings": [7]}})).await;
         assert_eq!(written.status, 422, "{}", written.body);
     }
 
     async fn the_schemas_of_the_assistant_show_the_declared_fields(server: TestServer) {
-        let found = server.post("/assistants/search", json!({"graph_id": "keeper"})).await;
+        let found = server.client().post("/assistants/search", json!({"graph_id": "keeper"})).await;
         let id = found.body[0]["assistant_id"].as_str().unwrap().to_owned();
-        let schemas = server.get(&format!("/assistants/{id}/schemas")).await.body;
+        let schemas = server.client().get(&format!("/assistants/{id}/schemas")).await.body;
         let has = |part: &str, field: &str| schemas[part]["properties"].get(field).is_some();
         let seen = ["hint", "verdict", "draft", "findings"].map(|field| (has("input_schema", field), has("output_schema", field)));
         assert_eq!(seen, [(true, false), (false, true), (false, false), (true, true)]);

@@ -13,6 +13,7 @@ fn plan() -> Plan {
         after_model: names(Moment::AfterModel),
         after_agent: names(Moment::AfterAgent),
         step_limit: 100,
+        ..Plan::default()
     }
 }
 
