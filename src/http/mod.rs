@@ -29,6 +29,7 @@ pub mod error;
 pub mod extract;
 pub mod openapi;
 mod runs;
+mod scene;
 mod state;
 mod stateless;
 pub mod stream;
