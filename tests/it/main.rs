@@ -9,11 +9,13 @@
 
 mod about;
 mod approvals;
+mod assistants;
 mod batches;
 mod browsers;
 mod commands;
 mod contract;
 mod crash;
+mod crons;
 mod custom;
 mod delegated_interrupts;
 mod files;
