@@ -105,7 +105,7 @@ kind = "openai"
     assert_eq!(
         complaints(text),
         "\
-adjutant.toml:1:1: error: extra: unknown key; allowed are: server, storage, runtime, log, providers, tools, agents, agents_dir
+adjutant.toml:1:1: error: extra: unknown key; allowed are: server, storage, runtime, threads, checkpointer, log, providers, tools, agents, agents_dir
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
 adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, cors_origins, cors_credentials, cors_expose_headers, cors_max_age_s, cors_private_network, max_body_bytes, keep_alive_s, shutdown_s
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
@@ -481,4 +481,16 @@ agent agent (editor): model scripted:demo, tools none
     );
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
+}
+
+#[test]
+fn times_to_live_are_read_and_checked() {
+    let text = "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
+    let config = Place::with(&[("adjutant.toml", text)]).load().config;
+    let (threads, checkpointer) = (config.threads.ttl.unwrap(), config.checkpointer.ttl.unwrap());
+    assert_eq!((threads.strategy, threads.after().as_secs()), (SweepStrategy::Delete, 5400));
+    assert_eq!((checkpointer.strategy, checkpointer.after().as_secs()), (SweepStrategy::KeepLatest, 30));
+    assert_eq!(threads.interval().as_secs(), 60);
+    let said = complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
+    assert!(said.contains("threads.ttl.default_ttl") && said.contains("checkpointer.ttl.strategy"), "{said}");
 }

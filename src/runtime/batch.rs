@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::admission::Occasion;
 use super::{Runs, StartError, Wish, admission};
 use crate::domain::run::Run;
 
@@ -15,11 +16,12 @@ impl Runs {
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let occasion = Occasion { worker: None, now, ttl: self.0.retention.threads };
         let started = self.0.db.write(move |tx| {
             Box::pin(async move {
                 let mut runs = vec![];
                 for (at, wish) in wishes.iter().enumerate() {
-                    match admission::start(tx, wish, &agents, None, now).await? {
+                    match admission::start(tx, wish, &agents, occasion).await? {
                         Ok(admitted) => runs.push(admitted.run),
                         Err(refusal) => return Ok(Err((at, refusal))),
                     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, Admitted};
+use super::admission::{self, Admitted, Occasion};
 use super::{AssistantRef, CronError, Runs, Target, Wish, assistants};
 use crate::agent::assemble::Agents;
 use crate::db::crons::Due;
@@ -230,6 +230,7 @@ impl Runs {
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let occasion = Occasion { worker: None, now, ttl: self.0.retention.threads };
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
                 // In the order in which the deletion of a thread takes them.
@@ -244,7 +245,7 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                admission::start(tx, &wish, &agents, None, now).await.map(Some)
+                admission::start(tx, &wish, &agents, occasion).await.map(Some)
             })
         });
         match fired.await? {

@@ -41,7 +41,7 @@ pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartErr
 pub use sweeper::Retention;
 pub use threads::{NodeWrite, Superstep, ThreadWish};
 
-use admission::Admitted;
+use admission::{Admitted, Occasion};
 use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
@@ -187,11 +187,12 @@ impl Runs {
         let (worker, now) = (self.0.id, self.0.clock.now());
         let agents = Arc::clone(&self.0.agents);
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let may_claim = permit.is_some().then_some(worker);
+        let worker = permit.is_some().then_some(worker);
+        let occasion = Occasion { worker, now, ttl: self.0.retention.threads };
         let Admitted { run, claimed, displaced } = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }))
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, occasion).await }))
             .await??;
         if claimed {
             self.0.begin(run.clone(), 0, true, permit);
