@@ -4,6 +4,7 @@ mod cast;
 mod children;
 mod crash;
 mod crash_windows;
+mod drawings;
 mod hooks;
 mod memory;
 mod runs;
@@ -118,6 +119,7 @@ impl Stage {
             assistant: AssistantId::of_graph("agent"),
             depth: 0,
             context: Arc::default(),
+            context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             stop: self.stop.lock().unwrap().clone(),
             voice: crate::tool::Voice::default(),
