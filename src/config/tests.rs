@@ -492,7 +492,8 @@ agent agent (editor): model scripted:demo, tools none
 
 #[test]
 fn times_to_live_are_read_and_checked() {
-    let text = "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
+    let text =
+        "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
     let config = Place::with(&[("adjutant.toml", text)]).load().config;
     let (threads, checkpointer) = (config.threads.ttl.unwrap(), config.checkpointer.ttl.unwrap());
     assert_eq!((threads.strategy, threads.after().as_secs()), (SweepStrategy::Delete, 5400));

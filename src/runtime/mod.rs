@@ -361,6 +361,12 @@ impl Runs {
         Ok(())
     }
 
+    /// The hooks of the subagent of this name, as it is `depth` delegations below the agent with this `graph_id`.
+    pub fn plan_of_subagent(&self, graph_id: &str, name: &str, depth: u32) -> Option<Plan> {
+        let known = self.0.agents.of_graph(graph_id)?;
+        Some(known.agent.subagents.as_ref()?.get(name, depth)?.plan.clone())
+    }
+
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
         self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)

@@ -238,13 +238,7 @@ struct SketchRow {
 }
 
 /// The checkpoints of a lane whose number is below `before`, the newest first, without what they wrote.
-pub async fn sketches(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    lane: Lane,
-    before: i64,
-    limit: i64,
-) -> DbResult<Vec<Sketch>> {
+pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
     const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, run_id from checkpoints \
         where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4";
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)

@@ -148,8 +148,11 @@ const SEARCHES: [(&str, &str); 30] = [
          and run_id is null order by seq limit 1",
         "checkpoints_by_lane",
     ),
-    ("select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
-      order by created_at desc, run_id desc limit 10", "runs_by_thread"),
+    (
+        "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
+      order by created_at desc, run_id desc limit 10",
+        "runs_by_thread",
+    ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
     (
