@@ -9,7 +9,7 @@ use sqlx::{query, query_as};
 use uuid::Uuid;
 
 pub use claims::{
-    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
+    Claim, Holder, adopt_orphans, any_pending, begun_by, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
     next_due_at, release, request_cancel, some_pending, some_running, stop_children,
 };
 pub use queue::{Queue, queue};

@@ -301,7 +301,7 @@ impl Worker {
             }
         }
         let journal = LaneJournal::main(Arc::clone(desk), None);
-        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure) }));
+        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
@@ -314,7 +314,7 @@ impl Worker {
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
                 let error = Failure::new("UserInterrupt", "The run was cancelled by request.");
-                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error) };
+                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error), waits: false };
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }

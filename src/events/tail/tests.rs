@@ -94,7 +94,7 @@ fn event(run: &Run, seq: i64, fact: Fact) -> Event {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
 }
 
 /// The numbers of all events that `tail` reads until it ends.

@@ -47,7 +47,7 @@ fn custom(word: &str) -> Fact {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {

@@ -45,7 +45,6 @@ impl Coming {
     pub(super) fn told_by(event: &Event, view: &LaneView) -> Self {
         match &event.body {
             EventBody::Delta(_) | EventBody::Begun(Work::Model) => Self::Node(MODEL.to_owned()),
-            EventBody::Begun(Work::Calls) => Self::Calls,
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
                 (Source::Input | Source::Update | Source::Fork, _) => Self::NewTurn,
                 (Source::Loop, TOOLS) => Self::Calls,
@@ -60,7 +59,7 @@ impl Coming {
                 Some(_) | None => Self::Calls,
             },
             EventBody::Fact(Fact::Started { .. }) => Self::NewTurn,
-            EventBody::Fact(Fact::Answered { .. }) => Self::Calls,
+            EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => Self::Calls,
             EventBody::Fact(Fact::Ended { error: Some(failure), .. }) if failure.class != "GraphRecursionError" => {
                 Self::Unknown
             }
