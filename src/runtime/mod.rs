@@ -20,6 +20,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod answering;
 mod batch;
 mod cancel;
 mod journal;
@@ -30,6 +31,7 @@ mod resume;
 mod worker;
 mod writing;
 
+pub use answering::{Reply, RespondError};
 pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
 
