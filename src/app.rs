@@ -14,7 +14,7 @@ use crate::db::Db;
 use crate::domain::definition::{ToolDefinition, ToolKind};
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
-use crate::http::{self, Api, ApiSettings, CorsSettings};
+use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::runtime::{Parts, Runs};
@@ -78,6 +78,10 @@ impl App {
             runs: self.runs.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
+            openings: Openings::new(OpeningLimits {
+                per_thread: self.config.server.max_streams_per_thread,
+                per_client: self.config.server.max_streams_per_client,
+            }),
             settings: ApiSettings {
                 max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),

@@ -65,7 +65,8 @@ impl Loop<'_> {
         }
         self.announce(machine, notes, &jobs, &children).await?;
         for (at, child) in children {
-            running.push(self.go_on_with_child(machine, at, child).await?);
+            let work = self.go_on_with_child(machine, at, child).await?;
+            running.push(work);
         }
         for job in jobs {
             let state = Arc::clone(&state);

@@ -119,7 +119,8 @@ impl ThreadTail {
             // What a client wrote outside of all runs is part of the state from which the next run begins.
             let Some(run) = logged.run else { continue };
             if let Some(origins) = self.origins_of(run).await? {
-                self.waiting.push_back(Arc::new(origins.event(logged).await?));
+                let event = origins.event(logged).await?;
+                self.waiting.push_back(Arc::new(event));
             }
         }
         self.after = match floor {

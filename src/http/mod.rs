@@ -24,20 +24,24 @@ use crate::runtime::Runs;
 mod about;
 mod approvals;
 mod assistants;
+mod commands;
 mod cors;
 pub mod error;
 pub mod extract;
 pub mod openapi;
+mod openings;
 mod runs;
 mod state;
 mod stateless;
 pub mod stream;
+mod thread_stream;
 mod threads;
 mod traffic;
 mod waiting;
 pub mod wire;
 
 pub use cors::CorsSettings;
+pub use openings::{OpeningLimits, Openings};
 
 use error::ApiError;
 
@@ -54,6 +58,8 @@ pub struct Api {
     pub clock: Arc<dyn Clock>,
     /// What is counted.
     pub metrics: Metrics,
+    /// The open streams of threads.
+    pub openings: Openings,
     /// What the owner of the server decided.
     pub settings: ApiSettings,
 }
@@ -106,6 +112,9 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::join_stream))
         .routes(routes!(runs::cancel))
         .routes(routes!(runs::children))
+        // The stream of a thread, and commands to it.
+        .routes(routes!(commands::post))
+        .routes(routes!(thread_stream::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))

@@ -31,7 +31,7 @@ pub(super) struct LaneView {
 }
 
 impl LaneView {
-    pub fn new(origin: &Arc<Origin>) -> Self {
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
         Self {
             place: Place::of(origin),
             state: None,
@@ -45,12 +45,12 @@ impl LaneView {
     }
 
     /// Whether it is the main agent.
-    pub fn is_main(&self) -> bool {
+    pub(super) fn is_main(&self) -> bool {
         self.place.segments.is_empty()
     }
 
     /// Takes note of a step.
-    pub fn advance(&mut self, entry: &Entry) {
+    pub(super) fn advance(&mut self, entry: &Entry) {
         if let Some(state) = &mut self.state {
             entry.writes.iter().for_each(|update| state.apply(update));
         }

@@ -76,7 +76,7 @@ enum Added<'a> {
 
 impl Speech {
     /// Takes a piece of an answer.
-    pub fn piece(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
+    pub(super) fn piece(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
         let head = &delta.answer;
         if self.told.contains(&head.message) {
             return;
@@ -117,7 +117,7 @@ impl Speech {
     }
 
     /// Says what this reader still lacks of a finished message.
-    pub fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
+    pub(super) fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
         let id = message.id.as_deref().unwrap_or_default();
         if !message.is_ai() || self.told.contains(id) {
             return;
@@ -154,11 +154,12 @@ impl Answer {
             Chunk::Reasoning(text) => self.say(place, &Kind::Reasoning, text, out),
             Chunk::Call { index, id, name, args } => {
                 let known = self.blocks.iter().find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
-                let kind = known.map(|block| block.kind.clone()).unwrap_or_else(|| Kind::Call {
+                let new = || Kind::Call {
                     index: *index,
                     id: id.clone().unwrap_or_default(),
                     name: name.clone().unwrap_or_default(),
-                });
+                };
+                let kind = known.map_or_else(new, |block| block.kind.clone());
                 self.say(place, &kind, args, out);
             }
             Chunk::End { response_metadata, usage } => {
@@ -256,7 +257,7 @@ impl Answer {
     fn known(&self, kind: Kind) -> Kind {
         let Kind::Call { id, .. } = &kind else { return kind };
         let same = |block: &&Block| matches!(&block.kind, Kind::Call { id: known, .. } if known == id);
-        self.blocks.iter().find(same).map(|block| block.kind.clone()).unwrap_or(kind)
+        self.blocks.iter().find(same).map_or(kind.clone(), |block| block.kind.clone())
     }
 }
 

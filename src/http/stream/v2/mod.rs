@@ -26,8 +26,6 @@ mod filter;
 mod lane;
 mod messages;
 mod outlet;
-#[cfg(test)]
-mod tests;
 mod tools;
 mod values;
 
@@ -67,7 +65,11 @@ impl Presenter {
     /// Takes note of the run that [`Presenter::wants_run`] named.
     pub fn learn(&mut self, run: RunFacts) {
         // The state of the main agent stays known; it is checked against the run's beginning.
-        self.lanes.retain(|lane, _| *lane == Lane::Main);
+        let main = self.lanes.remove(&Lane::Main);
+        self.lanes.clear();
+        if let Some(LaneView { place, state, head, .. }) = main {
+            self.lanes.insert(Lane::Main, LaneView { state, head, ..LaneView::new(&place.origin) });
+        }
         self.asked.clear();
         self.running = false;
         self.run = Some(run);
@@ -103,6 +105,9 @@ impl Presenter {
         let wanted = std::mem::take(&mut self.wanted);
         let mut out = Outlet::new(&wanted, event.seq, event.at);
         let mut view = self.lanes.remove(&lane).unwrap_or_else(|| LaneView::new(&event.origin));
+        if !Arc::ptr_eq(&view.place.origin, &event.origin) {
+            view.place = Place::of(&event.origin);
+        }
         if let Some(base) = base {
             view.state = Some(Arc::unwrap_or_clone(base));
         }
@@ -350,7 +355,7 @@ fn custom(view: &LaneView, value: &Value, out: &mut Outlet<'_>) {
 }
 
 /// How clients call the way in which a run came to its end.
-fn ending(status: RunStatus) -> &'static str {
+pub fn ending(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Error | RunStatus::Timeout => "failed",
         RunStatus::Interrupted => "interrupted",

@@ -67,13 +67,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn of(origin: &Arc<Origin>) -> Self {
+    pub(super) fn of(origin: &Arc<Origin>) -> Self {
         let segments = origin.namespace.iter().map(|task| format!("tools:{task}")).collect();
         Self { origin: Arc::clone(origin), segments }
     }
 
     /// Where clients look for the result of one of the agent's calls.
-    pub fn of_call(&self, call: &str) -> Self {
+    pub(super) fn of_call(&self, call: &str) -> Self {
         let segments = self.segments.iter().cloned().chain([format!("tools:{call}")]).collect();
         Self { origin: Arc::clone(&self.origin), segments }
     }
@@ -122,37 +122,37 @@ pub(super) struct Outlet<'a> {
 }
 
 impl<'a> Outlet<'a> {
-    pub fn new(wanted: &'a Wanted, entry: i64, at: Timestamp) -> Self {
+    pub(super) fn new(wanted: &'a Wanted, entry: i64, at: Timestamp) -> Self {
         Self { wanted, entry, at, next: FIRST, next_belated: 0, frames: vec![] }
     }
 
-    pub fn into_frames(self) -> Vec<Frame> {
+    pub(super) fn into_frames(self) -> Vec<Frame> {
         self.frames
     }
 
     /// A frame that every reader gets.
-    pub fn put<T: Serialize>(&mut self, channel: Channel, place: &Place, name: Name, data: impl FnOnce() -> T) {
+    pub(super) fn put<T: Serialize>(&mut self, channel: Channel, place: &Place, name: Name, data: impl FnOnce() -> T) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(Draft { channel, place, name, at, node: None, topic: None }, data);
     }
 
     /// The same, of a node.
-    pub fn put_of_node<T: Serialize>(&mut self, channel: Channel, place: &Place, node: &str, data: impl FnOnce() -> T) {
+    pub(super) fn put_of_node<T: Serialize>(&mut self, channel: Channel, place: &Place, node: &str, data: impl FnOnce() -> T) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(Draft { channel, place, name: Name::Placed, at, node: Some(node), topic: None }, data);
     }
 
     /// A custom event, perhaps under a name of its own.
-    pub fn put_custom<T: Serialize>(&mut self, place: &Place, topic: Option<&str>, data: impl FnOnce() -> T) {
+    pub(super) fn put_custom<T: Serialize>(&mut self, place: &Place, topic: Option<&str>, data: impl FnOnce() -> T) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(Draft { channel: Channel::Custom, place, name: Name::Placed, at, node: None, topic }, data);
     }
 
     /// A frame about an answer of a model: live, or making up for what this reader has not heard.
-    pub fn put_spoken<T: Serialize>(&mut self, place: &Place, name: String, data: impl FnOnce() -> T) {
+    pub(super) fn put_spoken<T: Serialize>(&mut self, place: &Place, name: String, data: impl FnOnce() -> T) {
         let at = self.next_belated;
         self.next_belated = (at + 1).min(FIRST - 1);
         let draft = Draft { channel: Channel::Messages, place, name: Name::Given(name), at, node: None, topic: None };

@@ -30,7 +30,7 @@ pub(super) struct Writes<'a>(pub &'a Update);
 
 impl Writes<'_> {
     /// Whether clients see any of it.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         let Update { messages, files, fields } = self.0;
         messages.is_empty() && files.is_empty() && fields.keys().all(|name| is_private(name))
     }
