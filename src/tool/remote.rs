@@ -154,10 +154,10 @@ impl RemoteTool {
         if is_result("content") || is_result("delegate") || line.get("custom").is_none() {
             return Ok(Some(line));
         }
-        match line["custom"].take() {
-            Value::Array(words) => self.tell(scope, words).await,
-            _ => return Err(self.misunderstood("`custom` in a line of the answer is not a list")),
-        }
+        let Value::Array(words) = line["custom"].take() else {
+            return Err(self.misunderstood("`custom` in a line of the answer is not a list"));
+        };
+        self.tell(scope, words).await;
         Ok(None)
     }
 

@@ -81,7 +81,7 @@ async fn serve(
     let args = body["args"].clone();
     desk.calls.send_modify(|calls| calls.push(body));
     if tool == "progress" {
-        return progress(desk).await;
+        return progress(desk);
     }
     let mut held = desk.held.subscribe();
     held.wait_for(|held| !held.contains(&name)).await.expect("the desk is there");
@@ -106,7 +106,7 @@ async fn serve(
 }
 
 /// An answer in lines: one at once, the others when it is no longer held back.
-async fn progress(desk: Arc<Desk>) -> Response {
+fn progress(desk: Arc<Desk>) -> Response {
     let first = Ok::<_, std::convert::Infallible>("{\"custom\": [{\"done\": 0.5}]}\n");
     let rest = async move {
         let mut held = desk.held.subscribe();
