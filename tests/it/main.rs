@@ -32,3 +32,4 @@ mod support;
 mod threads;
 mod todos;
 mod tools;
+mod v2;
