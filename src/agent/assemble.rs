@@ -7,9 +7,11 @@ use serde_json::{Map, Value};
 
 use super::Agent;
 use super::roster::{Build, Roster};
+use crate::domain::context::ContextSchema;
 use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
+use crate::domain::run::Run;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{SubagentCard, Subagents};
 use crate::middleware::files::Files;
@@ -52,9 +54,12 @@ impl Agents {
         self.0.get(graph_id)
     }
 
-    /// The agent behind this assistant.
-    pub fn of_assistant(&self, assistant: AssistantId) -> Option<Arc<Known>> {
-        self.0.values().find(|known| known.assistant == assistant).cloned()
+    /// The agent that a run was admitted for.
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
+        match &run.request.agent {
+            Some(agent) => self.0.get(&agent.graph_id),
+            None => self.0.values().find(|known| known.assistant == run.assistant),
+        }
     }
 
     /// The tools that main agents have.
@@ -86,6 +91,7 @@ struct Draft {
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
+    context_schema: Option<Value>,
     todos: bool,
     files: Workspace,
     step_limit: u32,
@@ -132,6 +138,7 @@ impl Workshop {
             tools: definition.tools.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
+            context_schema: definition.context_schema.clone(),
             todos: definition.todos,
             files: definition.files,
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
@@ -174,6 +181,8 @@ impl Workshop {
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
+            // The context of the run passes through as it is.
+            context_schema: None,
             todos: subagent.todos,
             files: parent.files,
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
@@ -216,6 +225,7 @@ impl Workshop {
             .filter(|text| !text.trim().is_empty())
             .collect::<Vec<_>>()
             .join("\n\n");
+        let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
@@ -231,6 +241,8 @@ impl Workshop {
             stack,
             toolbox,
             checks,
+            fields,
+            context: draft.context_schema.map(ContextSchema::new),
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }

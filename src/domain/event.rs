@@ -119,6 +119,8 @@ pub enum Fact {
     },
     /// A breakpoint of the client was reached.
     Paused,
+    /// The run was undone. Nothing else is left of it; this keeps its numbers from being given out again.
+    Undone,
     /// A tool or policy tells clients something.
     Custom {
         /// What.

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Invalid;
 use super::input::{read_call, read_input, under};
-use super::machine::{MODEL, Moment, Plan, TOOLS};
+use super::machine::{END, MODEL, Moment, Plan, TOOLS};
 use super::message::{Message, ToolCall};
 
 /// How many targets one command may name.
@@ -41,6 +41,8 @@ pub enum Destination {
     },
     /// A hook.
     Hook(Moment, usize),
+    /// The end: what waits for an answer is given up, and nothing more is done.
+    End,
 }
 
 impl Goto {
@@ -101,14 +103,13 @@ impl Destination {
                 Ok(Some(Self::Tools { own: sent.is_none(), sent: sent.unwrap_or_default() }))
             }
             node => {
-                let Some((moment, at)) = plan.find(node) else { return Ok(None) };
-                if input.is_some() {
-                    return Err(Invalid::new(
-                        "input",
-                        "is not for a hook, which reads the state: use `command.update`",
-                    ));
+                let found =
+                    if node == END { Some(Self::End) } else { plan.find(node).map(|(m, at)| Self::Hook(m, at)) };
+                if found.is_some() && input.is_some() {
+                    let reason = format!("is not for {node}, which reads the state: use `command.update`");
+                    return Err(Invalid::new("input", reason));
                 }
-                Ok(Some(Self::Hook(moment, at)))
+                Ok(found)
             }
         }
     }
@@ -180,7 +181,8 @@ mod tests {
         assert_eq!(read(json!(["model", "nowhere"])), Ok(Some(Destination::Model(None))));
         assert_eq!(read(json!([{"node": "tools"}])), Ok(Some(Destination::Tools { own: true, sent: vec![] })));
         assert_eq!(read(json!(["Review.after_model"])), Ok(Some(Destination::Hook(Moment::AfterModel, 0))));
-        assert_eq!(read(json!(["nowhere", "__end__"])), Ok(None));
+        assert_eq!(read(json!(["nowhere", "__end__"])), Ok(Some(Destination::End)));
+        assert_eq!(read(json!(["nowhere"])), Ok(None));
     }
 
     #[test]
@@ -210,7 +212,10 @@ mod tests {
             (json!([{"node": "model", "input": {}}]), "command.goto[0].input.messages: is missing"),
             (json!([{"node": "tools", "input": {"name": "x"}}]), "command.goto[0].input.id: is missing"),
             (json!([{"node": "tools", "input": [7]}]), "command.goto[0].input[0]: must be an object"),
-            (json!([{"node": "Review.after_model", "input": {"a": 1}}]), "command.goto[0].input: is not for a hook"),
+            (
+                json!([{"node": "Review.after_model", "input": {"a": 1}}]),
+                "command.goto[0].input: is not for Review.after_model",
+            ),
         ];
         for (targets, expected) in cases {
             let error = read(targets.clone()).err().unwrap_or_default();

@@ -24,7 +24,7 @@ use super::state::{State, Update};
 mod outside;
 mod plan;
 
-pub use plan::{MODEL, Moment, Plan, START, TOOLS};
+pub use plan::{END, MODEL, Moment, Plan, START, TOOLS};
 
 /// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
 /// checkpoint wrote.

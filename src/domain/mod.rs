@@ -15,11 +15,15 @@
 
 use std::fmt;
 
+pub mod assistant;
 pub mod call;
 pub mod checkpoint;
+pub mod context;
 pub mod definition;
 pub mod event;
+pub mod filter;
 pub mod goto;
+pub mod graph;
 pub mod id;
 pub mod input;
 pub mod interrupt;

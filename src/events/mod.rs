@@ -15,11 +15,13 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
+mod follow;
 mod log;
 mod origins;
 mod tail;
 mod thread_tail;
 
+pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
 pub use tail::{After, Tail};
 pub use thread_tail::{Heard, ThreadTail};
@@ -79,7 +81,7 @@ impl Events {
     /// When the database fails.
     pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
         let read = self.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
-        Ok(read.await?.map_or(0, |first| first - 1))
+        Ok(read.await?.map_or(0, |(_, first)| first - 1))
     }
 
     /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.

@@ -13,9 +13,14 @@ use crate::metrics::{Backlog, samples};
 
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",
+    params(("check_db" = Option<bool>, Query, description = "whether to ask the database too")),
     responses((status = 200, description = "It is", body = Value, example = json!({"ok": true, "services": {}}))))]
-pub(super) async fn ok() -> Json<Value> {
-    Json(json!({"ok": true, "services": {}}))
+pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
+    if params.flag("check_db")? {
+        // Who may write nothing would be stuck soon.
+        api.db.write(|_| Box::pin(async { Ok(()) })).await?;
+    }
+    Ok(Json(json!({"ok": true, "services": {}})))
 }
 
 /// What the server is and what it can do.

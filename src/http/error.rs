@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
-use crate::runtime::{CancelError, ResolveError, StartError, StateWriteError};
+use crate::runtime::{AssistantError, CancelError, ResolveError, StartError, StateWriteError};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,6 +143,12 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_graph", message)
     }
 
+    /// The definition of an assistant is not configured any more.
+    pub fn no_agent(graph_id: &str) -> Self {
+        let message = format!("Graph '{graph_id}' not found: this server is not configured to run it");
+        Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
+    }
+
     /// The server failed. Logs `cause` under an id and gives the client that id only.
     #[track_caller]
     #[expect(clippy::disallowed_methods, reason = "the id of a fault is for logs; nothing is ordered or tested by it")]
@@ -201,7 +207,15 @@ impl From<Invalid> for ApiError {
 impl From<DbError> for ApiError {
     #[track_caller]
     fn from(error: DbError) -> Self {
-        Self::fault(&error)
+        match error {
+            DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
+            DbError::Conflict(_)
+            | DbError::Busy
+            | DbError::Corrupt { .. }
+            | DbError::Panicked(_)
+            | DbError::Closed
+            | DbError::Unavailable(_) => Self::fault(&error),
+        }
     }
 }
 
@@ -214,6 +228,7 @@ impl From<StartError> for ApiError {
             StartError::NoThread(_) => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
+            StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QuestionPending(ids) => {
@@ -262,6 +277,10 @@ impl From<ResolveError> for ApiError {
     fn from(error: ResolveError) -> Self {
         match error {
             ResolveError::NoInterrupt => Self::no_interrupt(),
+            ResolveError::NoAgent => {
+                let message = "The assistant that asked was deleted, or its agent is not configured any more";
+                Self::new(StatusCode::CONFLICT, "agent_gone", message)
+            }
             ResolveError::Stale(what) => {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
@@ -269,6 +288,36 @@ impl From<ResolveError> for ApiError {
             ResolveError::Invalid(error) => error.into(),
             ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             ResolveError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<AssistantError> for ApiError {
+    #[track_caller]
+    fn from(error: AssistantError) -> Self {
+        let new = |status, code, message: String| Self::new(status, code, message);
+        match error {
+            AssistantError::NoAssistant(id) => {
+                new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant with ID {id} not found"))
+            }
+            AssistantError::NoVersion(id, number) => {
+                let message = format!("Version {number} not found for assistant {id}");
+                new(StatusCode::NOT_FOUND, "version_not_found", message)
+            }
+            AssistantError::Exists(id) => {
+                new(StatusCode::CONFLICT, "assistant_exists", format!("Assistant {id} already exists"))
+            }
+            AssistantError::NoGraph { graph_id, known } => {
+                let message = format!("Graph '{graph_id}' not found. Expected one of: {}", known.join(", "));
+                new(StatusCode::NOT_FOUND, "graph_not_found", message)
+            }
+            AssistantError::Automatic(graph_id) => {
+                let message = format!("The assistant belongs to the definition of '{graph_id}' and stays with it");
+                new(StatusCode::CONFLICT, "assistant_automatic", message)
+            }
+            AssistantError::TwoContexts => Self::two_contexts(),
+            AssistantError::Invalid(error) => error.into(),
+            AssistantError::Fault(error) => error.into(),
         }
     }
 }

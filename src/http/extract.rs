@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::error::ApiError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
 pub struct ApiJson<T>(pub T);
@@ -132,6 +133,26 @@ pub struct AssistantPath {
     pub assistant_id: AssistantId,
 }
 
+/// An assistant, named in the path by its id, or by the `graph_id` of the definition that has it by itself.
+#[derive(Debug, Clone, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct AgentPath {
+    /// The assistant, or the agent definition.
+    #[param(rename = "assistant_id", value_type = String)]
+    pub assistant: AssistantRef,
+}
+
+/// A subagent of an assistant, named in the path.
+#[derive(Debug, Clone, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct SubgraphPath {
+    /// The assistant, or the agent definition.
+    #[param(rename = "assistant_id", value_type = String)]
+    pub assistant: AssistantRef,
+    /// The subagent: its name, or the names down to it with `|` between them.
+    pub namespace: String,
+}
+
 /// The raw texts of the path's variables.
 struct Segments(RawPathParams);
 
@@ -193,6 +214,25 @@ impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         Ok(Self { assistant_id: segments.uuid("assistant")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { assistant: AssistantRef::read(segments.text("assistant_id")) })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for SubgraphPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        let assistant = AssistantRef::read(segments.text("assistant_id"));
+        Ok(Self { assistant, namespace: segments.text("namespace").to_owned() })
     }
 }
 

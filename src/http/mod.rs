@@ -27,6 +27,7 @@ mod assistants;
 mod commands;
 mod cors;
 pub mod error;
+mod event_stream;
 pub mod extract;
 pub mod openapi;
 mod openings;
@@ -89,15 +90,25 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))
         // Assistants: what a client can run.
+        .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
-        .routes(routes!(assistants::get))
+        .routes(routes!(assistants::get, assistants::patch, assistants::delete))
+        .routes(routes!(assistants::versions))
+        .routes(routes!(assistants::use_version))
+        .routes(routes!(assistants::graph))
+        .routes(routes!(assistants::schemas))
+        .routes(routes!(assistants::subgraphs))
+        .routes(routes!(assistants::subgraph))
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
         .routes(routes!(threads::count))
         .routes(routes!(threads::get, threads::patch, threads::delete))
         .routes(routes!(threads::copy))
+        .routes(routes!(threads::prune))
+        .routes(routes!(threads::storage))
+        .routes(routes!(thread_stream::follow))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))
@@ -114,7 +125,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::children))
         // The stream of a thread, and commands to it.
         .routes(routes!(commands::post))
-        .routes(routes!(thread_stream::post))
+        .routes(routes!(event_stream::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))

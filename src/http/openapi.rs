@@ -11,9 +11,12 @@ use axum::http::header;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use utoipa::OpenApi;
-use utoipa::openapi::path::Operation;
-use utoipa::openapi::{self, ContentBuilder, Ref, RefOr, ResponseBuilder};
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::{SchemaType, Type};
+use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::Config;
+
+mod selected;
 
 use super::error::{ApiError, ErrorBody};
 use super::{Api, table};
@@ -52,16 +55,19 @@ pub fn document() -> openapi::OpenApi {
     complete(table().split_for_parts().1)
 }
 
-/// Adds to every endpoint the errors that every such endpoint can have.
+/// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
-    for item in document.paths.paths.values_mut() {
-        let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
-        for operation in operations.into_iter().flatten() {
-            name(operation);
-            add_errors(operation);
-        }
+    selected::loosen(&mut document);
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        name(operation);
+        numbers_are_json(operation);
+        add_errors(operation);
     }
     document
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten()
 }
 
 /// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
@@ -69,6 +75,22 @@ fn name(operation: &mut Operation) {
     let group = operation.tags.iter().flatten().next().map(|tag| tag.to_lowercase().replace(' ', "_"));
     if let (Some(group), Some(name)) = (group, &mut operation.operation_id) {
         *name = format!("{group}_{name}");
+    }
+}
+
+/// A bare number is JSON too, though it would be documented as text.
+fn numbers_are_json(operation: &mut Operation) {
+    let is_number = |content: &RefOr<Content>| {
+        let RefOr::T(Content { schema: Some(RefOr::T(Schema::Object(schema))), .. }) = content else { return false };
+        schema.schema_type == SchemaType::Type(Type::Integer)
+    };
+    for response in operation.responses.responses.values_mut() {
+        let RefOr::T(response) = response else { continue };
+        if response.content.get("text/plain").is_some_and(is_number)
+            && let Some(number) = response.content.swap_remove("text/plain")
+        {
+            response.content.insert("application/json".to_owned(), number);
+        }
     }
 }
 

@@ -82,7 +82,7 @@ impl Middleware for Subagents {
     }
 
     fn contribution(&self) -> Contribution {
-        Contribution { tools: vec![self.tool.clone()], prompt: self.prompt.clone() }
+        Contribution { tools: vec![self.tool.clone()], prompt: self.prompt.clone(), ..Contribution::default() }
     }
 
     /// Looks at the arguments before the schema does: these mistakes are common, and the schema's words would not help.

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
+use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
@@ -33,6 +34,8 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone)]
 pub struct StructuredOutput {
     forms: Vec<Arc<Form>>,
+    /// What the answer looks like, all alternatives together.
+    schema: Value,
 }
 
 impl StructuredOutput {
@@ -63,7 +66,7 @@ impl StructuredOutput {
         }
         let all: Arc<[String]> = names.into();
         let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
-        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect() })
+        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect(), schema: schema.clone() })
     }
 
     /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
@@ -125,7 +128,7 @@ impl Middleware for StructuredOutput {
 
     fn contribution(&self) -> Contribution {
         let tools = self.forms.iter().map(|form| Arc::clone(form) as Arc<dyn Tool>).collect();
-        Contribution { tools, prompt: None }
+        Contribution { tools, prompt: None, fields: vec![Field { name: FIELD, schema: self.schema.clone() }] }
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {

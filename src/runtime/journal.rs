@@ -149,6 +149,7 @@ impl LaneJournal {
             | Fact::Calling { .. }
             | Fact::Answered { .. }
             | Fact::Paused
+            | Fact::Undone
             | Fact::Custom { .. } => {}
         }
         batch.facts.push((seq, fact.clone()));

@@ -8,19 +8,20 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::agent::assemble::{Agents, Known};
+use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Multitask, Run, RunRequest};
-use crate::domain::time::{Clock, Timestamp};
+use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
 mod answering;
+mod assistants;
 mod batch;
 mod cancel;
 mod journal;
@@ -28,12 +29,17 @@ mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod sweeper;
+mod threads;
 mod worker;
 mod writing;
 
 pub use answering::{Reply, RespondError};
+pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
-pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use refusal::{AssistantError, CancelError, ResolveError, StartError, StateWriteError};
+pub use sweeper::Retention;
+pub use threads::{NodeWrite, Superstep, ThreadWish};
 
 use admission::Admitted;
 use worker::Worker;
@@ -78,6 +84,13 @@ pub enum AssistantRef {
     Graph(String),
 }
 
+impl AssistantRef {
+    /// Who is meant by `text`: an assistant if it is a UUID, else a definition.
+    pub fn read(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
+    }
+}
+
 /// A write into the state of a thread from outside the loop.
 #[derive(Debug, Clone, Default)]
 pub struct StateWrite {
@@ -103,6 +116,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub retention: Retention,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -131,8 +146,10 @@ impl Runs {
     pub async fn open(parts: Parts) -> DbResult<Self> {
         let worker = Arc::new(Worker::new(parts));
         worker.sign_on().await?;
+        assistants::register(&worker).await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         Ok(Self(worker))
     }
 
@@ -165,15 +182,14 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let known = self.known(&wish.assistant)?;
-        admission::check(&wish, &known.agent.plan)?;
         let (worker, now) = (self.0.id, self.0.clock.now());
+        let agents = Arc::clone(&self.0.agents);
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(worker);
         let Admitted { run, claimed, displaced } = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }))
             .await??;
         if claimed {
             self.0.begin(run.clone(), 0, true, permit);
@@ -192,17 +208,6 @@ impl Runs {
             }
         }
         Ok(run)
-    }
-
-    fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {
-        let found = match assistant {
-            AssistantRef::Id(id) => self.0.agents.of_assistant(*id),
-            AssistantRef::Graph(graph_id) => self.0.agents.of_graph(graph_id).cloned(),
-        };
-        found.ok_or_else(|| match assistant {
-            AssistantRef::Id(id) => StartError::NoAssistant(id.to_string()),
-            AssistantRef::Graph(graph_id) => StartError::NoAssistant(graph_id.clone()),
-        })
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
@@ -237,9 +242,9 @@ impl Runs {
             },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Busy) => Err(ResolveError::Busy),
+            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)
-                | StartError::NoAssistant(_)
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
                 | StartError::AmbiguousAnswer(_)
@@ -323,35 +328,8 @@ impl Runs {
         Ok(())
     }
 
-    /// The assistants that the definitions have by themselves.
-    pub fn assistants(&self) -> Vec<AssistantCard> {
-        let card = |known: &Arc<Known>| AssistantCard {
-            id: known.assistant,
-            graph_id: known.graph_id.clone(),
-            name: known.agent.name.clone(),
-            description: known.description.clone(),
-            created_at: self.0.since,
-        };
-        self.0.agents.all().map(card).collect()
-    }
-
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
         self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
     }
-}
-
-/// An assistant that a definition has by itself.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AssistantCard {
-    /// Its id, the same after every restart.
-    pub id: AssistantId,
-    /// The definition.
-    pub graph_id: String,
-    /// The agent's name.
-    pub name: String,
-    /// What the agent is for.
-    pub description: Option<String>,
-    /// When this server was started.
-    pub created_at: Timestamp,
 }

@@ -113,12 +113,16 @@ fn obey(
     plan: &Plan,
     notes: &mut Vec<Note>,
 ) -> bool {
-    if let Some(update) = &command.update {
-        let update = crate::agent::identified(read_update(update).unwrap_or_default());
-        if update != Update::none() {
-            let entry = machine.noted(update, CheckpointId::mint());
-            notes.push(Note::entry(entry, machine));
-        }
+    let update = command.update.as_ref().and_then(|update| read_update(update).ok()).unwrap_or_default();
+    let update = crate::agent::identified(update);
+    // No step follows on the end that could store where the run stands.
+    let ends = place == Some(&Destination::End);
+    if ends {
+        machine.go_to(plan, &Destination::End);
+    }
+    if ends || update != Update::none() {
+        let entry = machine.noted(update, CheckpointId::mint());
+        notes.push(Note::entry(entry, machine));
     }
     machine.reopen();
     if let Some(place) = place {

@@ -16,7 +16,9 @@ use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
+use crate::db::events::PlacedFact;
 use crate::db::{self, Db, DbResult, Engine};
+use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -47,13 +49,13 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub(super) retention: super::Retention,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
-    /// When this process began.
-    pub(super) since: crate::domain::time::Timestamp,
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
@@ -72,7 +74,6 @@ impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
         Self {
             id: WorkerId::mint(),
-            since: parts.clock.now(),
             db: parts.db,
             events: parts.events,
             agents: parts.agents,
@@ -81,6 +82,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            retention: parts.retention,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -225,7 +227,7 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
-        let Some(known) = self.agents.of_assistant(run.assistant) else {
+        let Some(known) = self.agents.of_run(run).cloned() else {
             let text = "The agent of this run is not configured on this server any more.".to_owned();
             return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
         };
@@ -329,21 +331,31 @@ impl Worker {
     /// Undoes what a run did.
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
         self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
-        let (desk, now) = (Arc::clone(desk), self.clock.now());
-        self.db
+        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
+        let last = log.is_open().then(|| log.reserve(1));
+        let desk = Arc::clone(desk);
+        let undone = self
+            .db
             .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
                     }
                     let run = &desk.run;
+                    let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
                     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+                    let (thread, lane, fact) = (run.thread, Lane::Main, &Fact::Undone);
+                    db::events::insert(tx, &[PlacedFact { thread, seq, run: run.id, lane, fact, at: now }]).await?;
                     db::runs::delete(tx, run.thread, run.id).await?;
                     let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
                     super::admission::leave_thread(tx, run, ThreadStatus::Idle, Some(error), now).await
                 })
             })
-            .await
+            .await;
+        if let Some(last) = last {
+            log.abandon(last, 1);
+        }
+        undone
     }
 
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run

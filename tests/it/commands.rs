@@ -39,6 +39,22 @@ on_both_engines! {
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
     }
 
+    async fn who_goes_to_the_end_drops_the_question_and_the_turn_is_over(server: TestServer) {
+        let alice = server.human("agent").await;
+        alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
+        let question = alice.question().await;
+        let update = json!({"files": {"/a.txt": "A"}});
+        let values = commands(&server, &alice, json!({"goto": "__end__", "update": update})).await;
+        assert_eq!((&values["files"]["/a.txt"]["content"], values.get("__interrupt__")), (&json!("A"), None));
+        assert_eq!(alice.status().await, "idle");
+        let state = server.client().get(&alice.path("/state")).await.ok();
+        assert_eq!((&state["next"], &state["interrupts"]), (&json!([]), &json!([])));
+        let path = alice.path(&format!("/interrupts/{}", question.id()));
+        assert_eq!(server.client().get(&path).await.ok()["status"], "dropped");
+        let values = alice.says("and on").await;
+        assert_eq!(transcript(&values).last().unwrap(), "ai: echo: and on");
+    }
+
     async fn an_answer_may_come_with_a_write(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent it")).await;

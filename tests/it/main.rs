@@ -7,10 +7,13 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod about;
 mod approvals;
+mod assistants;
 mod batches;
 mod browsers;
 mod commands;
+mod contract;
 mod crash;
 mod custom;
 mod delegated_interrupts;
@@ -21,6 +24,7 @@ mod limits;
 mod metrics;
 mod models;
 mod readme;
+mod retention;
 mod runs;
 mod sdk;
 mod shared_state;
@@ -29,6 +33,7 @@ mod stateless;
 mod streams;
 mod subagents;
 mod support;
+mod thread_stream;
 mod threads;
 mod todos;
 mod tools;

@@ -4,11 +4,10 @@
 //! `ADJUTANT_TEST_NODE_MODULES` names a folder of modules, else `tests/sdk/js/node_modules` (made by `npm ci` there).
 //! What is not there is skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::server::is_everything_required;
+use crate::support::server::skipped;
 use crate::support::{TestServer, on_both_engines};
 
 /// A Python that has the SDK.
@@ -21,20 +20,13 @@ pub(crate) fn python() -> Option<String> {
     found.then_some(candidate).or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
 }
 
-/// The folder of the JavaScript SDK.
+/// The folder of the JavaScript SDK, and of what it needs to be a hook of web pages.
 fn node_modules() -> Option<PathBuf> {
     let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES").filter(|name| !name.is_empty()).map(PathBuf::from);
     let modules = named.unwrap_or_else(|| folder().join("js/node_modules"));
-    let found = modules.join("@langchain/langgraph-sdk/package.json").exists();
+    let packages = ["@langchain/langgraph-sdk", "react-test-renderer"];
+    let found = packages.iter().all(|package| modules.join(package).join("package.json").exists());
     found.then_some(modules).or_else(|| skipped("@langchain/langgraph-sdk (npm ci in tests/sdk/js)"))
-}
-
-fn skipped<T>(what: &str) -> Option<T> {
-    assert!(!is_everything_required(), "there is no {what}, and a skip is a failure");
-    // Not `eprintln!`: what that writes is hidden from those who run passing tests.
-    let text = format!("\n*** A TEST IS SKIPPED: there is no {what} ***\n");
-    std::io::stderr().write_all(text.as_bytes()).expect("somebody reads this");
-    None
 }
 
 fn folder() -> PathBuf {
@@ -50,21 +42,36 @@ pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
     said.into_owned()
 }
 
+/// A scene in Python.
+fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
+    let mut command = Command::new(python()?);
+    command.arg("-B").arg(folder().join("python").join(scene)).arg(server.client().base());
+    Some(command)
+}
+
+/// A scene in JavaScript.
+fn in_javascript(scene: &str, server: &TestServer) -> Option<Command> {
+    let mut command = Command::new("node");
+    command.env("ADJUTANT_TEST_NODE_MODULES", node_modules()?);
+    command.arg(folder().join("js").join(scene)).arg(server.client().base());
+    Some(command)
+}
+
 on_both_engines! {
     async fn the_python_sdk_drives_the_whole_flow(server: TestServer) {
-        let Some(python) = python() else { return };
-        let mut command = Command::new(python);
-        command.arg(folder().join("python/flow.py")).arg(server.client().base());
-        assert_eq!(runs_to_its_end(command).await, "the flow is complete\n");
+        let Some(flow) = in_python("flow.py", &server) else { return };
+        assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
         assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
     }
 
     async fn the_javascript_sdk_drives_the_whole_flow(server: TestServer) {
-        let Some(modules) = node_modules() else { return };
-        let mut command = Command::new("node");
-        command.arg(folder().join("js/flow.mjs")).arg(server.client().base());
-        command.env("ADJUTANT_TEST_NODE_MODULES", modules);
-        assert_eq!(runs_to_its_end(command).await, "the flow is complete\n");
+        let Some(flow) = in_javascript("flow.mjs", &server) else { return };
+        assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
         assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+    }
+
+    async fn the_public_chat_pages_work(server: TestServer) {
+        let Some(scene) = in_javascript("front_ends.mjs", &server) else { return };
+        assert_eq!(runs_to_its_end(scene).await, "the pages work\n");
     }
 }

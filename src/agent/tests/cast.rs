@@ -200,6 +200,8 @@ pub(super) fn agent_of(
         stack,
         toolbox,
         checks,
+        fields: vec![],
+        context: None,
         subagents: roster,
     }
 }

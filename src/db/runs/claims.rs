@@ -168,14 +168,6 @@ pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
     Ok(found.flatten())
 }
 
-/// The number of the first event of the thread's newest run of the main agent that had begun when number `seq` was given out.
-pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<i64>> {
-    const SQL: &str = "select max(first_seq) from runs where thread_id = $1 and depth = 0 and first_seq <= $2";
-    let (first,): (Option<i64>,) =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(seq).fetch_one(conn).await)?;
-    Ok(first)
-}
-
 /// Some runs of the main agent that wait for their turn since `until` at the latest, those that become due first.
 pub async fn some_pending(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
     const SQL: &str = concat!(

@@ -44,6 +44,9 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.model(&top.then("model"), &agent.model);
     check.tools(&top.then("tools"), &agent.tools);
     check.answer_schema(&top.then("response_format"), agent.response_format.as_ref());
+    if let Some(schema) = &agent.context_schema {
+        check.schema(&top.then("context_schema"), schema);
+    }
     check.steps(&top.then("recursion_limit"), agent.recursion_limit);
     if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
         check.error(&top.then("max_subagent_depth"), format!("must be a whole number from 0 to {DEEPEST}"));

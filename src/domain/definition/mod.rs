@@ -43,6 +43,9 @@ pub struct AgentDefinition {
     /// JSON Schema of the final answer, when it shall be structured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
+    /// JSON Schema of the context of every run; anything goes when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_schema: Option<Value>,
     /// Whether the agent has `write_todos`.
     pub todos: bool,
     /// Where its file tools work.

@@ -50,6 +50,10 @@ impl Machine {
                 self.position.phase = Phase::Hooks { moment: *moment, next: *next };
             }
             Destination::Tools { own, sent } => self.go_to_tools(plan, *own, sent),
+            Destination::End => {
+                self.forget_questions();
+                self.position.phase = Phase::Ended;
+            }
         }
     }
 

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// The node that writes the input.
 pub const START: &str = "__start__";
+/// What comes after the last node.
+pub const END: &str = "__end__";
 /// The node that asks the model.
 pub const MODEL: &str = "model";
 /// The node that runs tool calls.

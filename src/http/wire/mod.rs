@@ -14,6 +14,7 @@ pub mod assistant;
 pub mod child;
 pub mod command;
 pub mod interrupt;
+pub mod retention;
 pub mod run;
 pub mod state;
 pub mod thread;

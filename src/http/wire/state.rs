@@ -56,7 +56,7 @@ pub struct TaskView {
     /// The node.
     pub name: String,
     /// `["__pregel_pull", node]`, or for the tool call of this number `["__pregel_push", number, false]`.
-    #[schema(value_type = Vec<Object>)]
+    #[schema(value_type = Vec<Value>)]
     pub path: Value,
     /// Why it failed, when it did.
     pub error: Option<String>,

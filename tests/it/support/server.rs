@@ -1,6 +1,6 @@
 //! The server under test: the real application over a real socket, on either engine, in this process or in its own.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -85,6 +85,15 @@ pub(crate) fn is_everything_required() -> bool {
     std::env::var("ADJUTANT_TEST_REQUIRE_ALL").is_ok_and(|value| value == "1")
 }
 
+/// Says that something cannot be tested on this machine.
+pub(crate) fn skipped<T>(what: &str) -> Option<T> {
+    assert!(!is_everything_required(), "there is no {what}, and a skip is a failure");
+    // Not `eprintln!`: what that writes is hidden from those who run passing tests.
+    let text = format!("\n*** A TEST IS SKIPPED: there is no {what} ***\n");
+    std::io::stderr().write_all(text.as_bytes()).expect("somebody reads this");
+    None
+}
+
 enum Running {
     Here(Shutdown, JoinHandle<Option<anyhow::Result<()>>>),
     There(Child),
@@ -155,6 +164,23 @@ impl TestServer {
         let place = self.configuration();
         let old = std::fs::read_to_string(&place).expect("a configuration");
         std::fs::write(&place, old.replacen("[server]\n", &format!("[server]\n{lines}\n"), 1)).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
+    /// The server stops in good order and another one begins, in which this agent's definition has another key.
+    pub(crate) async fn renames_agent(&self, old: &str, new: &str) {
+        let place = self.configuration();
+        let text = std::fs::read_to_string(&place).expect("a configuration");
+        let text = text.replace(&format!("[agents.{old}"), &format!("[agents.{new}"));
+        std::fs::write(&place, text).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
+    /// The server stops in good order and another one begins, with these lines at the end of its configuration.
+    pub(crate) async fn is_configured_with(&self, lines: &str) {
+        let place = self.configuration();
+        let old = std::fs::read_to_string(&place).expect("a configuration");
+        std::fs::write(&place, format!("{old}\n{lines}")).expect("it can change");
         self.is_stopped_and_started_again().await;
     }
 

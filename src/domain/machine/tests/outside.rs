@@ -96,6 +96,14 @@ fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
 }
 
 #[test]
+fn who_is_sent_to_the_end_has_nothing_left_to_do() {
+    let mut machine = in_tools(&["a"]);
+    machine.call_asked(0, question());
+    machine.go_to(&plan(), &Destination::End);
+    assert_eq!((machine.next(&plan()), machine.open_questions().count()), (Step::End, 0));
+}
+
+#[test]
 fn what_the_model_is_shown_instead_holds_for_one_question() {
     let mut machine = standing(Phase::Ended, [Message::ai("done")]);
     machine.go_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));

@@ -211,7 +211,7 @@ impl Presenter {
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
             Fact::Ended { status, error, .. } if view.is_main() => out.extend(error_frame(*status, error.as_ref())),
-            Fact::Calling { .. } | Fact::Paused | Fact::Custom { .. } | Fact::Ended { .. } => {}
+            Fact::Calling { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } | Fact::Ended { .. } => {}
         }
     }
 

@@ -64,7 +64,7 @@ impl Coming {
                 Self::Unknown
             }
             EventBody::Fact(Fact::Custom { .. }) => Self::Unknown,
-            EventBody::Fact(Fact::Paused | Fact::Ended { .. }) => Self::Stopped,
+            EventBody::Fact(Fact::Paused | Fact::Undone | Fact::Ended { .. }) => Self::Stopped,
         }
     }
 }

@@ -142,7 +142,7 @@ impl Presenter {
             }
             Fact::Custom { value } => custom(view, value, out),
             Fact::Ended { status, error, waits } => self.ended(view, (*status, error.as_ref(), *waits), out),
-            Fact::Paused => {}
+            Fact::Paused | Fact::Undone => {}
         }
     }
 

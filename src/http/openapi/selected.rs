@@ -1,0 +1,78 @@
+//! What the document says about answers that show only what the request selects: no field has to be there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use utoipa::openapi::path::{Operation, Parameter};
+use utoipa::openapi::schema::ArrayItems;
+use utoipa::openapi::{Components, Content, OpenApi, Ref, RefOr, Schema};
+
+const SELECT: &str = "select";
+const SCHEMAS: &str = "#/components/schemas/";
+
+type Schemas = BTreeMap<String, RefOr<Schema>>;
+
+/// Gives every operation that has a parameter or a field `select` an answer whose fields may be absent.
+pub(super) fn loosen(document: &mut OpenApi) {
+    let components = document.components.get_or_insert_with(Components::new);
+    let mut loosened = BTreeSet::new();
+    for item in document.paths.paths.values_mut() {
+        for operation in super::operations(item).filter(|operation| selects(operation, &components.schemas)) {
+            let responses = operation.responses.responses.iter_mut().filter(|(status, _)| status.starts_with('2'));
+            for content in
+                responses.filter_map(|(_, response)| inside(response)).flat_map(|all| all.content.values_mut())
+            {
+                loosened.extend(inside(content).and_then(|content| content.schema.as_mut()).and_then(refer_to_part));
+            }
+        }
+    }
+    for name in loosened {
+        let Some(RefOr::T(Schema::Object(whole))) = components.schemas.get(&name) else { continue };
+        let mut part = whole.clone();
+        part.required.clear();
+        components.schemas.insert(part_of(&name), Schema::Object(part).into());
+    }
+}
+
+fn part_of(name: &str) -> String {
+    format!("{name}Part")
+}
+
+fn inside<T>(place: &mut RefOr<T>) -> Option<&mut T> {
+    match place {
+        RefOr::T(there) => Some(there),
+        RefOr::Ref(_) => None,
+    }
+}
+
+/// Whether the request can say which fields it wants.
+fn selects(operation: &Operation, schemas: &Schemas) -> bool {
+    let is_select = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == SELECT);
+    let in_query = operation.parameters.iter().flatten().any(is_select);
+    let has_field = |content: &RefOr<Content>| {
+        let RefOr::T(content) = content else { return false };
+        let Some(RefOr::Ref(body)) = &content.schema else { return false };
+        let schema = body.ref_location.strip_prefix(SCHEMAS).and_then(|name| schemas.get(name));
+        matches!(schema, Some(RefOr::T(Schema::Object(body))) if body.properties.contains_key(SELECT))
+    };
+    let body = match &operation.request_body {
+        Some(RefOr::T(body)) => Some(body),
+        Some(RefOr::Ref(_)) | None => None,
+    };
+    in_query || body.is_some_and(|body| body.content.values().any(has_field))
+}
+
+/// Points `schema`, or what it is a list of, to the loosened one. Returns the name of the whole one.
+fn refer_to_part(schema: &mut RefOr<Schema>) -> Option<String> {
+    match schema {
+        RefOr::Ref(whole) => {
+            let name = whole.ref_location.strip_prefix(SCHEMAS)?.to_owned();
+            *whole = Ref::from_schema_name(part_of(&name));
+            Some(name)
+        }
+        RefOr::T(Schema::Array(list)) => match &mut list.items {
+            ArrayItems::RefOrSchema(item) => refer_to_part(item),
+            ArrayItems::False => None,
+        },
+        RefOr::T(_) => None,
+    }
+}
