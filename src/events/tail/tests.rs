@@ -3,6 +3,7 @@
 use serde_json::Map;
 
 use super::*;
+use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
 use crate::db::events::PlacedFact;
