@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, read};
+use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, deprecated, read};
 
 mod arguments;
 mod check;
@@ -22,6 +22,7 @@ mod folder;
 mod markdown;
 mod problem;
 mod sections;
+mod store;
 mod verdict;
 
 pub use arguments::{Arguments, Command, Settings};
@@ -30,6 +31,7 @@ pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
     SweepStrategy, TimeToLive,
 };
+pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
 
 use problem::{Origin, Origins};
@@ -56,6 +58,8 @@ pub struct Config {
     pub storage: Storage,
     /// How runs are carried out.
     pub runtime: Runtime,
+    /// What is remembered beyond a thread, and for how long.
+    pub store: StoreSection,
     /// How long threads are kept that do not say it themselves.
     pub threads: Kept,
     /// How long the histories of threads are kept.
@@ -106,6 +110,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
     let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
+    sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
     config.agents_dir = Some(folder);
@@ -194,6 +199,17 @@ struct Sheet {
 impl Sheet {
     fn add(&mut self, finding: Finding) {
         self.problems.push(self.origins.locate(finding));
+    }
+
+    /// Replaces what agents say in words of an older time.
+    fn translate(&mut self, file: &mut Map<String, Value>) {
+        let Some(Value::Object(agents)) = file.get_mut("agents") else { return };
+        for (graph_id, agent) in agents {
+            let warning = agent.as_object_mut().and_then(deprecated::translate);
+            if let Some(warning) = warning {
+                self.add(warning.under(&FieldPath::of(["agents", graph_id.as_str()])));
+            }
+        }
     }
 
     /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the

@@ -3,6 +3,8 @@
 mod assistants;
 mod checkpoints;
 mod copies;
+mod crons;
+mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

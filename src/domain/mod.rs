@@ -6,12 +6,14 @@
 //! | assistant | named, versioned settings of a definition: what clients address |
 //! | thread | a conversation: its state and its history |
 //! | run | one execution on a thread; a *child run* has a parent |
+//! | cron | a wish for runs that are started by the clock, again and again |
 //! | machine | where a run stands |
 //! | checkpoint | a stored machine, with its parent in the history |
 //! | lane | the history of one agent on a thread: the main agent's, or one child run's |
 //! | interrupt | a question to a human; a *decision* answers it |
 //! | call, fate | a tool call of the model, and what became of it |
 //! | event | a fact in the log of a thread |
+//! | item | something remembered beyond a thread, under a key in a *namespace* of the Store |
 
 use std::fmt;
 
@@ -19,6 +21,7 @@ pub mod assistant;
 pub mod call;
 pub mod checkpoint;
 pub mod context;
+pub mod cron;
 pub mod definition;
 pub mod event;
 pub mod filter;
@@ -27,6 +30,7 @@ pub mod graph;
 pub mod id;
 pub mod input;
 pub mod interrupt;
+pub mod item;
 pub mod machine;
 pub mod message;
 pub mod run;

@@ -16,7 +16,8 @@ use uuid::Uuid;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
-use crate::runtime::{AssistantError, CancelError, ResolveError, StartError, StateWriteError};
+use crate::domain::item::ItemError;
+use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError, StoreError};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +132,11 @@ impl ApiError {
     pub fn two_contexts() -> Self {
         let message = "Cannot specify both configurable and context. Prefer setting context alone.";
         Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
+    }
+
+    /// A change that changes nothing.
+    pub fn empty_patch() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "empty_patch", "Request body cannot be empty")
     }
 
     /// A graph id that no agent has.
@@ -272,6 +278,26 @@ impl From<CancelError> for ApiError {
     }
 }
 
+impl From<CronError> for ApiError {
+    #[track_caller]
+    fn from(error: CronError) -> Self {
+        match error {
+            CronError::NoCron => Self::not_found("cron_not_found"),
+            CronError::NoThread(id) => Self::no_thread(id),
+            CronError::Refused(StartError::NoAssistant(name)) => {
+                Self::new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant '{name}' not found"))
+            }
+            CronError::Stale => {
+                let message = "The cron is being changed by others. Try again.";
+                Self::new(StatusCode::CONFLICT, "cron_changed", message)
+            }
+            CronError::Invalid(error) => error.into(),
+            CronError::Refused(error) => error.into(),
+            CronError::Fault(error) => error.into(),
+        }
+    }
+}
+
 impl From<ResolveError> for ApiError {
     #[track_caller]
     fn from(error: ResolveError) -> Self {
@@ -338,6 +364,31 @@ impl From<StateWriteError> for ApiError {
             }
             StateWriteError::Invalid(error) => error.into(),
             StateWriteError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<ItemError> for ApiError {
+    fn from(error: ItemError) -> Self {
+        match error {
+            ItemError::NoNamespace => Self::new(StatusCode::BAD_REQUEST, "empty_namespace", error.to_string()),
+            ItemError::Reserved => Self::new(StatusCode::BAD_REQUEST, "reserved_namespace", error.to_string()),
+            ItemError::Invalid(error) => error.into(),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    #[track_caller]
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Invalid(error) => error.into(),
+            StoreError::Embedding(error) => {
+                tracing::warn!(%error, "the embedding model of the store failed");
+                let text = format!("The embedding model failed ({}). Nothing was stored; try again.", error.class());
+                Self::new(StatusCode::FAILED_DEPENDENCY, "embedding_failed", text)
+            }
+            StoreError::Fault(error) => error.into(),
         }
     }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use crate::domain::Invalid;
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, CronId, InterruptId, RunId, ThreadId};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -79,6 +79,14 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
     }
 }
 
+/// The fields that `T` has, out of an object that may have others too. Errors name the field.
+///
+/// # Errors
+/// If one has the wrong type, or is missing.
+pub fn fields<T: DeserializeOwned>(object: &serde_json::Map<String, Value>) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(Value::Object(object.clone())).map_err(json_error)
+}
+
 /// A thread, named in the path.
 #[derive(Debug, Clone, Copy, IntoParams)]
 #[into_params(parameter_in = Path)]
@@ -131,6 +139,15 @@ pub struct AssistantPath {
     /// The assistant.
     #[param(value_type = Uuid)]
     pub assistant_id: AssistantId,
+}
+
+/// A cron, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct CronPath {
+    /// The cron.
+    #[param(value_type = Uuid)]
+    pub cron_id: CronId,
 }
 
 /// An assistant, named in the path by its id, or by the `graph_id` of the definition that has it by itself.
@@ -214,6 +231,15 @@ impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         Ok(Self { assistant_id: segments.uuid("assistant")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for CronPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { cron_id: segments.uuid("cron")? })
     }
 }
 
@@ -359,7 +385,12 @@ impl Select {
 
     /// Whether the client will see this column.
     pub fn has(&self, column: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|wanted| wanted == column)
+        self.0.is_empty() || self.names(column)
+    }
+
+    /// Whether the client asked for this very column.
+    pub fn names(&self, column: &str) -> bool {
+        self.0.iter().any(|wanted| wanted == column)
     }
 
     /// Leaves only the wanted columns of `item`.

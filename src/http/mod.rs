@@ -19,13 +19,14 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::Runs;
+use crate::runtime::{Runs, Store};
 
 mod about;
 mod approvals;
 mod assistants;
 mod commands;
 mod cors;
+mod crons;
 pub mod error;
 mod event_stream;
 pub mod extract;
@@ -34,6 +35,7 @@ mod openings;
 mod runs;
 mod state;
 mod stateless;
+mod store;
 pub mod stream;
 mod thread_stream;
 mod threads;
@@ -55,6 +57,8 @@ pub struct Api {
     pub events: Events,
     /// Whatever changes a run or a thread.
     pub runs: Runs,
+    /// What is remembered beyond a thread.
+    pub store: Store,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// What is counted.
@@ -132,11 +136,21 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))
+        // Runs that are started by the clock.
+        .routes(routes!(crons::create))
+        .routes(routes!(crons::search))
+        .routes(routes!(crons::count))
+        .routes(routes!(crons::get, crons::patch, crons::delete))
+        .routes(routes!(crons::create_for_thread))
         // Questions to a human, and their answers.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))
         .routes(routes!(approvals::get))
         .routes(routes!(approvals::resolve))
+        // The Store: what is remembered beyond a thread.
+        .routes(routes!(store::get, store::put, store::delete))
+        .routes(routes!(store::search))
+        .routes(routes!(store::namespaces))
 }
 
 /// The whole HTTP side of the server.

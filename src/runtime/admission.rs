@@ -241,7 +241,7 @@ pub(super) async fn child(
             wish.max_depth, wish.lineage.depth
         )));
     }
-    let request = RunRequest { input: Some(Value::String(wish.description.clone())), ..RunRequest::default() };
+    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), ..RunRequest::default() };
     let run = Run {
         id: wish.id,
         thread: root.thread,
@@ -286,6 +286,13 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
         }
     }
     leave_thread(tx, run, ThreadStatus::Idle, None, now).await
+}
+
+/// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
+pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
+    check(wish, &cast.known.agent.plan)?;
+    let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
+    cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.

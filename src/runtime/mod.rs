@@ -24,11 +24,13 @@ mod answering;
 mod assistants;
 mod batch;
 mod cancel;
+mod crons;
 mod journal;
 mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod store;
 mod sweeper;
 mod threads;
 mod worker;
@@ -37,7 +39,9 @@ mod writing;
 pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
-pub use refusal::{AssistantError, CancelError, ResolveError, StartError, StateWriteError};
+pub use crons::CronWish;
+pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
+pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NodeWrite, Superstep, ThreadWish};
 
@@ -150,7 +154,9 @@ impl Runs {
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
-        Ok(Self(worker))
+        let runs = Self(Arc::clone(&worker));
+        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        Ok(runs)
     }
 
     /// Waits until no run is at work in this process.
@@ -197,6 +203,12 @@ impl Runs {
             drop(permit);
             self.0.has_queued();
         }
+        self.displace(&run, displaced).await?;
+        Ok(run)
+    }
+
+    /// Stops the runs that `run` displaces, as its strategy says.
+    async fn displace(&self, run: &Run, displaced: Vec<Run>) -> DbResult<()> {
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,
             Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
@@ -204,10 +216,10 @@ impl Runs {
         for old in displaced {
             match self.cancel(old.thread, old.id, action).await {
                 Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
-                Err(CancelError::Fault(error)) => return Err(error.into()),
+                Err(CancelError::Fault(error)) => return Err(error),
             }
         }
-        Ok(run)
+        Ok(())
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.

@@ -104,6 +104,29 @@ pub enum StateWriteError {
     Fault(#[from] db::DbError),
 }
 
+/// Why a cron was not made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CronError {
+    /// There is no such cron.
+    #[error("there is no such cron")]
+    NoCron,
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// Somebody else has changed it meanwhile.
+    #[error("the cron was changed by somebody else")]
+    Stale,
+    /// Something in the wish cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// Its runs could never be started.
+    #[error(transparent)]
+    Refused(#[from] StartError),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
 /// Why an assistant was not made, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum AssistantError {

@@ -38,8 +38,11 @@ async fn are_the_same_on_both_engines() {
             "assistant_versions",
             "assistants",
             "checkpoints",
+            "crons",
             "events",
             "interrupts",
+            "item_vectors",
+            "items",
             "runs",
             "thread_terms",
             "threads",
@@ -72,7 +75,20 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 15] = [
+const SEARCHES: [(&str, &str); 25] = [
+    (
+        "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
+         order by due_at, cron_id limit 9",
+        "crons_due",
+    ),
+    ("select * from crons order by thread_id nulls first, created_at, cron_id limit 9", "crons_by_thread"),
+    ("select * from crons order by due_at desc nulls last, cron_id desc limit 9", "crons_by_due"),
+    ("select * from crons order by end_time nulls first, cron_id limit 9", "crons_by_end"),
+    ("select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_thread"),
+    (
+        "select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9",
+        "crons_by_assistant",
+    ),
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (
@@ -116,6 +132,18 @@ const SEARCHES: [(&str, &str); 15] = [
     ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
+         and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select * from items where namespace = 'u.7.' and key = 'k'", "sqlite_autoindex_items_1"),
+    (
+        "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
+         and (expires_at is null or expires_at > 5) order by namespace limit 1",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select namespace, key from items where expires_at <= 5 order by expires_at limit 500", "items_by_expiry"),
 ];
 
 async fn check_plans(db: &Db, id: &'static str) {
@@ -151,7 +179,11 @@ async fn are_searched_by_index_on_postgres() {
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
-        analyze";
+        insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
+        insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
+        '', '', metadata, created_at, created_at from threads; \
+        insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
+        from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;
     };

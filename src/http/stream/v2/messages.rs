@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::outlet::{Outlet, Place};
-use super::values::reasoning;
+use super::values::{reasoning, without_id};
 use crate::domain::event::{Chunk, Delta};
 use crate::domain::message::{Content, Message, Role};
 
@@ -219,9 +219,11 @@ impl Answer {
             });
         }
         out.put_spoken(place, format!("{}:finish", self.id), || {
-            let mut finish = json!({"event": "message-finish", "metadata": metadata});
-            if let Some(usage) = usage.filter(|usage| !usage.is_null()) {
-                finish["usage"] = usage.clone();
+            let mut finish = json!({"event": "message-finish", "metadata": without_id(metadata)});
+            if let Some(Value::Object(usage)) = usage {
+                let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+                let told = usage.iter().filter(|(_, value)| !is_empty(value));
+                finish["usage"] = told.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>().into();
             }
             finish
         });

@@ -89,7 +89,7 @@ impl Serialize for Spoken<'_> {
         }
         match &message.role {
             Role::Ai { tool_calls, invalid_tool_calls, .. } => {
-                let mut metadata = message.response_metadata.clone();
+                let mut metadata = without_id(&message.response_metadata);
                 metadata.insert("output_version".to_owned(), json!("v1"));
                 map.serialize_entry("response_metadata", &metadata)?;
                 if !tool_calls.is_empty() {
@@ -133,6 +133,11 @@ fn blocks(message: &Message) -> Vec<Value> {
     blocks.extend(calls.map(|call| json!({"type": "tool_call", "id": call.id, "name": call.name, "args": call.args})));
     blocks.extend(message.invalid_tool_calls().iter().map(|call| json!(call)));
     blocks
+}
+
+/// What the provider told about an answer, without its own id for it, which is not that of the message.
+pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
+    metadata.iter().filter(|(name, _)| *name != "id").map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// What a model thought before it answered.
