@@ -30,6 +30,7 @@ mod crons;
 pub mod error;
 mod event_stream;
 pub mod extract;
+mod idempotency;
 pub mod openapi;
 mod openings;
 mod runs;
