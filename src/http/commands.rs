@@ -211,7 +211,8 @@ fn checkpoint_of(config: Option<&mut Object>) -> Result<Option<CheckpointId>, Re
         Some(named) => {
             let id = named.as_str().and_then(|text| text.parse().ok());
             let shown = named.as_str().map_or_else(|| named.to_string(), |text| format!("'{text}'"));
-            id.map(Some).ok_or_else(|| Refusal::argument(format!("Invalid config.configurable.checkpoint_id: {shown}.")))
+            id.map(Some)
+                .ok_or_else(|| Refusal::argument(format!("Invalid config.configurable.checkpoint_id: {shown}.")))
         }
     }
 }
@@ -225,16 +226,16 @@ fn refused(error: ApiError) -> Refusal {
 }
 
 fn node(run: &Run, all: &[Run], waits: bool) -> Value {
-    let below: Vec<Value> = all
-        .iter()
-        .filter(|child| child.lineage.parent == Some(run.id))
-        .map(|child| node(child, all, false))
-        .collect();
+    let below: Vec<Value> =
+        all.iter().filter(|child| child.lineage.parent == Some(run.id)).map(|child| node(child, all, false)).collect();
     let namespace: Vec<String> = run.lineage.namespace.iter().map(|task| format!("tools:{task}")).collect();
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or(run.lineage.agent());
     let mut node = Map::new();
     node.insert("namespace".to_owned(), json!(namespace));
-    node.insert("status".to_owned(), json!(if waits && run.status == RunStatus::Success { "interrupted" } else { status(run.status) }));
+    node.insert(
+        "status".to_owned(),
+        json!(if waits && run.status == RunStatus::Success { "interrupted" } else { status(run.status) }),
+    );
     node.insert("graph_name".to_owned(), json!(graph));
     if !below.is_empty() {
         node.insert("children".to_owned(), json!(below));

@@ -119,7 +119,9 @@ impl Follower {
                 self.asked.extend(new);
             }
             EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
-            EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. })
+            EventBody::Fact(
+                Fact::Calling { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. },
+            )
             | EventBody::Delta(_)
             | EventBody::Begun(_) => {}
         }

@@ -180,7 +180,9 @@ mod tests {
     #[test]
     fn an_unknown_channel_is_refused_and_the_known_ones_are_listed() {
         let error = Filter::read(&json!({"channels": ["values", "debug", 7, "custom:"]})).unwrap_err();
-        assert!(error.starts_with("channels contains unsupported entries: debug, 7, custom:. Allowed: values, updates"));
+        assert!(
+            error.starts_with("channels contains unsupported entries: debug, 7, custom:. Allowed: values, updates")
+        );
         for none in [json!({}), json!({"channels": []}), json!({"channels": "values"})] {
             assert_eq!(Filter::read(&none).unwrap_err(), "channels is required and must be a non-empty array");
         }
@@ -227,6 +229,9 @@ mod tests {
     fn only_whole_numbers_count() {
         let params = json!({"a": 3, "b": true, "c": -1, "d": 1.5, "e": "3"});
         let read = |field: &str| whole_number(&params, field);
-        assert_eq!([read("a"), read("b"), read("c"), read("d"), read("e"), read("f")], [Some(3), None, None, None, None, None]);
+        assert_eq!(
+            [read("a"), read("b"), read("c"), read("d"), read("e"), read("f")],
+            [Some(3), None, None, None, None, None]
+        );
     }
 }

@@ -46,7 +46,11 @@ struct Block {
 enum Kind {
     Reasoning,
     Text,
-    Call { index: usize, id: String, name: String },
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
     /// Anything else, which comes as a whole.
     Whole(Value),
 }
@@ -138,9 +142,11 @@ impl Answer {
 
     fn begin(&mut self, place: &Place, provider: &str, out: &mut Outlet<'_>) {
         self.begun = true;
-        out.put_spoken(place, format!("{}:start", self.id), || {
-            json!({"event": "message-start", "role": "ai", "id": self.id, "metadata": {"provider": provider}})
-        });
+        out.put_spoken(
+            place,
+            format!("{}:start", self.id),
+            || json!({"event": "message-start", "role": "ai", "id": self.id, "metadata": {"provider": provider}}),
+        );
     }
 
     fn take(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
@@ -153,7 +159,8 @@ impl Answer {
             Chunk::Text(text) => self.say(place, &Kind::Text, text, out),
             Chunk::Reasoning(text) => self.say(place, &Kind::Reasoning, text, out),
             Chunk::Call { index, id, name, args } => {
-                let known = self.blocks.iter().find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
+                let known =
+                    self.blocks.iter().find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
                 let new = || Kind::Call {
                     index: *index,
                     id: id.clone().unwrap_or_default(),
@@ -199,9 +206,11 @@ impl Answer {
         }
         let index = self.blocks.len();
         self.blocks.push(Block { kind: kind.clone(), said: String::new(), pieces: 0 });
-        out.put_spoken(place, format!("{}:{}:start", self.id, kind.word()), || {
-            json!({"event": "content-block-start", "index": index, "content": kind.empty()})
-        });
+        out.put_spoken(
+            place,
+            format!("{}:{}:start", self.id, kind.word()),
+            || json!({"event": "content-block-start", "index": index, "content": kind.empty()}),
+        );
         index
     }
 
@@ -214,9 +223,11 @@ impl Answer {
     ) {
         self.ended = true;
         for (index, (block, content)) in self.blocks.iter().zip(contents).enumerate() {
-            out.put_spoken(place, format!("{}:{}:finish", self.id, block.kind.word()), || {
-                json!({"event": "content-block-finish", "index": index, "content": content})
-            });
+            out.put_spoken(
+                place,
+                format!("{}:{}:finish", self.id, block.kind.word()),
+                || json!({"event": "content-block-finish", "index": index, "content": content}),
+            );
         }
         out.put_spoken(place, format!("{}:finish", self.id), || {
             let mut finish = json!({"event": "message-finish", "metadata": without_id(metadata)});
@@ -318,7 +329,9 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
         const SAID_ELSEWHERE: [&str; 8] =
             ["text", "input_text", "output_text", "tool_use", "tool_call", "function_call", "reasoning", "thinking"];
         let is_other = |block: &&Value| block["type"].as_str().is_some_and(|kind| !SAID_ELSEWHERE.contains(&kind));
-        parts.extend(blocks.iter().filter(is_other).map(|block| (Kind::Whole(block.clone()), String::new(), block.clone())));
+        parts.extend(
+            blocks.iter().filter(is_other).map(|block| (Kind::Whole(block.clone()), String::new(), block.clone())),
+        );
     }
     for (index, call) in message.tool_calls().iter().enumerate() {
         let kind = Kind::Call { index, id: call.id.clone(), name: call.name.clone() };

@@ -261,9 +261,8 @@ impl Presenter {
     /// The task of `view`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
     fn task_of<'a>(&self, view: &LaneView, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
         let depth = view.place.segments.len();
-        let below = self.lanes.values().find(|other| {
-            other.asked.contains(&interrupt.id) && other.place.segments.len() > depth
-        });
+        let below =
+            self.lanes.values().find(|other| other.asked.contains(&interrupt.id) && other.place.segments.len() > depth);
         let call = below.and_then(|other| other.place.origin.namespace.get(depth));
         match (call, &interrupt.asker) {
             (Some(call), _) => (*call, TOOLS),
@@ -329,7 +328,6 @@ impl Presenter {
         Name::Given(format!("synth:{}:lc|{}|{word}", self.run_id(), view.place.segments.join("|")))
     }
 }
-
 
 fn node_done(view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
     for update in &entry.writes {

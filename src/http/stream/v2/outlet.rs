@@ -138,7 +138,13 @@ impl<'a> Outlet<'a> {
     }
 
     /// The same, of a node.
-    pub(super) fn put_of_node<T: Serialize>(&mut self, channel: Channel, place: &Place, node: &str, data: impl FnOnce() -> T) {
+    pub(super) fn put_of_node<T: Serialize>(
+        &mut self,
+        channel: Channel,
+        place: &Place,
+        node: &str,
+        data: impl FnOnce() -> T,
+    ) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(Draft { channel, place, name: Name::Placed, at, node: Some(node), topic: None }, data);

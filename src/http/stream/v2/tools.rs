@@ -85,16 +85,22 @@ pub(super) fn park(view: &LaneView, (task, node): (TaskId, &str), asked: &[&Inte
 pub(super) fn node(view: &LaneView, node: &str, writes: &Update, out: &mut Outlet<'_>) {
     let task = TaskId::of_step(view.head, node, 0);
     out.put(Channel::Tasks, &view.place, Name::Placed, || json!({"id": task, "name": node, "input": null}));
-    out.put(Channel::Tasks, &view.place, Name::Placed, || {
-        json!({"id": task, "name": node, "result": Writes(writes), "error": null, "interrupts": []})
-    });
+    out.put(
+        Channel::Tasks,
+        &view.place,
+        Name::Placed,
+        || json!({"id": task, "name": node, "result": Writes(writes), "error": null, "interrupts": []}),
+    );
     out.put_of_node(Channel::Updates, &view.place, node, || json!({"node": node, "values": Writes(writes)}));
 }
 
 fn tell_error(view: &LaneView, id: &str, text: &str, out: &mut Outlet<'_>) {
-    out.put(Channel::Tools, &view.place, Name::Placed, || {
-        json!({"event": "tool-error", "tool_call_id": id, "message": text})
-    });
+    out.put(
+        Channel::Tools,
+        &view.place,
+        Name::Placed,
+        || json!({"event": "tool-error", "tool_call_id": id, "message": text}),
+    );
 }
 
 fn is_error(message: &Message) -> bool {

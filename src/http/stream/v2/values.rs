@@ -125,7 +125,8 @@ fn blocks(message: &Message) -> Vec<Value> {
         Content::Text(text) if text.is_empty() => {}
         Content::Text(text) => blocks.push(json!({"type": "text", "text": text, "index": blocks.len()})),
         Content::Blocks(own) => {
-            let is_call = |block: &Value| matches!(block["type"].as_str(), Some("tool_use" | "tool_call" | "function_call"));
+            let is_call =
+                |block: &Value| matches!(block["type"].as_str(), Some("tool_use" | "tool_call" | "function_call"));
             blocks.extend(own.iter().filter(|block| !is_call(block)).cloned());
         }
     }
