@@ -4,6 +4,7 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod deliveries;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

@@ -26,6 +26,7 @@ mod approvals;
 mod assistants;
 mod cors;
 mod crons;
+mod deliveries;
 pub mod error;
 pub mod extract;
 pub mod openapi;
@@ -130,6 +131,10 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(crons::count))
         .routes(routes!(crons::get, crons::patch, crons::delete))
         .routes(routes!(crons::create_for_thread))
+        // Who was told that a run has ended.
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::get))
+        .routes(routes!(deliveries::redeliver))
         // Questions to a human, and their answers.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))

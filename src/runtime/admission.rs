@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::assistants::{self, Cast};
 use super::sweeper::TEMPORARY;
-use super::{CancelAction, StartError, Target, Wish, resume};
+use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::{Agents, Known};
 use crate::db::{self, DbResult, Tx};
@@ -275,11 +275,17 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
     Ok(open)
 }
 
-/// Cancels a run that has not begun.
-pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+/// Cancels a run that has not begun. Whoever wanted to hear of its end does, unless it is undone.
+pub(super) async fn withdraw(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    action: CancelAction,
+    (webhooks, now): (&Webhooks, Timestamp),
+) -> DbResult<()> {
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
+            webhooks.tell_withdrawn(tx, run, now).await?;
         }
         CancelAction::Rollback => {
             db::runs::delete(tx, run.thread, run.id).await?;

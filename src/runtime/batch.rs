@@ -12,6 +12,7 @@ impl Runs {
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
     pub async fn start_all(&self, wishes: Vec<Wish>) -> Result<Vec<Run>, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
+            self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());

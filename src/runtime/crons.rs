@@ -131,6 +131,7 @@ impl Runs {
     /// # Errors
     /// See [`CronError`]; nothing is stored then.
     pub async fn create_cron(&self, wish: CronWish) -> Result<Cron, CronError> {
+        self.0.webhooks.check(&wish.request)?;
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         self.0
             .db
@@ -159,6 +160,7 @@ impl Runs {
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
+        self.0.webhooks.check(&wish.request)?;
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         self.0
             .db

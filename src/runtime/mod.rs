@@ -31,6 +31,7 @@ mod refusal;
 mod resume;
 mod sweeper;
 mod threads;
+mod webhooks;
 mod worker;
 mod writing;
 
@@ -40,6 +41,7 @@ pub use crons::CronWish;
 pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
 pub use sweeper::Retention;
 pub use threads::{NodeWrite, Superstep, ThreadWish};
+pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use admission::Admitted;
 use worker::Worker;
@@ -118,6 +120,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// How long threads and histories are kept.
     pub retention: Retention,
+    /// Tells others that runs have ended.
+    pub webhooks: Webhooks,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -151,13 +155,15 @@ impl Runs {
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         let runs = Self(Arc::clone(&worker));
-        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        runs.0.shutdown.spawn("webhooks", worker.carry());
+        runs.0.shutdown.spawn("crons", runs.clone().keep_time());
         Ok(runs)
     }
 
-    /// Waits until no run is at work in this process.
+    /// Waits until no run is at work in this process, and nobody is being told of one.
     pub async fn rest(&self) {
         self.0.at_rest(|_, _| true).await;
+        self.0.carried().await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.
@@ -184,6 +190,7 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
+        self.0.webhooks.check(&wish.request)?;
         let (worker, now) = (self.0.id, self.0.clock.now());
         let agents = Arc::clone(&self.0.agents);
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
@@ -308,6 +315,7 @@ impl Runs {
         for run in self.0.db.read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await })).await? {
             self.stop_and_wait(&run).await?;
         }
+        self.forget_deliveries(thread).await?;
         self.0.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await
     }
 

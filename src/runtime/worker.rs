@@ -11,9 +11,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::CancelAction;
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
+use super::{CancelAction, Webhooks};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -49,6 +49,7 @@ pub(super) struct Worker {
     pub(super) metrics: Metrics,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -81,6 +82,7 @@ impl Worker {
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
             retention: parts.retention,
+            webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -215,6 +217,7 @@ impl Worker {
             db: self.db.clone(),
             log: self.events.log(run.thread),
             metrics: self.metrics.clone(),
+            webhooks: Arc::clone(&self.webhooks),
             clock: Arc::clone(&self.clock),
             run,
             worker: self.id,

@@ -38,3 +38,4 @@ mod thread_stream;
 mod threads;
 mod todos;
 mod tools;
+mod webhooks;
