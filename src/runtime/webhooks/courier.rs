@@ -37,7 +37,7 @@ impl Worker {
             let now = self.clock.now();
             if swept.is_none_or(|last| now.since(last) >= SWEEP) {
                 swept = Some(now);
-                if let Err(error) = self.sweep(now).await {
+                if let Err(error) = self.forget_told(now).await {
                     tracing::warn!(%error, "could not forget old webhook deliveries");
                 }
             }
@@ -119,7 +119,7 @@ impl Worker {
     }
 
     /// Forgets what arrived or was given up long ago.
-    async fn sweep(&self, now: Timestamp) -> DbResult<()> {
+    async fn forget_told(&self, now: Timestamp) -> DbResult<()> {
         let before = Timestamp(now.0.saturating_sub(i64::try_from(self.webhooks.keep.as_micros()).unwrap_or(i64::MAX)));
         loop {
             let swept =
