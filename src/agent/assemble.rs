@@ -8,16 +8,21 @@ use serde_json::{Map, Value};
 use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
+use crate::domain::definition::{
+    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition,
+    TaskDialect, UntilTool, Workspace,
+};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
 use crate::middleware::approval::Approval;
-use crate::middleware::delegation::{SubagentCard, Subagents};
+use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
+use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
+use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
@@ -44,6 +49,8 @@ pub struct Known {
     pub description: Option<String>,
     /// What an ordinary message does to a question that waits.
     pub on_pending_interrupt: OnPendingInterrupt,
+    /// Whom the entries of a run's context reach.
+    pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
 }
@@ -95,6 +102,10 @@ struct Draft {
     todos: bool,
     files: Workspace,
     step_limit: u32,
+    /// The tools that end its work.
+    until: Option<UntilTool>,
+    /// Whether who delegates may write the instructions.
+    ordered_prompt: bool,
     delegations: Option<Delegating>,
 }
 
@@ -116,6 +127,7 @@ impl Workshop {
                 assistant: AssistantId::of_graph(graph_id),
                 description: definition.description.clone(),
                 on_pending_interrupt: definition.on_pending_interrupt,
+                context_scoping: definition.context_scoping,
                 agent: Arc::new(self.main_agent(graph_id, definition)?),
             };
             Ok((graph_id.clone(), Arc::new(known)))
@@ -142,6 +154,8 @@ impl Workshop {
             todos: definition.todos,
             files: definition.files,
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
+            until: None,
+            ordered_prompt: false,
             delegations,
         };
         let model = self.model(&draft.model)?;
@@ -149,12 +163,7 @@ impl Workshop {
     }
 
     fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let card = |s: &SubagentDefinition| SubagentCard { name: s.name.clone(), description: s.description.clone() };
-        let policy = Arc::new(Subagents::new(
-            subagents.iter().map(card).collect(),
-            parent.task_description.as_deref(),
-            parent.task_system_prompt.as_deref(),
-        ));
+        let policy = Arc::new(Subagents::new(&menu(parent, &subagents)));
         let builders = subagents.into_iter().map(|subagent| {
             let (workshop, parent, policy) = (self.clone(), parent.clone(), Arc::clone(&policy));
             let name = subagent.name.clone();
@@ -186,6 +195,9 @@ impl Workshop {
             todos: subagent.todos,
             files: parent.files,
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
+            until: subagent.until_tool.clone(),
+            ordered_prompt: parent.task_dialect == TaskDialect::Sagents
+                && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
@@ -213,6 +225,12 @@ impl Workshop {
         stack.push(Arc::new(Repair));
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
+        }
+        if draft.ordered_prompt {
+            stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
+        }
+        if let Some(until) = &draft.until {
+            stack.push(Arc::new(until::UntilTool::new(until.names())));
         }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
@@ -264,15 +282,36 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
     }
 }
 
+/// How the subagents are offered to the agent that has them.
+fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
+    let card = |subagent: &SubagentDefinition| SubagentCard {
+        name: subagent.name.clone(),
+        description: subagent.description.clone(),
+        instructions: subagent.use_instructions.clone(),
+    };
+    Menu {
+        cards: subagents.iter().map(card).collect(),
+        general: parent.general_subagent().map(str::to_owned),
+        dialect: parent.task_dialect,
+        unknown: parent.unknown_subagent,
+        unlisted: parent.include_task_list == Some(false),
+        task_description: parent.task_description.clone(),
+        task_system_prompt: parent.task_system_prompt.clone(),
+    }
+}
+
 /// The subagents of a definition: the general-purpose one first, unless it is switched off or replaced by name.
 fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
     let general = &definition.general_purpose_subagent;
-    let name = general.name.clone().unwrap_or_else(|| "general-purpose".to_owned());
+    let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
     let replaced = definition.subagents.iter().any(|subagent| subagent.name == name);
     let general = (general.enabled && !replaced).then(|| SubagentDefinition {
         name,
         description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
         system_prompt: general.system_prompt.clone().unwrap_or_else(|| GENERAL_PROMPT.to_owned()),
+        model: general.model.clone(),
+        tools: general.tools.clone(),
+        interrupt_on: general.interrupt_on.clone(),
         ..SubagentDefinition::default()
     });
     general.into_iter().chain(definition.subagents.iter().cloned()).collect()

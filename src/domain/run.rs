@@ -178,6 +178,16 @@ pub struct Assigned {
     pub version: i64,
 }
 
+/// What a subagent is sent to do, as it is stored: the input of its run.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Order {
+    /// The work, which is all that the subagent is told.
+    pub description: String,
+    /// Instructions in place of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+}
+
 /// What a client may send instead of input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -32,9 +32,8 @@ impl Timestamp {
     /// The instant that an ISO 8601 text names; one without an offset is taken for UTC.
     pub fn read(text: &str) -> Option<Self> {
         let with_offset = DateTime::parse_from_rfc3339(text).map(|instant| instant.to_utc());
-        let instant = with_offset.or_else(|_| {
-            NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").map(|instant| instant.and_utc())
-        });
+        let instant = with_offset
+            .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").map(|instant| instant.and_utc()));
         instant.ok().map(|instant| Self(instant.timestamp_micros()))
     }
 
@@ -99,7 +98,9 @@ mod tests {
     #[test]
     fn an_instant_is_read_with_and_without_an_offset() {
         let noon = Some(Timestamp(1_795_262_400_000_000));
-        for text in ["2026-11-21T12:00:00Z", "2026-11-21T13:00:00+01:00", "2026-11-21T12:00:00", "2026-11-21T12:00:00.000"] {
+        for text in
+            ["2026-11-21T12:00:00Z", "2026-11-21T13:00:00+01:00", "2026-11-21T12:00:00", "2026-11-21T12:00:00.000"]
+        {
             assert_eq!(Timestamp::read(text), noon, "{text}");
         }
         assert_eq!(noon.map(|noon| noon.to_string()).as_deref(), Some("2026-11-21T12:00:00.000000+00:00"));

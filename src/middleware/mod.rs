@@ -32,9 +32,12 @@ use crate::tool::{CallOutcome, Halt, Scope, Tool};
 pub mod approval;
 pub mod delegation;
 pub mod files;
+pub mod ordered;
+mod reminder;
 pub mod repair;
 pub mod structured;
 pub mod todos;
+pub mod until;
 
 /// A policy. Every method has a default that does nothing.
 #[async_trait]

@@ -6,14 +6,15 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use super::reminder::Reminder;
 use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
 use crate::domain::graph::Field;
-use crate::domain::machine::{Failure, Jump, Moment};
+use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
@@ -22,10 +23,7 @@ use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 /// The field that holds the answer.
 pub const FIELD: &str = "structured_response";
-/// How often a model that answers in plain text is reminded in one run.
-const MOST_REMINDERS: usize = 2;
 /// What marks a reminder as ours.
-const SOURCE: &str = "lc_source";
 const OURS: &str = "structured_output";
 /// The longest name of a tool that providers accept.
 const LONGEST_NAME: usize = 64;
@@ -89,31 +87,23 @@ impl StructuredOutput {
 
     /// What is to be done about the model's last answer, when it is plain text.
     fn remind(&self, state: &State) -> Result<Reaction, Halt> {
-        let Some(last) = state.last_ai() else {
+        if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) {
             return Ok(Reaction::default());
-        };
-        let answered = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
-        if answered || !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
-            return Ok(Reaction::default());
-        }
-        let turn = state.messages.iter().rev().take_while(|message| !message.is_human() || is_reminder(message));
-        if turn.filter(|message| is_reminder(message)).count() >= MOST_REMINDERS {
-            let text = "the model gave its answer as plain text, although it was reminded of the required form";
-            return Err(Halt::Fail(Failure::new("StructuredOutputError", text)));
         }
         let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
-        let text = format!(
-            "Your answer was plain text and nobody will read it. Give your final answer by calling {}.",
-            names.join(" or ")
-        );
-        let mut reminder = Message::human(text);
-        reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(OURS));
-        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model) })
+        let names = names.join(" or ");
+        Reminder {
+            source: OURS,
+            text: format!(
+                "Your answer was plain text and nobody will read it. Give your final answer by calling {names}."
+            ),
+            failure: (
+                "StructuredOutputError",
+                "the model gave its answer as plain text, although it was reminded of the required form",
+            ),
+        }
+        .about(state)
     }
-}
-
-fn is_reminder(message: &Message) -> bool {
-    message.is_human() && message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(OURS)
 }
 
 #[async_trait]

@@ -241,7 +241,7 @@ pub(super) async fn child(
             wish.max_depth, wish.lineage.depth
         )));
     }
-    let request = RunRequest { input: Some(Value::String(wish.description.clone())), ..RunRequest::default() };
+    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), ..RunRequest::default() };
     let run = Run {
         id: wish.id,
         thread: root.thread,

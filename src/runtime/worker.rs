@@ -283,6 +283,7 @@ impl Worker {
             assistant: run.assistant,
             depth: 0,
             context: Arc::new(context),
+            context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             stop,
             voice: Voice::default(),

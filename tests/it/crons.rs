@@ -368,7 +368,9 @@ async fn two_servers_on_one_database_meet_each_due_time_once() {
         let on_thread = client.post(&alice.path("/runs/crons"), wish("* * * * *", json!({}))).await.ok();
         let mut crons = vec![];
         for _ in 0..10 {
-            crons.push(twin.client.post("/runs/crons", wish("* * * * *", json!({"on_run_completed": "keep"}))).await.ok());
+            crons.push(
+                twin.client.post("/runs/crons", wish("* * * * *", json!({"on_run_completed": "keep"}))).await.ok(),
+            );
         }
         for round in 1..=4 {
             clock.advance(MINUTE);

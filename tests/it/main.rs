@@ -18,6 +18,7 @@ mod crash;
 mod crons;
 mod custom;
 mod delegated_interrupts;
+mod dialects;
 mod files;
 mod interrupts;
 mod layers;

@@ -8,7 +8,13 @@ use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
-on_both!(come_back_as_they_went, are_due_until_they_are_moved_on, are_claimed_by_one, go_with_what_they_are_for, are_sorted);
+on_both!(
+    come_back_as_they_went,
+    are_due_until_they_are_moved_on,
+    are_claimed_by_one,
+    go_with_what_they_are_for,
+    are_sorted
+);
 
 fn cron_at(thread: Option<ThreadId>, now: i64) -> Cron {
     Cron {

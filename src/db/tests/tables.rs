@@ -102,7 +102,10 @@ const SEARCHES: [(&str, &str); 26] = [
     ("select * from crons order by due_at desc nulls last, cron_id desc limit 9", "crons_by_due"),
     ("select * from crons order by end_time nulls first, cron_id limit 9", "crons_by_end"),
     ("select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_thread"),
-    ("select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_assistant"),
+    (
+        "select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9",
+        "crons_by_assistant",
+    ),
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (

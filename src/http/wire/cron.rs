@@ -80,11 +80,11 @@ pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, 
     let CronCreate { run, rhythm } = CronCreate { run: fields(&payload)?, rhythm: fields(&payload)? };
     let text = rhythm.schedule.as_deref().ok_or_else(|| Invalid::new("schedule", "is missing"))?;
     let schedule = Schedule::read(text, rhythm.timezone.as_deref())?;
-    let end = rhythm.end_time.as_deref().map(|text| {
-        Timestamp::read(text).ok_or_else(|| Invalid::new("end_time", "must be an ISO 8601 date and time"))
-    });
-    let keep =
-        word("on_run_completed", rhythm.on_run_completed.as_deref(), &[("delete", false), ("keep", true)])?;
+    let end = rhythm
+        .end_time
+        .as_deref()
+        .map(|text| Timestamp::read(text).ok_or_else(|| Invalid::new("end_time", "must be an ISO 8601 date and time")));
+    let keep = word("on_run_completed", rhythm.on_run_completed.as_deref(), &[("delete", false), ("keep", true)])?;
     let wish = run.check(thread.map_or(Door::Stateless, Door::Thread))?.wish;
     if wish.resume.is_some() {
         return Err(Invalid::new("command.resume", "makes no sense for a cron: nobody knows what will be asked").into());
@@ -302,4 +302,3 @@ impl CronView {
         select.pick(item)
     }
 }
-
