@@ -84,9 +84,11 @@ impl Webhooks {
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = vec![];
         let mut add = |field: &[&'static str], reason: &str| problems.push((field.to_vec(), reason.to_owned()));
-        for (field, value, most) in
-            [("timeout_s", self.timeout_s, 600.0), ("retry_s", self.retry_s, 3600.0), ("keep_days", self.keep_days, 3650.0)]
-        {
+        for (field, value, most) in [
+            ("timeout_s", self.timeout_s, 600.0),
+            ("retry_s", self.retry_s, 3600.0),
+            ("keep_days", self.keep_days, 3650.0),
+        ] {
             if !(value > 0.0 && value <= most) {
                 add(&[field], &format!("must be more than 0 and at most {most}"));
             }

@@ -136,7 +136,12 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
     const SQL: &str = "update deliveries set due_at = $2, worker = null where status = 'pending' and worker is not null \
         and worker <> $1 and not exists (select 1 from workers \
         where workers.worker_id = deliveries.worker and workers.alive_until >= $2)";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(worker.0).bind(now.0).execute(conn).await.map(|done| done.rows_affected()))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(worker.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?)
 }
 
 /// What became of an attempt.
@@ -192,7 +197,12 @@ pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> DbResult<u64> {
     const SQL: &str = "delete from deliveries where delivery_id in (select delivery_id from deliveries \
         where finished_at is not null and finished_at < $1 order by finished_at, delivery_id limit $2)";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(before.0).bind(limit).execute(conn).await.map(|done| done.rows_affected()))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(before.0)
+        .bind(limit)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?)
 }
 
 /// Forgets the deliveries of a thread that arrived or were given up.

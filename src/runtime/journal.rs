@@ -182,7 +182,12 @@ impl LaneJournal {
     }
 
     /// What is to be told to others when the run of the main agent ends like this.
-    fn report(&self, machine: &Machine, (status, error): (RunStatus, Option<&Failure>), at: Timestamp) -> Option<Delivery> {
+    fn report(
+        &self,
+        machine: &Machine,
+        (status, error): (RunStatus, Option<&Failure>),
+        at: Timestamp,
+    ) -> Option<Delivery> {
         let run = &self.desk.run;
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;

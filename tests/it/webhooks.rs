@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adjutant::domain::time::{ManualClock, Timestamp};
-use base64::Engine;
+use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};

@@ -5,7 +5,13 @@ use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
 use crate::domain::time::Timestamp;
 
-on_both!(come_back_as_they_went, are_claimed_by_one, are_freed_when_their_worker_dies, are_settled_by_who_has_them, are_forgotten);
+on_both!(
+    come_back_as_they_went,
+    are_claimed_by_one,
+    are_freed_when_their_worker_dies,
+    are_settled_by_who_has_them,
+    are_forgotten
+);
 
 async fn stored(db: &Db, now: i64) -> Delivery {
     let new = Delivery::new(RunId::mint(), ThreadId::mint(), "https://example.org/", "{}".to_owned(), Timestamp(now));

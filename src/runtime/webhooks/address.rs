@@ -159,14 +159,43 @@ mod tests {
     #[test]
     fn nothing_inside_may_be_told() {
         for url in [
-            "http://localhost/", "http://LOCALHOST./", "http://a.localhost:80/", "http://127.0.0.1/", "http://127.1/",
-            "http://0x7f000001/", "http://2130706433/", "http://0/", "http://10.0.0.1/", "http://172.31.0.1/",
-            "http://192.168.1.1/", "http://169.254.169.254/latest", "http://100.64.0.1/", "http://198.18.0.1/",
-            "http://192.0.0.8/", "http://192.0.2.1/", "http://198.51.100.1/", "http://203.0.113.1/", "http://224.0.0.1/",
-            "http://255.255.255.255/", "http://240.0.0.1/", "http://[::1]/", "http://[::]/", "http://[fe80::1]/",
-            "http://[fc00::1]/", "http://[fd12::1]/", "http://[ff02::1]/", "http://[fec0::1]/", "http://[2001:db8::1]/",
-            "http://[::ffff:127.0.0.1]/", "http://[::ffff:10.0.0.1]/", "http://[::127.0.0.1]/", "http://[64:ff9b::7f00:1]/",
-            "http://[64:ff9b:1::1]/", "http://[2002:7f00:1::]/", "http://[2001::1]/", "http://[100::1]/",
+            "http://localhost/",
+            "http://LOCALHOST./",
+            "http://a.localhost:80/",
+            "http://127.0.0.1/",
+            "http://127.1/",
+            "http://0x7f000001/",
+            "http://2130706433/",
+            "http://0/",
+            "http://10.0.0.1/",
+            "http://172.31.0.1/",
+            "http://192.168.1.1/",
+            "http://169.254.169.254/latest",
+            "http://100.64.0.1/",
+            "http://198.18.0.1/",
+            "http://192.0.0.8/",
+            "http://192.0.2.1/",
+            "http://198.51.100.1/",
+            "http://203.0.113.1/",
+            "http://224.0.0.1/",
+            "http://255.255.255.255/",
+            "http://240.0.0.1/",
+            "http://[::1]/",
+            "http://[::]/",
+            "http://[fe80::1]/",
+            "http://[fc00::1]/",
+            "http://[fd12::1]/",
+            "http://[ff02::1]/",
+            "http://[fec0::1]/",
+            "http://[2001:db8::1]/",
+            "http://[::ffff:127.0.0.1]/",
+            "http://[::ffff:10.0.0.1]/",
+            "http://[::127.0.0.1]/",
+            "http://[64:ff9b::7f00:1]/",
+            "http://[64:ff9b:1::1]/",
+            "http://[2002:7f00:1::]/",
+            "http://[2001::1]/",
+            "http://[100::1]/",
         ] {
             assert!(refused(&Rules::default(), url), "{url}");
         }
@@ -175,7 +204,9 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused_and_not_repeated() {
         let long = format!("https://example.org/{}", "x".repeat(3000));
-        for url in ["", "/hook", "hook", "ftp://example.org/", "file:///etc/passwd", "https://", "https://secret@", &long] {
+        for url in
+            ["", "/hook", "hook", "ftp://example.org/", "file:///etc/passwd", "https://", "https://secret@", &long]
+        {
             let invalid = Rules::default().check(url).expect_err("it is none");
             assert_eq!(invalid.field, "webhook");
             assert!(!invalid.reason.contains("secret"), "{invalid}");
@@ -186,10 +217,16 @@ mod tests {
     fn the_owner_may_allow_what_is_inside() {
         let all = Rules { allow_private: true, ..Rules::default() };
         assert!(!refused(&all, "http://127.0.0.1/"));
-        let some = Rules { private_hosts: vec!["10.1.2.3".into(), "Hooks.localhost".into(), "::1".into()], ..Rules::default() };
+        let some = Rules {
+            private_hosts: vec!["10.1.2.3".into(), "Hooks.localhost".into(), "::1".into()],
+            ..Rules::default()
+        };
         for (url, expected) in [
-            ("http://10.1.2.3/", false), ("http://hooks.localhost:9/", false), ("http://[::1]/", false),
-            ("http://10.1.2.4/", true), ("http://localhost/", true),
+            ("http://10.1.2.3/", false),
+            ("http://hooks.localhost:9/", false),
+            ("http://[::1]/", false),
+            ("http://10.1.2.4/", true),
+            ("http://localhost/", true),
         ] {
             assert_eq!(refused(&some, url), expected, "{url}");
         }
@@ -200,8 +237,12 @@ mod tests {
         let hosts = vec!["*.example.org".into(), "hooks.example.com".into()];
         let rules = Rules { allowed_hosts: hosts, require_https: true, ..Rules::default() };
         for (url, expected) in [
-            ("https://a.example.org/", false), ("https://A.B.example.org./", false), ("https://hooks.example.com/", false),
-            ("https://example.org/", true), ("https://evilexample.org/", true), ("https://example.com/", true),
+            ("https://a.example.org/", false),
+            ("https://A.B.example.org./", false),
+            ("https://hooks.example.com/", false),
+            ("https://example.org/", true),
+            ("https://evilexample.org/", true),
+            ("https://example.com/", true),
             ("http://a.example.org/", true),
         ] {
             assert_eq!(refused(&rules, url), expected, "{url}");
@@ -217,7 +258,13 @@ mod tests {
     async fn a_name_that_leads_inside_leads_nowhere() {
         assert_eq!(leads_to(Rules::default(), "localhost").await, None);
         assert!(leads_to(Rules { allow_private: true, ..Rules::default() }, "localhost").await > Some(0));
-        assert!(leads_to(Rules { private_hosts: vec!["localhost".into()], ..Rules::default() }, "localhost").await > Some(0));
-        assert_eq!(leads_to(Rules { private_hosts: vec!["other".into()], ..Rules::default() }, "localhost").await, None);
+        assert!(
+            leads_to(Rules { private_hosts: vec!["localhost".into()], ..Rules::default() }, "localhost").await
+                > Some(0)
+        );
+        assert_eq!(
+            leads_to(Rules { private_hosts: vec!["other".into()], ..Rules::default() }, "localhost").await,
+            None
+        );
     }
 }

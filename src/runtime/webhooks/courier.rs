@@ -90,7 +90,9 @@ impl Worker {
             Some(Ok(status)) if status.is_success() => arrived(status, now),
             Some(Ok(status)) => self.failed(&delivery, Some(status), format!("it was answered with {status}"), now),
             Some(Err(reason)) => self.failed(&delivery, None, reason, now),
-            None => Attempt { status: DeliveryStatus::Pending, answer: None, error: delivery.error.clone(), due_at: now },
+            None => {
+                Attempt { status: DeliveryStatus::Pending, answer: None, error: delivery.error.clone(), due_at: now }
+            }
         };
         let (id, run) = (delivery.id, delivery.run);
         if attempt.status == DeliveryStatus::Dead {

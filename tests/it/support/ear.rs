@@ -86,7 +86,10 @@ impl Ear {
         let mut heard = self.desk.heard.subscribe();
         let wait = heard.wait_for(|heard| heard.len() >= times);
         let heard = tokio::time::timeout(Duration::from_secs(30), wait).await;
-        heard.unwrap_or_else(|_| panic!("not heard {times} times: {:#?}", self.heard())).expect("the ear is open").clone()
+        heard
+            .unwrap_or_else(|_| panic!("not heard {times} times: {:#?}", self.heard()))
+            .expect("the ear is open")
+            .clone()
     }
 }
 
@@ -96,7 +99,12 @@ impl Drop for Ear {
     }
 }
 
-async fn hear(State(desk): State<Arc<Desk>>, OriginalUri(uri): OriginalUri, headers: HeaderMap, text: String) -> Response {
+async fn hear(
+    State(desk): State<Arc<Desk>>,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+    text: String,
+) -> Response {
     let path = uri.path_and_query().map(ToString::to_string).unwrap_or_default();
     desk.heard.send_modify(|heard| heard.push(Heard { path, headers, text }));
     let mut held = desk.held.subscribe();
