@@ -17,8 +17,8 @@ create table deliveries (
     created_at bigint not null,
     finished_at bigint
 ) without rowid;
-create index deliveries_due on deliveries (due_at, delivery_id) where status = 'pending';
-create index deliveries_at_work on deliveries (worker) where status = 'pending' and worker is not null;
+create index deliveries_due on deliveries (status, due_at, delivery_id);
+create index deliveries_at_work on deliveries (worker) where worker is not null;
 create index deliveries_by_created on deliveries (created_at, delivery_id);
 create index deliveries_by_status on deliveries (status, created_at, delivery_id);
 create index deliveries_by_run on deliveries (run_id, created_at, delivery_id);

@@ -133,8 +133,8 @@ pub async fn claim(
 /// Makes those deliveries due that are with a worker who broke its promise to be alive, and is not `worker`. Returns how
 /// many there were.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
-    const SQL: &str = "update deliveries set due_at = $2, worker = null where status = 'pending' and worker is not null \
-        and worker <> $1 and not exists (select 1 from workers \
+    const SQL: &str = "update deliveries set due_at = $2, worker = null where worker is not null and worker <> $1 \
+        and not exists (select 1 from workers \
         where workers.worker_id = deliveries.worker and workers.alive_until >= $2)";
     Ok(on_engine!(tx, |conn| query(SQL)
         .bind(worker.0)
