@@ -22,6 +22,7 @@ mod folder;
 mod markdown;
 mod problem;
 mod sections;
+mod store;
 mod verdict;
 mod webhooks;
 
@@ -31,6 +32,7 @@ pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
     SweepStrategy, TimeToLive,
 };
+pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
 pub use webhooks::Webhooks;
 
@@ -58,6 +60,8 @@ pub struct Config {
     pub storage: Storage,
     /// How runs are carried out.
     pub runtime: Runtime,
+    /// What is remembered beyond a thread, and for how long.
+    pub store: StoreSection,
     /// How long threads are kept that do not say it themselves.
     pub threads: Kept,
     /// How long the histories of threads are kept.

@@ -5,6 +5,8 @@ mod checkpoints;
 mod copies;
 mod crons;
 mod deliveries;
+mod idempotency;
+mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

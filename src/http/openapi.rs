@@ -43,6 +43,7 @@ use super::{Api, table};
         (name = "Crons", description = "Runs that are started by the clock"),
         (name = "Webhooks", description = "Who was told that a run has ended"),
         (name = "Approvals", description = "Questions to a human, and their answers"),
+        (name = "Store", description = "What is remembered beyond a thread: items in namespaces"),
     )
 )]
 struct Preface;

@@ -42,6 +42,8 @@ async fn are_the_same_on_both_engines() {
             "deliveries",
             "events",
             "interrupts",
+            "item_vectors",
+            "items",
             "runs",
             "thread_terms",
             "threads",
@@ -74,7 +76,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 26] = [
+const SEARCHES: [(&str, &str); 30] = [
     (
         "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
         "deliveries_due",
@@ -149,6 +151,18 @@ const SEARCHES: [(&str, &str); 26] = [
     ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
+         and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select * from items where namespace = 'u.7.' and key = 'k'", "sqlite_autoindex_items_1"),
+    (
+        "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
+         and (expires_at is null or expires_at > 5) order by namespace limit 1",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select namespace, key from items where expires_at <= 5 order by expires_at limit 500", "items_by_expiry"),
 ];
 
 async fn check_plans(db: &Db, id: &'static str) {
@@ -190,7 +204,8 @@ async fn are_searched_by_index_on_postgres() {
         insert into deliveries select gen_random_uuid(), thread_id, thread_id, '', '', \
         case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, null, 1, created_at, \
         case created_at % 100 when 0 then null else created_at end from threads; \
-        analyze";
+        insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
+        from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;
     };

@@ -15,6 +15,7 @@ pub mod child;
 pub mod cron;
 pub mod delivery;
 pub mod interrupt;
+pub mod item;
 pub mod report;
 pub mod retention;
 pub mod run;
