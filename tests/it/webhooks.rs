@@ -63,7 +63,7 @@ on_both_engines! {
 
     async fn what_went_wrong_and_what_is_asked_is_told_too(server: TestServer) {
         let ear = Ear::opens().await;
-        let (alice, bob, carol) = (server.human("agent").await, server.human("mailer").await, server.human("agent").await);
+        let (alice, bob, carol) = (server.human("agent").await, server.human("agent").await, server.human("agent").await);
         asks(&alice, &ear, script().fails(400)).await;
         let failed = ear.hears(1).await[0].body();
         assert_eq!((&failed["status"], &failed["error"]), (&json!("error"), &alice.record().await["error"]));
