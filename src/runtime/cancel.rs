@@ -96,13 +96,11 @@ impl Runs {
             }
         }
         let now = self.0.clock.now();
-        while pending {
+        let mut more = pending;
+        while more {
             let webhooks = Arc::clone(&self.0.webhooks);
-            let withdraw = self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now)));
-            if !withdraw.await? {
-                break;
-            }
-            stopped = true;
+            more = self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now))).await?;
+            stopped |= more;
         }
         self.0.bell.notify_one();
         self.0.webhooks.ring();

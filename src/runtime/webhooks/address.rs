@@ -130,7 +130,7 @@ fn is_special_v6(address: Ipv6Addr) -> bool {
             is_special_v4(v4_of(high, low))
         }
         // Protocol assignments, Teredo among them; documentation.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => true,
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => true,
         [first, ..] => !(0x2000..=0x3fff).contains(&first),
     }
 }
