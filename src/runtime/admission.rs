@@ -9,11 +9,13 @@ use super::sweeper::{HELD, TEMPORARY};
 use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::{Agents, Known};
+use crate::db::events::PlacedFact;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
+use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
@@ -337,9 +339,13 @@ pub(super) async fn withdraw(
     leave_thread(tx, run, status, error, now).await
 }
 
-/// Undoes what a run did, and deletes it: the thread stands where it stood before.
-pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+/// Undoes what a run did, and deletes it: the thread stands where it stood before. Only the numbers in its log go on, from
+/// `last` on, if that is higher: clients know them.
+pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
+    let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+    let (thread, lane, fact) = (run.thread, Lane::Main, &Fact::Undone);
+    db::events::insert(tx, &[PlacedFact { thread, seq, run: run.id, lane, fact, at: now }]).await?;
     db::checkpoints::restore_positions(tx, run.id).await?;
     db::interrupts::restore(tx, run.thread, run.id).await?;
     db::runs::restore_children(tx, run.id).await?;

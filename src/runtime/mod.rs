@@ -22,6 +22,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod answering;
 mod assistants;
 mod batch;
 mod cancel;
@@ -38,6 +39,7 @@ mod webhooks;
 mod worker;
 mod writing;
 
+pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;

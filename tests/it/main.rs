@@ -43,3 +43,4 @@ mod threads;
 mod todos;
 mod tools;
 mod webhooks;
+mod v2;

@@ -12,6 +12,7 @@ use crate::domain::machine::Failure;
 
 pub mod assistant;
 pub mod child;
+pub mod command;
 pub mod cron;
 pub mod delivery;
 pub mod interrupt;
