@@ -35,6 +35,7 @@ mod idempotency;
 pub mod openapi;
 mod openings;
 mod runs;
+mod scene;
 mod state;
 mod stateless;
 mod store;

@@ -22,7 +22,7 @@ use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
 
 /// A run that was admitted.
@@ -50,13 +50,23 @@ pub(super) struct House {
     pub(super) webhooks: Arc<Webhooks>,
 }
 
+/// What does not depend on the wish.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Occasion {
+    /// Who may take the run at once.
+    pub(super) worker: Option<WorkerId>,
+    /// When it is.
+    pub(super) now: Timestamp,
+    /// How long a thread is kept that is made for the run.
+    pub(super) ttl: Option<Ttl>,
+}
+
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
     house: &House,
-    worker: Option<WorkerId>,
-    now: Timestamp,
+    Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let cast = match assistants::cast(tx, &house.agents, &wish.assistant).await? {
         Ok(cast) => cast,
@@ -65,7 +75,7 @@ pub(super) async fn start(
     if let Err(invalid) = check(wish, &cast.known.agent.plan) {
         return Ok(Err(invalid.into()));
     }
-    let (thread, is_new) = match find_thread(tx, wish, now).await? {
+    let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
         Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -133,7 +143,12 @@ async fn displace(
 }
 
 /// The thread of a wish, and whether it is still to be made.
-async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<Result<(Thread, bool), StartError>> {
+async fn find_thread(
+    tx: &mut Tx<'_>,
+    wish: &Wish,
+    ttl: Option<Ttl>,
+    now: Timestamp,
+) -> DbResult<Result<(Thread, bool), StartError>> {
     let (id, may_make) = match wish.target {
         Target::Thread(id) => (id, false),
         Target::ThreadOrNew(id) => (id, true),
@@ -146,7 +161,7 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
         return Ok(Err(StartError::NoThread(id)));
     }
     // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
-    let ttl = (wish.target == Target::Stateless { keep: false }).then_some(TEMPORARY);
+    let ttl = if wish.target == (Target::Stateless { keep: false }) { Some(TEMPORARY) } else { ttl };
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 

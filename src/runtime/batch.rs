@@ -1,11 +1,10 @@
 //! Starting many runs at once, all of them or none.
 
-use super::admission::House;
-use super::{Runs, Shown, StartError, Wish, admission};
+use super::admission::{self, House, Occasion};
+use super::{Runs, Shown, StartError, Wish};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
-use crate::domain::time::Timestamp;
 
 impl Runs {
     /// Starts runs that bring their own threads, all of them or none, and with a key once: together with the key it is
@@ -23,12 +22,12 @@ impl Runs {
             self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
-        let (house, now) = (self.0.house(), self.0.clock.now());
+        let (house, occasion) = (self.0.house(), self.0.occasion());
         let job = self.0.db.write_once(
             key,
-            now,
+            occasion.now,
             move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &wishes, &house, now).await }),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &house, occasion).await }),
         );
         let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
@@ -41,11 +40,11 @@ async fn admit_all(
     tx: &mut Tx<'_>,
     wishes: &[Wish],
     house: &House,
-    now: Timestamp,
+    occasion: Occasion,
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
     let mut runs: Vec<Run> = vec![];
     for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, house, None, now).await? {
+        match admission::start(tx, wish, house, occasion).await? {
             Ok(admitted) => runs.push(admitted.run),
             Err(refusal) => {
                 for run in runs {

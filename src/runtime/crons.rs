@@ -234,7 +234,8 @@ impl Runs {
 
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
-        let (house, now) = (self.0.house(), self.0.clock.now());
+        let (house, occasion) = (self.0.house(), self.0.occasion());
+        let now = occasion.now;
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
                 // In the order in which the deletion of a thread takes them.
@@ -249,7 +250,7 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                admission::start(tx, &wish, &house, None, now).await.map(Some)
+                admission::start(tx, &wish, &house, occasion).await.map(Some)
             })
         });
         match fired.await? {

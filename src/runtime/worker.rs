@@ -11,7 +11,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::House;
+use super::admission::{House, Occasion};
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
 use super::{CancelAction, Webhooks};
@@ -94,6 +94,11 @@ impl Worker {
 
     pub(super) fn house(&self) -> House {
         House { agents: Arc::clone(&self.agents), webhooks: Arc::clone(&self.webhooks) }
+    }
+
+    /// How a wish is met now, if its run has to wait for its turn.
+    pub(super) fn occasion(&self) -> Occasion {
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
     }
 
     /// Begins runs as they become due. Ends with the server.

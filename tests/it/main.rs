@@ -42,5 +42,5 @@ mod thread_stream;
 mod threads;
 mod todos;
 mod tools;
-mod webhooks;
 mod v2;
+mod webhooks;
