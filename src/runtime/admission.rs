@@ -1,10 +1,12 @@
 //! May it start? Busy threads, strategies, depth: every run of every kind is admitted here.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::assistants::{self, Cast};
 use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, StartError, Target, Wish, resume};
+use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
@@ -42,6 +44,12 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
     Ok(())
 }
 
+/// Who there is to run, and who tells others that they have.
+pub(super) struct House {
+    pub(super) agents: Arc<Agents>,
+    pub(super) webhooks: Arc<Webhooks>,
+}
+
 /// What does not depend on the wish.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Occasion {
@@ -57,10 +65,10 @@ pub(super) struct Occasion {
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
-    agents: &Agents,
+    house: &House,
     Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
-    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+    let cast = match assistants::cast(tx, &house.agents, &wish.assistant).await? {
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -88,7 +96,7 @@ pub(super) async fn start(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), now).await?;
+    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), (&*house.webhooks, now)).await?;
     let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
@@ -117,7 +125,7 @@ async fn displace(
     tx: &mut Tx<'_>,
     strategy: Multitask,
     in_flight: Vec<Run>,
-    now: Timestamp,
+    (webhooks, now): (&Webhooks, Timestamp),
 ) -> DbResult<Vec<(Run, CancelAction)>> {
     let action = match strategy {
         Multitask::Rollback => CancelAction::Rollback,
@@ -126,7 +134,7 @@ async fn displace(
     };
     for old in &in_flight {
         if old.status == RunStatus::Pending {
-            withdraw(tx, old, action, now).await?;
+            withdraw(tx, old, action, (webhooks, now)).await?;
         } else {
             db::runs::request_cancel(tx, old.id, action.word()).await?;
         }
@@ -324,13 +332,19 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
     Ok(open)
 }
 
-/// Cancels a run that has not begun.
-pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+/// Cancels a run that has not begun. Whoever wanted to hear of its end does, unless it is undone.
+pub(super) async fn withdraw(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    action: CancelAction,
+    (webhooks, now): (&Webhooks, Timestamp),
+) -> DbResult<()> {
     // Answers that it would have brought were not given.
     db::interrupts::restore(tx, run.thread, run.id).await?;
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
+            webhooks.tell_withdrawn(tx, run, now).await?;
         }
         CancelAction::Rollback => {
             db::runs::delete(tx, run.thread, run.id).await?;

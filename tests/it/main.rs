@@ -44,3 +44,4 @@ mod threads;
 mod todos;
 mod tools;
 mod v2;
+mod webhooks;
