@@ -114,7 +114,8 @@ impl Loop<'_> {
             }
         }
         let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
-        Some(Job { at, call, scope: self.scope.answered(answer) })
+        let scope = Scope { task: Some(machine.call_task(at)), ..self.scope.answered(answer) };
+        Some(Job { at, call, scope })
     }
 
     /// Makes durable that these calls begin, where it matters: from here on a crash leaves their outcome unknown.

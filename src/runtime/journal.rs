@@ -33,6 +33,8 @@ pub(super) struct Desk {
     /// The holder of the lease, and its number: a write under an older number finds no row.
     pub(super) worker: WorkerId,
     pub(super) fence: i64,
+    /// Whether other processes work on the same database, which may have readers of the run.
+    pub(super) has_company: bool,
 }
 
 /// The journal of one lane.
@@ -236,6 +238,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
                 }
             };
             admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
+            if desk.has_company {
+                db::rings::ring(tx, db::Ring::Ended(thread)).await?;
+            }
         }
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
