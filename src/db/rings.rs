@@ -2,7 +2,6 @@
 //! bell that is heard once the transaction is durable. It carries an id and nothing else; who hears it looks. Rings may
 //! get lost with a connection, so everybody looks now and then anyway. SQLite has one process, which needs no bell.
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -41,21 +40,14 @@ impl Ring {
             Self::Ended(thread) => format!("ended {thread}"),
         }
     }
-}
 
-/// A text that is no ring; a newer server may know more of them.
-#[derive(Debug)]
-pub(super) struct NoRing;
-
-impl FromStr for Ring {
-    type Err = NoRing;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    /// Reads a ring; a newer server may know others.
+    fn read(text: &str) -> Option<Self> {
         match text.split_once(' ') {
-            None if text == "queue" => Ok(Self::Queue),
-            Some(("cancel", id)) => id.parse().map(Self::Cancel).map_err(|_| NoRing),
-            Some(("ended", id)) => id.parse().map(Self::Ended).map_err(|_| NoRing),
-            Some(_) | None => Err(NoRing),
+            None => (text == "queue").then_some(Self::Queue),
+            Some(("cancel", id)) => id.parse().ok().map(Self::Cancel),
+            Some(("ended", id)) => id.parse().ok().map(Self::Ended),
+            Some(_) => None,
         }
     }
 }
@@ -93,7 +85,7 @@ async fn hear(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx
     listener.listen(BELL).await?;
     let _ = rings.send(Ring::Queue);
     while let Some(heard) = listener.try_recv().await? {
-        if let Ok(ring) = heard.payload().parse() {
+        if let Some(ring) = Ring::read(heard.payload()) {
             // Nobody may be listening yet.
             let _ = rings.send(ring);
         }
