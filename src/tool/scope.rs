@@ -74,7 +74,7 @@ impl Scope {
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
-            task: Some(crate::domain::id::TaskId(uuid::Uuid::from_u128(4))),
+            task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
             voice: Voice::default(),
             answer: None,
