@@ -57,7 +57,9 @@ pub async fn ring(tx: &mut Tx<'_>, ring: Ring) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
     match &mut tx.conn {
         Conn::Sqlite(_) => {}
-        Conn::Postgres(conn) => drop(query(SQL).bind(BELL).bind(ring.text()).execute(&mut **conn).await?),
+        Conn::Postgres(conn) => {
+            query(SQL).bind(BELL).bind(ring.text()).execute(&mut **conn).await?;
+        }
     }
     Ok(())
 }

@@ -94,7 +94,11 @@ impl Worker {
     async fn hear_cancels(&self) {
         let id = self.id;
         match self.db.read(move |tx| Box::pin(db::runs::cancels_of(tx, id))).await {
-            Ok(cancels) => cancels.into_iter().for_each(|(run, word)| _ = self.stop(run, CancelAction::from_word(&word))),
+            Ok(cancels) => {
+                for (run, word) in cancels {
+                    self.stop(run, CancelAction::from_word(&word));
+                }
+            }
             Err(error) => tracing::warn!(%error, "could not look which runs shall stop"),
         }
     }

@@ -18,7 +18,8 @@ async fn are_heard_by_another_process_once_they_are_durable() {
     assert!(failed.await.is_err());
     for rung in [Ring::Cancel(RunId::mint()), Ring::Ended(ThreadId::mint()), Ring::Queue] {
         // The other one may not listen yet.
-        while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(heard)) if heard == rung) {
+        while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(heard)) if heard == rung)
+        {
             write!(here, |tx| ring(tx, rung));
         }
     }
