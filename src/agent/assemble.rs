@@ -13,6 +13,7 @@ use crate::domain::definition::{
     TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::id::AssistantId;
+use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
 use crate::middleware::approval::Approval;
@@ -20,6 +21,7 @@ use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
+use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
 use crate::middleware::until;
@@ -101,6 +103,7 @@ struct Draft {
     context_schema: Option<Value>,
     todos: bool,
     files: Workspace,
+    store: StoreRule,
     step_limit: u32,
     /// The tools that end its work.
     until: Option<UntilTool>,
@@ -153,6 +156,7 @@ impl Workshop {
             context_schema: definition.context_schema.clone(),
             todos: definition.todos,
             files: definition.files,
+            store: definition.store.clone(),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             until: None,
             ordered_prompt: false,
@@ -194,6 +198,7 @@ impl Workshop {
             context_schema: None,
             todos: subagent.todos,
             files: parent.files,
+            store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             until: subagent.until_tool.clone(),
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
@@ -225,6 +230,12 @@ impl Workshop {
         stack.push(Arc::new(Repair));
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
+        }
+        // A template that is none was refused when the configuration was read.
+        if let Some(reach) = draft.store.reach()
+            && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
+        {
+            stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
         if draft.ordered_prompt {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));

@@ -95,7 +95,7 @@ impl Loop<'_> {
         };
         if let Some(verdict) = machine.take_verdict(&call.id) {
             if let Some(answer) = decided(&call, &verdict) {
-                self.receive(machine, at, answer);
+                self.receive(machine, notes, at, answer);
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {
@@ -190,7 +190,7 @@ impl Loop<'_> {
             let Some((at, came)) = next else { break };
             match came {
                 Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
-                    self.receive(machine, at, answer);
+                    self.receive(machine, notes, at, answer);
                 }
                 Came::Back(Ok(CallOutcome::Delegate(wish))) => {
                     self.flush(machine, notes).await?;
@@ -222,9 +222,9 @@ impl Loop<'_> {
         Ok(upset)
     }
 
-    /// Takes in a result, past the policies.
-    fn receive(&self, machine: &mut Machine, at: usize, answer: Answer) {
-        let answer = match machine.call(at) {
+    /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
+    fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
+        let mut answer = match machine.call(at) {
             Some(call) => self
                 .agent
                 .stack
@@ -233,6 +233,10 @@ impl Loop<'_> {
                 .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
             None => answer,
         };
+        let changes = std::mem::take(&mut answer.changes);
+        if !changes.is_empty() {
+            notes.push(Note::Items(changes));
+        }
         settle(machine, at, answer);
     }
 

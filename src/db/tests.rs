@@ -12,6 +12,7 @@ mod questions;
 mod runs;
 mod tables;
 mod threads;
+mod vectors;
 mod writes;
 
 use futures::future::BoxFuture;

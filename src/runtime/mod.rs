@@ -39,7 +39,7 @@ pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
-pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
+pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NodeWrite, Superstep, ThreadWish};
 

@@ -11,9 +11,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::CancelAction;
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
+use super::{CancelAction, Store};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -47,6 +47,7 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    store: Store,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) slots: Arc<Semaphore>,
@@ -80,6 +81,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            store: parts.store,
             retention: parts.retention,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
@@ -282,6 +284,7 @@ impl Worker {
             context: Arc::new(context),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
+            store: Arc::new(self.store.clone()),
             stop,
             voice: Voice::default(),
             answer: None,

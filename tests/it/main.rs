@@ -23,6 +23,7 @@ mod files;
 mod interrupts;
 mod layers;
 mod limits;
+mod memory;
 mod metrics;
 mod models;
 mod readme;

@@ -212,6 +212,7 @@ impl Journal for Memory {
                         assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
                         rows.push(row);
                     }
+                    Note::Items(changes) => disk.items.extend(changes),
                     Note::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                 }
             }

@@ -121,17 +121,19 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 
 /// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
 fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = own_tools(&agent.tools, agent.todos, agent.files);
+    let mut tools = own_tools(&agent.tools, agent.todos, agent.files, &agent.store);
     let inheriting = agent.subagents.iter().filter(|subagent| subagent.interrupt_on.is_none());
     for subagent in inheriting {
-        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files));
+        let store = subagent.store.as_ref().unwrap_or(&agent.store);
+        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files, store));
     }
     tools.insert("task");
     tools
 }
 
-fn own_tools(declared: &[String], todos: bool, files: Workspace) -> BTreeSet<&str> {
+fn own_tools<'a>(declared: &'a [String], todos: bool, files: Workspace, store: &StoreRule) -> BTreeSet<&'a str> {
     let mut tools: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
+    tools.extend(store.tools());
     if todos {
         tools.insert("write_todos");
     }
@@ -193,6 +195,8 @@ impl Check<'_> {
                 self.warn(&field, format!("`{tool}` is listed twice"));
             } else if tool == "write_todos" && !self.around.tools.contains(tool) {
                 self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
+            } else if STORE_TOOLS.contains(&tool.as_str()) {
+                self.error(&field, format!("`{tool}` is not declared but switched on: `store = true`"));
             } else if POLICY_TOOLS.contains(&tool.as_str()) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
             } else if !self.around.tools.contains(tool) {
@@ -276,9 +280,13 @@ impl Check<'_> {
         }
         if let Some(rules) = &subagent.interrupt_on {
             let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
-            let mut tools = own_tools(declared, subagent.todos, parent.files);
+            let store = subagent.store.as_ref().unwrap_or(&parent.store);
+            let mut tools = own_tools(declared, subagent.todos, parent.files, store);
             tools.insert("task");
             self.approvals(&field.then("interrupt_on"), rules, &tools);
+        }
+        if let Some(store) = &subagent.store {
+            self.findings.extend(store.check(&field.then("store")));
         }
         self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
