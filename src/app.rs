@@ -73,6 +73,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            store: store.clone(),
             retention: retention(&config),
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),

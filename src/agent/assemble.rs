@@ -9,7 +9,7 @@ use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition,
+    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule, SubagentDefinition,
     TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::id::AssistantId;

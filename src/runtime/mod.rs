@@ -118,6 +118,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// What tools remember beyond a thread.
+    pub store: Store,
     /// How long threads and histories are kept.
     pub retention: Retention,
     /// For how long a claim holds without a heartbeat.

@@ -9,11 +9,12 @@ use serde_json::Value;
 
 use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, UnknownSubagent, Workspace,
+    AgentDefinition, ApprovalRule, BUILT_IN, STORE_TOOLS, StoreRule, SubagentDefinition, ToolDefinition, ToolKind,
+    UnknownSubagent, Workspace,
 };
 
 /// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 11] = [
+pub const POLICY_TOOLS: [&str; 15] = [
     "task",
     "get_task_instructions",
     "write_todos",
@@ -25,6 +26,10 @@ pub const POLICY_TOOLS: [&str; 11] = [
     "glob",
     "grep",
     "execute",
+    "store_get",
+    "store_search",
+    "store_put",
+    "store_delete",
 ];
 
 /// The deepest nesting of delegations that may be asked for.
@@ -67,6 +72,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
         check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
     }
+    check.findings.extend(agent.store.check(&top.then("store")));
     check.general_purpose(agent);
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
@@ -138,9 +144,8 @@ fn own_tools<'a>(declared: &'a [String], todos: bool, files: Workspace, store: &
         tools.insert("write_todos");
     }
     if files != Workspace::None {
-        tools.extend(
-            POLICY_TOOLS.iter().filter(|name| !matches!(**name, "task" | "get_task_instructions" | "write_todos")),
-        );
+        let others = |name: &str| matches!(name, "task" | "get_task_instructions" | "write_todos");
+        tools.extend(POLICY_TOOLS.iter().filter(|name| !others(name) && !STORE_TOOLS.contains(name)));
     }
     tools
 }
