@@ -10,7 +10,8 @@ use crate::domain::Invalid;
 use crate::domain::call::Answer;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::item::{
-    Filter, FoundItem, Inquiry, Item, ItemAddress, ItemChange, ItemError, ItemSearch, ItemWish, Namespace,
+    Filter, FoundItem, Indexing, Inquiry, Item, ItemAddress, ItemChange, ItemError, ItemSearch, ItemWish, Namespace,
+    Stay,
 };
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -116,34 +117,51 @@ impl StoreTool {
         })
     }
 
-    async fn get(&self, scope: &Scope, address: ItemAddress) -> Result<String, Failure> {
-        let key = address.key.clone();
-        let found = scope.store.get(address).await?;
-        Ok(found
-            .map_or_else(|| format!("There is nothing under `{key}`."), |item| Value::Object(item.value).to_string()))
-    }
-
-    async fn search(&self, scope: &Scope, place: Namespace, asked: &Map<String, Value>) -> Result<String, Failure> {
-        let number = |name: &str, default: u32| {
-            asked.get(name).and_then(Value::as_u64).map_or(default, |given| u32::try_from(given).unwrap_or(u32::MAX))
-        };
-        let filter = asked.get("filter").and_then(Value::as_object);
-        let filter =
-            filter.map(|filter| Filter::read("filter", filter)).transpose().map_err(|error| invalid(&error))?;
-        let wanted = ItemSearch {
-            prefix: place,
-            filter: filter.unwrap_or_default(),
-            limit: number("limit", FOUND).clamp(1, MOST_FOUND),
-            offset: number("offset", 0).min(i32::MAX.unsigned_abs()),
-        };
-        let query = asked.get("query").and_then(Value::as_str).map(str::to_owned);
-        let depth = self.root(scope)?.labels().len();
-        let found = scope.store.search(Inquiry { wanted, query, refresh: None }).await?;
-        if found.is_empty() {
-            return Ok("Nothing was found.".to_owned());
+    /// What the model is told, and what is to be stored with that.
+    async fn carry_out(&self, scope: &Scope, asked: &Map<String, Value>) -> Result<(String, Vec<ItemChange>), Failure> {
+        let root = self.root(scope)?;
+        let place = place(&root, asked).map_err(|error| Failure::new("InvalidItemError", error.to_string()))?;
+        if self.action == Action::Search {
+            return Ok((search(scope, place, root.labels().len(), asked).await?, vec![]));
         }
-        Ok(Value::Array(found.into_iter().map(|found| shown(found, depth)).collect()).to_string())
+        let key = asked.get("key").and_then(Value::as_str).unwrap_or_default();
+        let address = ItemAddress::new(place, key).map_err(|error| invalid(&error))?;
+        Ok(match self.action {
+            Action::Get | Action::Search => (get(scope, address).await?, vec![]),
+            Action::Put => {
+                let value = asked.get("value").and_then(Value::as_object).cloned().unwrap_or_default();
+                let wish = ItemWish { address, value, stay: Stay::default(), indexing: Indexing::default() };
+                (format!("Stored under `{key}`."), vec![ItemChange::Put(scope.store.draft(wish).await?)])
+            }
+            Action::Delete => (format!("There is nothing under `{key}` any more."), vec![ItemChange::Delete(address)]),
+        })
     }
+}
+
+async fn get(scope: &Scope, address: ItemAddress) -> Result<String, Failure> {
+    let key = address.key.clone();
+    let found = scope.store.get(address).await?;
+    Ok(found.map_or_else(|| format!("There is nothing under `{key}`."), |item| Value::Object(item.value).to_string()))
+}
+
+async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<String, Value>) -> Result<String, Failure> {
+    let number = |name: &str, default: u32| {
+        asked.get(name).and_then(Value::as_u64).map_or(default, |given| u32::try_from(given).unwrap_or(u32::MAX))
+    };
+    let filter = asked.get("filter").and_then(Value::as_object);
+    let filter = filter.map(|filter| Filter::read("filter", filter)).transpose().map_err(|error| invalid(&error))?;
+    let wanted = ItemSearch {
+        prefix: place,
+        filter: filter.unwrap_or_default(),
+        limit: number("limit", FOUND).clamp(1, MOST_FOUND),
+        offset: number("offset", 0).min(i32::MAX.unsigned_abs()),
+    };
+    let query = asked.get("query").and_then(Value::as_str).map(str::to_owned);
+    let found = scope.store.search(Inquiry { wanted, query, refresh: None }).await?;
+    if found.is_empty() {
+        return Ok("Nothing was found.".to_owned());
+    }
+    Ok(Value::Array(found.into_iter().map(|found| shown(found, depth)).collect()).to_string())
 }
 
 /// An item as a model sees it: with its place below the agent's own namespace.
@@ -175,27 +193,7 @@ impl Tool for StoreTool {
     }
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let done = async {
-            let place = place(&self.root(scope)?, &call.args)
-                .map_err(|error| Failure::new("InvalidItemError", error.to_string()))?;
-            let text = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let address = |place: Namespace| ItemAddress::new(place, text("key")).map_err(|error| invalid(&error));
-            Ok(match self.action {
-                Action::Get => (self.get(scope, address(place)?).await?, vec![]),
-                Action::Search => (self.search(scope, place, &call.args).await?, vec![]),
-                Action::Put => {
-                    let value = call.args.get("value").and_then(Value::as_object).cloned().unwrap_or_default();
-                    let (stay, indexing) = Default::default();
-                    let draft = scope.store.draft(ItemWish { address: address(place)?, value, stay, indexing }).await?;
-                    (format!("Stored under `{}`.", text("key")), vec![ItemChange::Put(draft)])
-                }
-                Action::Delete => (
-                    format!("There is nothing under `{}` any more.", text("key")),
-                    vec![ItemChange::Delete(address(place)?)],
-                ),
-            })
-        };
-        let (text, changes) = done.await.map_err(Halt::Fail)?;
+        let (text, changes) = self.carry_out(scope, &call.args).await.map_err(Halt::Fail)?;
         let answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
         Ok(CallOutcome::Answer(Answer { changes, ..answer }))
     }
