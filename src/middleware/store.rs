@@ -27,6 +27,7 @@ impl Middleware for StoreAccess {
     }
 
     fn contribution(&self) -> Contribution {
-        Contribution { tools: tools(&self.template, self.read_only), prompt: Some(PROMPT.to_owned()) }
+        let tools = tools(&self.template, self.read_only);
+        Contribution { tools, prompt: Some(PROMPT.to_owned()), fields: vec![] }
     }
 }

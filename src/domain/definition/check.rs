@@ -231,7 +231,7 @@ impl Check<'_> {
         }
         if let Some(rules) = &general.interrupt_on {
             let declared = general.tools.as_ref().unwrap_or(&agent.tools);
-            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files));
+            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files, &agent.store));
         }
     }
 
@@ -308,7 +308,9 @@ impl Check<'_> {
         if until.names().is_empty() {
             self.error(field, "must name a tool; leave it out for none");
         }
-        let tools = own_tools(subagent.tools.as_ref().unwrap_or(&parent.tools), subagent.todos, parent.files);
+        let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
+        let store = subagent.store.as_ref().unwrap_or(&parent.store);
+        let tools = own_tools(declared, subagent.todos, parent.files, store);
         for name in until.names().iter().filter(|name| !tools.contains(name.as_str())) {
             let known = suggestion(name, tools.iter().copied(), "it has");
             self.error(field, format!("the subagent has no tool `{name}`; {known}"));
