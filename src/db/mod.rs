@@ -15,6 +15,7 @@ mod engine;
 mod error;
 pub mod events;
 mod fold;
+pub mod idempotency;
 pub mod interrupts;
 pub mod items;
 mod json;

@@ -4,6 +4,7 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod idempotency;
 mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]

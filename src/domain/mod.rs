@@ -28,6 +28,7 @@ pub mod filter;
 pub mod goto;
 pub mod graph;
 pub mod id;
+pub mod idempotency;
 pub mod input;
 pub mod interrupt;
 pub mod item;

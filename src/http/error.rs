@@ -94,6 +94,12 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "thread_exists", format!("Thread with ID {id} already exists"))
     }
 
+    /// The key of the request belongs to another one.
+    pub fn key_reused() -> Self {
+        let message = "Idempotency-Key: belongs to another request. Take a new key for a new request.";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
+    }
+
     /// The text of the request is no JSON.
     pub fn bad_json() -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_json", "Invalid JSON in request body")

@@ -28,6 +28,7 @@ mod cors;
 mod crons;
 pub mod error;
 pub mod extract;
+mod idempotency;
 pub mod openapi;
 mod runs;
 mod state;
