@@ -40,6 +40,7 @@ async fn are_the_same_on_both_engines() {
             "checkpoints",
             "crons",
             "events",
+            "idempotency_keys",
             "interrupts",
             "item_vectors",
             "items",
