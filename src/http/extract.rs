@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use crate::domain::Invalid;
-use crate::domain::id::{AssistantId, CheckpointId, CronId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -51,6 +51,7 @@ pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError>
     parse(body, b'[', "a JSON list")
 }
 
+/// Why a body could not be read.
 pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
 }
@@ -179,6 +180,15 @@ pub struct SubgraphPath {
     pub namespace: String,
 }
 
+/// A delivery of a webhook, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct DeliveryPath {
+    /// The delivery.
+    #[param(value_type = Uuid)]
+    pub delivery_id: DeliveryId,
+}
+
 /// The raw texts of the path's variables.
 struct Segments(RawPathParams);
 
@@ -249,6 +259,15 @@ impl<S: Send + Sync> FromRequestParts<S> for CronPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         Ok(Self { cron_id: segments.uuid("cron")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for DeliveryPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { delivery_id: segments.uuid("delivery")? })
     }
 }
 
@@ -409,6 +428,12 @@ impl Select {
         }
         item
     }
+}
+
+/// Who is asking, as far as that can be told: the key that is shown, a digest of it to be exact.
+pub fn client_of(headers: &HeaderMap) -> String {
+    let shown = ["x-api-key", "authorization"].into_iter().find_map(|name| headers.get(name));
+    shown.map_or_else(String::new, |key| Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string())
 }
 
 /// Answers 204.

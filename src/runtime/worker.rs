@@ -11,9 +11,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::admission::{House, Occasion};
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
-use super::{CancelAction, Store};
+use super::{CancelAction, Store, Webhooks};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -49,6 +50,7 @@ pub(super) struct Worker {
     store: Store,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -82,6 +84,7 @@ impl Worker {
             metrics: parts.metrics,
             store: parts.store,
             retention: parts.retention,
+            webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -89,6 +92,15 @@ impl Worker {
             left: Notify::new(),
             queued: AtomicBool::new(true),
         }
+    }
+
+    pub(super) fn house(&self) -> House {
+        House { agents: Arc::clone(&self.agents), webhooks: Arc::clone(&self.webhooks) }
+    }
+
+    /// How a wish is met now, if its run has to wait for its turn.
+    pub(super) fn occasion(&self) -> Occasion {
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -217,6 +229,7 @@ impl Worker {
             db: self.db.clone(),
             log: self.events.log(run.thread),
             metrics: self.metrics.clone(),
+            webhooks: Arc::clone(&self.webhooks),
             clock: Arc::clone(&self.clock),
             run,
             worker: self.id,
@@ -305,7 +318,7 @@ impl Worker {
             }
         }
         let journal = LaneJournal::main(Arc::clone(desk), None);
-        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure) }));
+        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
@@ -318,7 +331,7 @@ impl Worker {
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
                 let error = Failure::new("UserInterrupt", "The run was cancelled by request.");
-                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error) };
+                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error), waits: false };
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
@@ -333,17 +346,24 @@ impl Worker {
     /// Undoes what a run did.
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
         self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
-        let (desk, now) = (Arc::clone(desk), self.clock.now());
-        self.db
+        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
+        let last = log.is_open().then(|| log.reserve(1));
+        let desk = Arc::clone(desk);
+        let undone = self
+            .db
             .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    super::admission::undo(tx, &desk.run, now).await
+                    super::admission::undo(tx, &desk.run, last, now).await
                 })
             })
-            .await
+            .await;
+        if let Some(last) = last {
+            log.abandon(last, 1);
+        }
+        undone
     }
 
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run

@@ -43,3 +43,5 @@ mod thread_stream;
 mod threads;
 mod todos;
 mod tools;
+mod v2;
+mod webhooks;

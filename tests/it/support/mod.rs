@@ -2,6 +2,7 @@
 
 pub(crate) mod actors;
 pub(crate) mod client;
+pub(crate) mod ear;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod provider;
@@ -9,6 +10,7 @@ pub(crate) mod script;
 pub(crate) mod server;
 pub(crate) mod sse;
 pub(crate) mod tools;
+pub(crate) mod viewer;
 
 pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
