@@ -235,7 +235,7 @@ impl Loop<'_> {
 
     /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
     fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
-        let mut answer = match machine.call(at) {
+        let answer = match machine.call(at) {
             Some(call) => self
                 .agent
                 .stack
@@ -243,6 +243,17 @@ impl Loop<'_> {
                 .rev()
                 .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
             None => answer,
+        };
+        // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
+        let mut answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
+            (Err(wrong), Some(call)) => Answer::error(
+                &call,
+                format!(
+                    "The result of `{}` was not taken: it writes the state field `{}`, which {}.",
+                    call.name, wrong.field, wrong.reason
+                ),
+            ),
+            (_, _) => answer,
         };
         let changes = std::mem::take(&mut answer.changes);
         if !changes.is_empty() {

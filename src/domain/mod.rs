@@ -26,6 +26,7 @@ pub mod cron;
 pub mod definition;
 pub mod delivery;
 pub mod event;
+pub mod field;
 pub mod filter;
 pub mod goto;
 pub mod graph;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::assistants::{self, Cast};
 use super::sweeper::{HELD, TEMPORARY};
 use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
-use crate::agent::ChildWish;
 use crate::agent::assemble::{Agents, Known};
+use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -20,7 +20,7 @@ use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Phase, Plan};
+use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
@@ -72,7 +72,7 @@ pub(super) async fn start(
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    if let Err(invalid) = check(wish, &cast.known.agent.plan) {
+    if let Err(invalid) = check(wish, &cast.known.agent) {
         return Ok(Err(invalid.into()));
     }
     let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
@@ -386,22 +386,23 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
 
 /// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
 pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
-    check(wish, &cast.known.agent.plan)?;
+    check(wish, &cast.known.agent)?;
     let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
     cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
+fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
-        read_input(input)?;
+        agent.declared.check_input(&read_input(input)?)?;
     }
     if let Some(command) = &wish.request.command {
         if let Some(update) = &command.update {
             read_update(update)
+                .and_then(|update| agent.declared.check(&update))
                 .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
         }
-        Destination::of(&command.goto, plan)?;
+        Destination::of(&command.goto, &agent.plan)?;
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ mod crons;
 mod custom;
 mod delegated_interrupts;
 mod dialects;
+mod fields;
 mod files;
 mod idempotency;
 mod interrupts;
