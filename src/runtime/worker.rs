@@ -61,6 +61,8 @@ pub(super) struct Worker {
     left: Notify,
     /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
     queued: AtomicBool,
+    /// Whether other processes work on the same database.
+    pub(super) has_company: AtomicBool,
 }
 
 /// A run at work in this process.
@@ -91,6 +93,7 @@ impl Worker {
             active: Mutex::default(),
             left: Notify::new(),
             queued: AtomicBool::new(true),
+            has_company: AtomicBool::new(false),
         }
     }
 
@@ -234,6 +237,7 @@ impl Worker {
             run,
             worker: self.id,
             fence,
+            has_company: self.has_company.load(Ordering::Acquire),
         }
     }
 
@@ -298,6 +302,7 @@ impl Worker {
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             store: Arc::new(self.store.clone()),
+            task: None,
             stop,
             voice: Voice::default(),
             answer: None,
