@@ -84,6 +84,22 @@ impl Events {
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
     }
 
+    /// The number up to which everything that happened on a thread can be read by now.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn newest(&self, thread: ThreadId) -> DbResult<i64> {
+        match self.log(thread).newest() {
+            Some(newest) => Ok(newest),
+            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await,
+        }
+    }
+
+    /// Waits until the server leaves.
+    pub async fn left(&self) {
+        self.leaving.cancelled().await;
+    }
+
     /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.
     ///
     /// # Errors

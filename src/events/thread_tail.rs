@@ -89,7 +89,30 @@ impl ThreadTail {
         }
     }
 
+    /// The number of the next event that can be had without waiting.
+    pub fn peek(&self) -> Option<i64> {
+        self.waiting.front().map(|event| event.seq)
+    }
+
+    /// That event.
+    pub fn take(&mut self) -> Option<Arc<Event>> {
+        self.waiting.pop_front()
+    }
+
+    /// Everything up to this number was read, or can be had without waiting.
+    pub fn position(&self) -> i64 {
+        self.after
+    }
+
     /// Reads what there is. False if there is nothing yet.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn fetch(&mut self) -> DbResult<bool> {
+        Ok(self.take_in().await? || !self.log.is_active() && self.read_stored(None).await?)
+    }
+
+    /// Reads what memory has, or stored events up to there. False if there is nothing yet.
     async fn take_in(&mut self) -> DbResult<bool> {
         match self.log.glance_at_all(self.after) {
             Glance::Here(events) => {

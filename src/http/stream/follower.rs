@@ -70,7 +70,7 @@ pub(super) fn body<F: Feed>(
 }
 
 /// Beats regularly, from one period after now on.
-pub(super) fn beat(period: Duration) -> Interval {
+pub(in crate::http) fn beat(period: Duration) -> Interval {
     let period = period.max(Duration::from_millis(1));
     let mut beat = interval_at(Instant::now() + period, period);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
