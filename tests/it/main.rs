@@ -43,3 +43,4 @@ mod threads;
 mod todos;
 mod tools;
 mod v2;
+mod v2_sockets;
