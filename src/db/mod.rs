@@ -111,7 +111,8 @@ impl Db {
                 job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
             }
             Readers::Postgres(pool) => {
-                let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
+                let mut reading = engine::Reading::new(pool.acquire().await?);
+                let mut transaction = reading.begin().await?;
                 job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
             }
         }

@@ -194,12 +194,18 @@ impl ThreadLog {
         ring.active && ring.run == Some(run)
     }
 
+    /// Whether somebody waits for the log to grow.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.grown.receiver_count() > 0
+    }
+
     /// Tells when the log has grown, or a run began or ended.
     pub(super) fn bell(&self) -> watch::Receiver<u64> {
         self.grown.subscribe()
     }
 
-    fn ring_bell(&self) {
+    /// Wakes those who wait for the log to grow.
+    pub(super) fn ring_bell(&self) {
         self.grown.send_modify(|rings| *rings += 1);
     }
 

@@ -20,6 +20,7 @@ mod log;
 mod origins;
 mod tail;
 mod thread_tail;
+mod watch;
 
 pub use follow::{Follow, Happening};
 pub use log::ThreadLog;

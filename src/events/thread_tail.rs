@@ -11,12 +11,11 @@ use super::Events;
 use super::log::{Glance, ThreadLog};
 use super::origins::Origins;
 use super::tail::PAGE;
-use crate::db::{self, Db, DbResult, Engine};
+use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 
-/// How long nothing has to happen until a reader takes the thread to be quiet, and how often it looks at the database
-/// when another process may work on the thread.
+/// How long nothing has to happen until a reader takes the thread to be quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// What a reader of a thread hears.
@@ -78,10 +77,11 @@ impl ThreadTail {
             if self.leaving.is_cancelled() {
                 return Ok(Heard::Over);
             }
-            let looks_again = !self.quiet || self.db.engine() == Engine::Postgres;
+            // What other processes do makes the bell ring, too.
             let rings = self.leaving.run_until_cancelled(bell.changed());
-            let rang = if looks_again { timeout(QUIET, rings).await.is_ok() } else { rings.await.is_some() };
-            if !rang && !self.quiet {
+            if self.quiet {
+                rings.await;
+            } else if timeout(QUIET, rings).await.is_err() {
                 self.quiet = true;
                 self.log.forget();
                 return Ok(Heard::Quiet);
