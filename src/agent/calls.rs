@@ -112,7 +112,8 @@ impl Loop<'_> {
             }
         }
         let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
-        Some(Job { at, call, scope: self.scope.answered(answer) })
+        let scope = Scope { task: Some(machine.call_task(at)), ..self.scope.answered(answer) };
+        Some(Job { at, call, scope })
     }
 
     /// Notes that these calls begin and that these children go on; makes it durable where it matters: where a crash
@@ -243,6 +244,17 @@ impl Loop<'_> {
                 .rev()
                 .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
             None => answer,
+        };
+        // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
+        let answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
+            (Err(wrong), Some(call)) => Answer::error(
+                &call,
+                format!(
+                    "The result of `{}` was not taken: it writes the state field `{}`, which {}.",
+                    call.name, wrong.field, wrong.reason
+                ),
+            ),
+            (_, _) => answer,
         };
         settle(machine, at, answer);
     }

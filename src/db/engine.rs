@@ -19,6 +19,7 @@ use sqlx::{
 
 use super::Spawn;
 use super::error::{DbError, DbResult};
+use super::rings;
 use super::states::States;
 use super::writer::{self, Outfit};
 
@@ -143,8 +144,9 @@ const POSTGRES_WRITERS: usize = 8;
 /// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs over.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 /// Every search of ours has its index. Left to itself, the planner reads a whole table where it expects many matches,
-/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow.
-const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1";
+/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow. What
+/// has no index after all then looks so dear to it that it would compile a program first: that is not worth it.
+const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer than this is tried before it is used.
@@ -154,6 +156,7 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
         let pool = open_postgres(url).await?;
+        spawn("database listener", rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()));
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);
         }

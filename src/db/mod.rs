@@ -11,6 +11,7 @@ pub mod assistants;
 pub mod checkpoints;
 pub mod copies;
 pub mod crons;
+pub mod deliveries;
 mod engine;
 mod error;
 pub mod events;
@@ -20,6 +21,7 @@ pub mod interrupts;
 pub mod items;
 mod json;
 pub mod retention;
+pub mod rings;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -31,11 +33,13 @@ mod writer;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
+pub use rings::Ring;
 pub use states::States;
 
 use engine::Readers;
@@ -50,6 +54,7 @@ struct Inner {
     readers: Readers,
     queue: Queue,
     states: Arc<States>,
+    rings: broadcast::Sender<Ring>,
     closing: CancellationToken,
     writers: TaskTracker,
 }
@@ -69,10 +74,12 @@ impl Db {
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
-        let outfit = writer::Outfit { inbox, states: Arc::clone(&states), closing: closing.clone() };
+        let rings = broadcast::Sender::new(rings::UNHEARD);
+        let outfit =
+            writer::Outfit { inbox, states: Arc::clone(&states), rings: rings.clone(), closing: closing.clone() };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        let db = Self(Arc::new(Inner { engine, readers, queue, states, closing, writers }));
+        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers }));
         db.catch_up().await?;
         Ok(db)
     }
@@ -91,6 +98,11 @@ impl Db {
     /// The states that were lately folded or written.
     pub fn states(&self) -> &States {
         &self.0.states
+    }
+
+    /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
+    pub fn rings(&self) -> broadcast::Receiver<Ring> {
+        self.0.rings.subscribe()
     }
 
     /// Runs `job` on one consistent view of the database. The job must not write.

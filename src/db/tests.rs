@@ -4,12 +4,15 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod deliveries;
 mod idempotency;
 mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;
+mod retention;
+mod rings;
 mod runs;
 mod tables;
 mod threads;

@@ -204,8 +204,12 @@ impl ThreadLog {
         self.grown.subscribe()
     }
 
-    /// Wakes those who wait for the log to grow.
-    pub(super) fn ring_bell(&self) {
+    /// Has those who read look whether there is more.
+    pub(super) fn stir(&self) {
+        self.ring_bell();
+    }
+
+    fn ring_bell(&self) {
         self.grown.send_modify(|rings| *rings += 1);
     }
 

@@ -41,7 +41,7 @@ impl Events {
             let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
             let read = self.db.read(move |tx| Box::pin(async move { db::threads::stirred(tx, &threads, since).await }));
             let stirred = read.await?;
-            some.iter().filter(|(thread, _)| stirred.contains(thread)).for_each(|(_, log)| log.ring_bell());
+            some.iter().filter(|(thread, _)| stirred.contains(thread)).for_each(|(_, log)| log.stir());
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
@@ -35,6 +35,7 @@ mod resume;
 mod store;
 mod sweeper;
 mod threads;
+mod webhooks;
 mod worker;
 mod writing;
 
@@ -46,8 +47,9 @@ pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartErr
 pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
+pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
-use admission::Admitted;
+use admission::{Admitted, Occasion};
 use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
@@ -124,6 +126,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// How long threads and histories are kept.
     pub retention: Retention,
+    /// Tells others that runs have ended.
+    pub webhooks: Webhooks,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -158,15 +162,18 @@ impl Runs {
         assistants::register(&worker).await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        worker.shutdown.spawn("hearing", Arc::clone(&worker).hear());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         let runs = Self(Arc::clone(&worker));
-        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        runs.0.shutdown.spawn("webhooks", worker.carry());
+        runs.0.shutdown.spawn("crons", runs.clone().keep_time());
         Ok(runs)
     }
 
-    /// Waits until no run is at work in this process.
+    /// Waits until no run is at work in this process, and nobody is being told of one.
     pub async fn rest(&self) {
         self.0.at_rest(|_, _| true).await;
+        self.0.carried().await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.
@@ -193,12 +200,10 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let (permit, may_claim) = self.free_slot();
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }));
+        self.0.webhooks.check(&wish.request)?;
+        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
+        let write =
+            self.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &house, occasion).await }));
         Ok(self.take_up(write.await??, permit))
     }
 
@@ -208,15 +213,16 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        let (permit, may_claim) = self.free_slot();
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        self.0.webhooks.check(&wish.request)?;
+        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
+        let now = occasion.now;
         let kept = move |admitted: &Admitted| match shown {
             Some(shown) => shown(std::slice::from_ref(&admitted.run)),
             None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
         };
         let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
             Box::pin(async move {
-                let mut admitted = admission::start(tx, &wish, &agents, may_claim, now).await?;
+                let mut admitted = admission::start(tx, &wish, &house, occasion).await?;
                 if let (Ok(admitted), None) = (&mut admitted, shown) {
                     admission::hold(tx, &mut admitted.run, now).await?;
                 }
@@ -226,11 +232,11 @@ impl Runs {
         Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
     }
 
-    /// A slot in which a run may begin at once, if there is a free one, and who may claim it for that.
-    fn free_slot(&self) -> (Option<OwnedSemaphorePermit>, Option<WorkerId>) {
+    /// A slot in which a run may begin at once, if there is a free one, and how it is met.
+    fn occasion(&self) -> (Option<OwnedSemaphorePermit>, Occasion) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let may_claim = permit.is_some().then_some(self.0.id);
-        (permit, may_claim)
+        let worker = permit.is_some().then_some(self.0.id);
+        (permit, Occasion { worker, ..self.0.occasion() })
     }
 
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
@@ -338,6 +344,7 @@ impl Runs {
         for run in self.0.db.read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await })).await? {
             self.stop_and_wait(&run).await?;
         }
+        self.forget_deliveries(thread).await?;
         self.0.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await
     }
 
@@ -364,6 +371,12 @@ impl Runs {
         }
         self.0.quiet(run.thread).await;
         Ok(())
+    }
+
+    /// The hooks of the subagent of this name, as it is `depth` delegations below the agent with this `graph_id`.
+    pub fn plan_of_subagent(&self, graph_id: &str, name: &str, depth: u32) -> Option<Plan> {
+        let known = self.0.agents.of_graph(graph_id)?;
+        Some(known.agent.subagents.as_ref()?.get(name, depth)?.plan.clone())
     }
 
     /// The hooks of the agent with this `graph_id`.

@@ -39,6 +39,7 @@ async fn are_the_same_on_both_engines() {
             "assistants",
             "checkpoints",
             "crons",
+            "deliveries",
             "events",
             "interrupts",
             "item_vectors",
@@ -75,7 +76,25 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 25] = [
+const SEARCHES: [(&str, &str); 35] = [
+    (
+        "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
+        "deliveries_due",
+    ),
+    ("select * from deliveries order by created_at desc, delivery_id desc limit 9", "deliveries_by_created"),
+    (
+        "select * from deliveries where run_id = {id} order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_run",
+    ),
+    (
+        "select * from deliveries where status = 'dead' order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_status",
+    ),
+    (
+        "select delivery_id from deliveries where finished_at is not null and finished_at < 5 \
+         order by finished_at, delivery_id limit 9",
+        "deliveries_finished",
+    ),
     (
         "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
          order by due_at, cron_id limit 9",
@@ -130,6 +149,29 @@ const SEARCHES: [(&str, &str); 25] = [
          and upto.lane = {id} order by step.seq",
         "checkpoints_by_lane",
     ),
+    (
+        "select thread_id from threads where expires_at <= 5 and status <> 'busy' order by expires_at, thread_id limit 9",
+        "threads_by_expiry",
+    ),
+    (
+        "select thread_id from threads where (pruned_at is null or pruned_at < state_updated_at) \
+         and state_updated_at <= 5 and status <> 'busy' order by state_updated_at, thread_id limit 9",
+        "threads_unpruned",
+    ),
+    (
+        "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq < 9 order by seq desc limit 9",
+        "checkpoints_by_lane",
+    ),
+    (
+        "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq > 9 and source = 'update' \
+         and run_id is null order by seq limit 1",
+        "checkpoints_by_lane",
+    ),
+    (
+        "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
+      order by created_at desc, run_id desc limit 10",
+        "runs_by_thread",
+    ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
     (
@@ -182,6 +224,9 @@ async fn are_searched_by_index_on_postgres() {
         insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
         insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
+        insert into deliveries select gen_random_uuid(), thread_id, thread_id, '', '', \
+        case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, null, 1, created_at, \
+        case created_at % 100 when 0 then null else created_at end from threads; \
         insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
         from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
