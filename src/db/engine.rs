@@ -121,9 +121,9 @@ impl Reading {
     }
 
     /// Begins.
-    pub(super) async fn begin(&mut self) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+    pub(super) async fn begin(&mut self) -> Result<sqlx::Transaction<'_, Postgres>, sqlx::Error> {
         let begun = Arc::clone(&self.begun);
-        let transaction = sqlx::Connection::begin_with(&mut *self.connection, BEGIN_READ).await?;
+        let transaction = Connection::begin_with(&mut *self.connection, BEGIN_READ).await?;
         begun.store(true, Ordering::Relaxed);
         Ok(transaction)
     }
