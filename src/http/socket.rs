@@ -136,7 +136,9 @@ impl Line {
     async fn obey(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Gone> {
         let params = &command.params;
         let obeyed = match command.method.as_str() {
-            "subscription.subscribe" => self.subscribe(params, whole_number(params, "since").unwrap_or(0)).await?.map(|result| (result, None)),
+            "subscription.subscribe" => {
+                self.subscribe(params, whole_number(params, "since").unwrap_or(0)).await?.map(|result| (result, None))
+            }
             "subscription.reconnect" => self.reconnect(params).await?.map(|result| (result, None)),
             "subscription.unsubscribe" => self.unsubscribe(params).map(|result| (result, None)),
             _ => {

@@ -32,7 +32,7 @@ impl Line {
             match self.socket.next().await.expect("the line is open").expect("the line works") {
                 Message::Text(text) => return serde_json::from_str(&text).expect("JSON"),
                 Message::Ping(_) | Message::Pong(_) => {}
-                other => panic!("{other:?}"),
+                other @ (Message::Binary(_) | Message::Close(_) | Message::Frame(_)) => panic!("{other:?}"),
             }
         }
     }

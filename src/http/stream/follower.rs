@@ -99,7 +99,11 @@ impl<F: Feed> Follower<F> {
             let (source, item) = tokio::select! {
                 biased;
                 read = &mut self.read => read,
-                _ = self.heartbeat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
+                _ = self.heartbeat.tick() => {
+                    // Who is silent needs no room for what it wrote.
+                    self.buffer = BytesMut::new();
+                    return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n")));
+                }
             };
             self.take(source, item).await;
             self.take_ready().await;
