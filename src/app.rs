@@ -9,15 +9,16 @@ use futures::FutureExt;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
-use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection};
+use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::db::Db;
 use crate::domain::definition::{ToolDefinition, ToolKind};
+use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{Parts, Runs};
+use crate::runtime::{Parts, Retention, Runs};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -57,6 +58,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            retention: retention(&config),
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
@@ -106,6 +108,21 @@ impl App {
         finished.map_err(|broken| anyhow!("{broken}"))?;
         served.transpose().context("the listener failed").map(|_| ())
     }
+}
+
+/// How long things are kept.
+fn retention(config: &Config) -> Retention {
+    let ttl = |section: &TimeToLive| Ttl {
+        after: section.after(),
+        strategy: match section.strategy {
+            SweepStrategy::Delete => TtlStrategy::Delete,
+            SweepStrategy::KeepLatest => TtlStrategy::KeepLatest,
+        },
+    };
+    let (threads, checkpoints) = (config.threads.ttl.as_ref(), config.checkpointer.ttl.as_ref());
+    let intervals = threads.iter().chain(&checkpoints).map(|section| section.interval());
+    let interval = intervals.min().unwrap_or(Retention::default().interval);
+    Retention { threads: threads.map(ttl), checkpoints: checkpoints.map(ttl), interval }
 }
 
 /// Whose pages may call the server.

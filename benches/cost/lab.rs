@@ -14,7 +14,7 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
-use adjutant::runtime::{AssistantRef, Parts, Runs, Target, Wish};
+use adjutant::runtime::{AssistantRef, Parts, Retention, Runs, Target, Wish};
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
 use serde_json::{Map, Value, json};
@@ -61,6 +61,7 @@ impl Lab {
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
+            retention: Retention::default(),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,

@@ -4,18 +4,22 @@ use std::collections::BTreeSet;
 
 use secrecy::ExposeSecret;
 
-use super::{Config, ProviderKind, ProviderSection, Server};
+use super::{Config, ProviderKind, ProviderSection, Server, TimeToLive};
 use crate::domain::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
 use crate::domain::definition::{FieldPath, Finding, Segment};
 
 /// The longest time that can be set, in seconds: a day.
 const LONGEST_S: f64 = 86_400.0;
+/// The longest time for which something can be kept, in minutes: a hundred years.
+const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
 
 /// Checks the whole configuration. What could not be read counts as declared, so that one mistake is told once.
 pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
+    check.kept("threads", config.threads.ttl.as_ref());
+    check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
@@ -71,6 +75,18 @@ impl Check {
     fn seconds(&mut self, field: &[&str], value: f64) {
         if !(value > 0.0 && value <= LONGEST_S) {
             self.error(field, format!("must be more than 0 and at most {LONGEST_S} seconds"));
+        }
+    }
+
+    fn kept(&mut self, section: &str, ttl: Option<&TimeToLive>) {
+        let Some(ttl) = ttl else { return };
+        for (name, minutes) in
+            [("default_ttl", ttl.default_ttl), ("sweep_interval_minutes", ttl.sweep_interval_minutes)]
+        {
+            if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
+                let message = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
+                self.error(&[section, "ttl", name], message);
+            }
         }
     }
 

@@ -27,7 +27,8 @@ mod verdict;
 pub use arguments::{Arguments, Command, Settings};
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    DatabaseUrl, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
+    DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
+    SweepStrategy, TimeToLive,
 };
 pub use verdict::verdict;
 
@@ -55,6 +56,10 @@ pub struct Config {
     pub storage: Storage,
     /// How runs are carried out.
     pub runtime: Runtime,
+    /// How long threads are kept that do not say it themselves.
+    pub threads: Kept,
+    /// How long the histories of threads are kept.
+    pub checkpointer: Kept,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

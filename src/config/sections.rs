@@ -154,6 +154,55 @@ impl Runtime {
     }
 }
 
+/// `[threads]` and `[checkpointer]`: how long things are kept.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kept {
+    /// After which time they go; never when absent.
+    pub ttl: Option<TimeToLive>,
+}
+
+/// When something goes, and how.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeToLive {
+    /// What becomes of it: `delete` removes the thread, `keep_latest` all of its history but the newest state.
+    #[serde(default)]
+    pub strategy: SweepStrategy,
+    /// After how many minutes without a change.
+    pub default_ttl: f64,
+    /// How often it is looked what can go, in minutes.
+    #[serde(default = "every_minute")]
+    pub sweep_interval_minutes: f64,
+}
+
+fn every_minute() -> f64 {
+    1.0
+}
+
+/// What becomes of something whose time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SweepStrategy {
+    /// The thread is deleted.
+    #[default]
+    Delete,
+    /// The thread stays with its newest state; its history goes.
+    KeepLatest,
+}
+
+impl TimeToLive {
+    /// [`TimeToLive::default_ttl`] as a duration.
+    pub fn after(&self) -> Duration {
+        seconds(self.default_ttl * 60.0)
+    }
+
+    /// [`TimeToLive::sweep_interval_minutes`] as a duration.
+    pub fn interval(&self) -> Duration {
+        seconds(self.sweep_interval_minutes * 60.0)
+    }
+}
+
 /// `[log]`: what the server writes to its standard error.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -289,6 +289,19 @@ pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoint
     row.map(Head::try_from).transpose()
 }
 
+/// What a client wrote next into the main agent's state behind number `seq` of the log: the checkpoint and its number.
+pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(CheckpointId, i64)>> {
+    const SQL: &str = "select checkpoint_id, seq from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \
+        and source = 'update' and run_id is null order by seq limit 1";
+    let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(lane_id(Lane::Main))
+        .bind(seq)
+        .fetch_optional(conn)
+        .await)?;
+    Ok(found.map(|(checkpoint, seq)| (CheckpointId(checkpoint), seq)))
+}
+
 /// The highest number in the log of a thread; zero when the log is empty.
 pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(seq), 0) from (\

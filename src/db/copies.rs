@@ -30,7 +30,8 @@ pub async fn copy_thread(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Tim
     let Some(original) = threads::lock(tx, from).await? else {
         return Ok(false);
     };
-    threads::insert(tx, &Thread::new(to, original.metadata, now)).await?;
+    let copy = Thread::new(to, original.metadata, now).kept_for(original.ttl);
+    threads::insert(tx, &copy).await?;
     if copy_history(tx, from, to).await? {
         let status = Some(ThreadStatus::Interrupted);
         threads::set(tx, to, threads::ThreadChange { status, ..Default::default() }, now).await?;

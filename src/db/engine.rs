@@ -106,6 +106,9 @@ const POSTGRES_CONNECTIONS: u32 = 16;
 const POSTGRES_WRITERS: usize = 8;
 /// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs over.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
+/// Every search of ours has its index. Left to itself, the planner reads a whole table where it expects many matches,
+/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow.
+const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer than this is tried before it is used.
@@ -166,8 +169,12 @@ fn make_directory(file: &Path) -> DbResult<()> {
 
 async fn open_postgres(url: &str) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
-    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS)
-        .after_connect(|conn, _| Box::pin(async move { raw_sql(NO_DAWDLING).execute(conn).await.map(drop) }));
+    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS).after_connect(|conn, _| {
+        Box::pin(async move {
+            raw_sql(NO_DAWDLING).execute(&mut *conn).await?;
+            raw_sql(BY_INDEX).execute(conn).await.map(drop)
+        })
+    });
     let pool: PgPool = pool.connect_with(options).await?;
     POSTGRES_TABLES.run(&pool).await?;
     Ok(pool)

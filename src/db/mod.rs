@@ -15,6 +15,7 @@ pub mod events;
 mod fold;
 pub mod interrupts;
 mod json;
+pub mod retention;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -67,7 +68,15 @@ impl Db {
         let outfit = writer::Outfit { inbox, states: Arc::clone(&states), closing: closing.clone() };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        Ok(Self(Arc::new(Inner { engine, readers, queue, states, closing, writers })))
+        let db = Self(Arc::new(Inner { engine, readers, queue, states, closing, writers }));
+        db.catch_up().await?;
+        Ok(db)
+    }
+
+    /// Writes what an older version of the tables did not have.
+    async fn catch_up(&self) -> DbResult<()> {
+        while self.write(|tx| Box::pin(async move { threads::index_some(tx, 500).await })).await? > 0 {}
+        Ok(())
     }
 
     /// Which engine this is.

@@ -1,6 +1,7 @@
 //! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
 
 mod claims;
+mod order;
 mod queue;
 
 use serde_json::{Map, Value};
@@ -12,6 +13,7 @@ pub use claims::{
     Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
     next_due_at, release, request_cancel, some_pending, some_running, stop_children,
 };
+pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};
 
 use super::engine::on_engine;

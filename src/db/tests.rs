@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod copies;
+mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;
@@ -93,6 +94,8 @@ fn thread_at(now: i64) -> Thread {
         created_at: Timestamp(now),
         updated_at: Timestamp(now),
         state_updated_at: Timestamp(now),
+        ttl: None,
+        expires_at: None,
     }
 }
 

@@ -1,24 +1,41 @@
 //! Threads: conversations, without what was said in them.
 
+mod search;
+mod terms;
+
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{QueryBuilder, query, query_as};
+use sqlx::{query, query_as};
 use uuid::Uuid;
 
-use super::engine::{Contains, on_engine};
+#[cfg(test)]
+pub(in crate::db) use search::Way;
+pub use search::{COUNTED, LOOKED_INTO, ThreadPage, ThreadSearch, ThreadSort, count, search};
+pub use terms::index_some;
+
+use super::engine::on_engine;
 use super::json::{Cell, encode};
 use super::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "threads";
 
+macro_rules! columns {
+    () => {
+        "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
+         created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at"
+    };
+}
+use columns;
+
 macro_rules! select {
     () => {
-        "select thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
-         created_at, updated_at, state_updated_at from threads"
+        concat!("select ", columns!(), " from threads")
     };
 }
 
@@ -32,6 +49,9 @@ struct ThreadRow {
     created_at: i64,
     updated_at: i64,
     state_updated_at: i64,
+    ttl: Option<i64>,
+    ttl_strategy: Option<String>,
+    expires_at: Option<i64>,
 }
 
 impl TryFrom<ThreadRow> for Thread {
@@ -48,6 +68,14 @@ impl TryFrom<ThreadRow> for Thread {
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             state_updated_at: Timestamp(row.state_updated_at),
+            ttl: match (row.ttl, &row.ttl_strategy) {
+                (Some(micros), Some(word)) => Some(Ttl {
+                    after: Duration::from_micros(u64::try_from(micros).map_err(|_| at("ttl").corrupt())?),
+                    strategy: TtlStrategy::from_word(word).ok_or_else(|| at("ttl_strategy").corrupt())?,
+                }),
+                (_, _) => None,
+            },
+            expires_at: row.expires_at.map(Timestamp),
         })
     }
 }
@@ -55,8 +83,8 @@ impl TryFrom<ThreadRow> for Thread {
 /// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
 pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     const SQL: &str = "insert into threads \
-        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict (thread_id) do nothing";
+        (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
+        expires_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict (thread_id) do nothing";
     let error = thread.error.as_ref().map(encode).transpose()?;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(thread.id.0)
@@ -67,9 +95,15 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
         .bind(thread.created_at.0)
         .bind(thread.updated_at.0)
         .bind(thread.state_updated_at.0)
+        .bind(thread.ttl.map(micros))
+        .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
+        .bind(thread.expires_at.map(|at| at.0))
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    if inserted == 1 {
+        terms::insert(tx, thread.id, &thread.metadata).await?;
+    }
     Ok(inserted == 1)
 }
 
@@ -92,26 +126,41 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Optio
     row.map(Thread::try_from).transpose()
 }
 
-/// Sets the given keys of the metadata and leaves the others. Returns the thread as it is then.
-pub async fn patch_metadata(
+fn micros(ttl: Ttl) -> i64 {
+    i64::try_from(ttl.after.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Sets the given keys of the metadata and leaves the others, and with `ttl` how long the thread is kept. Returns the
+/// thread as it is then.
+pub async fn patch(
     tx: &mut Tx<'_>,
     id: ThreadId,
     patch: &Map<String, Value>,
+    ttl: Option<Ttl>,
     now: Timestamp,
 ) -> DbResult<Option<Thread>> {
-    const SQL: &str = "update threads set metadata = $2, updated_at = $3 where thread_id = $1";
-    let Some(mut thread) = lock(tx, id).await? else {
+    const SQL: &str = "update threads set metadata = $2, updated_at = $3, ttl = $4, ttl_strategy = $5, \
+        expires_at = $6 where thread_id = $1";
+    let Some(found) = lock(tx, id).await? else {
         return Ok(None);
     };
+    let mut thread = Thread { updated_at: now, ..found };
     thread.metadata.extend(patch.clone());
-    thread.updated_at = now;
+    let ttl = ttl.or(thread.ttl);
+    let thread = thread.kept_for(ttl);
     on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(Json(&thread.metadata))
         .bind(now.0)
+        .bind(thread.ttl.map(micros))
+        .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
+        .bind(thread.expires_at.map(|at| at.0))
         .execute(conn)
         .await
         .map(drop))?;
+    if !patch.is_empty() {
+        terms::replace(tx, id, &thread.metadata).await?;
+    }
     Ok(Some(thread))
 }
 
@@ -134,8 +183,11 @@ pub struct ThreadChange {
 pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
-        state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
+        expires_at = $7 + ttl, state_updated_at = case when $8 then $7 else state_updated_at end where thread_id = $1";
     let error = change.error.iter().flatten().next().map(encode).transpose()?;
+    if let Some(metadata) = &change.metadata {
+        terms::replace(tx, id, metadata).await?;
+    }
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(change.status.map(ThreadStatus::word))
@@ -166,8 +218,8 @@ pub struct Left {
 pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
-        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6 \
-        where thread_id = $1";
+        and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \
+        expires_at = $6 + ttl where thread_id = $1";
     let error = left.error.as_ref().map(encode).transpose()?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
@@ -187,121 +239,4 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
-}
-
-/// By what threads are sorted; those that tie, by their id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ThreadSort {
-    /// By id.
-    Id,
-    /// By status, as a word.
-    Status,
-    /// By when they were made.
-    #[default]
-    CreatedAt,
-    /// By when anything about them last changed.
-    UpdatedAt,
-    /// By when their state last changed.
-    StateUpdatedAt,
-}
-
-/// Which threads are wanted, and in which order. The default wants the ten newest.
-#[derive(Debug, Clone)]
-pub struct ThreadSearch {
-    /// Only these.
-    pub ids: Option<Vec<ThreadId>>,
-    /// Only those whose metadata contains this: equal scalars, objects and arrays that contain the given ones.
-    pub metadata: Map<String, Value>,
-    /// Only those of this status.
-    pub status: Option<ThreadStatus>,
-    /// In which order.
-    pub sort: ThreadSort,
-    /// Whether the smallest come first.
-    pub ascending: bool,
-    /// How many at most.
-    pub limit: i64,
-    /// How many to pass over before.
-    pub offset: i64,
-}
-
-impl Default for ThreadSearch {
-    fn default() -> Self {
-        Self {
-            ids: None,
-            metadata: Map::new(),
-            status: None,
-            sort: ThreadSort::default(),
-            ascending: false,
-            limit: 10,
-            offset: 0,
-        }
-    }
-}
-
-impl ThreadSearch {
-    fn order(&self) -> &'static str {
-        match (self.sort, self.ascending) {
-            (ThreadSort::Id, true) => " order by thread_id",
-            (ThreadSort::Id, false) => " order by thread_id desc",
-            (ThreadSort::Status, true) => " order by status, updated_at, thread_id",
-            (ThreadSort::Status, false) => " order by status desc, updated_at desc, thread_id desc",
-            (ThreadSort::CreatedAt, true) => " order by created_at, thread_id",
-            (ThreadSort::CreatedAt, false) => " order by created_at desc, thread_id desc",
-            (ThreadSort::UpdatedAt, true) => " order by updated_at, thread_id",
-            (ThreadSort::UpdatedAt, false) => " order by updated_at desc, thread_id desc",
-            (ThreadSort::StateUpdatedAt, true) => " order by state_updated_at, thread_id",
-            (ThreadSort::StateUpdatedAt, false) => " order by state_updated_at desc, thread_id desc",
-        }
-    }
-
-    /// Adds the conditions. An empty list of ids is a condition that nothing meets.
-    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>) -> DbResult<()>
-    where
-        DB: sqlx::Database,
-        QueryBuilder<DB>: Contains,
-        for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
-        for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
-    {
-        sql.push(" where true");
-        if let Some(ids) = &self.ids {
-            if ids.is_empty() {
-                sql.push(" and false");
-            } else {
-                sql.push(" and thread_id in (");
-                let mut list = sql.separated(", ");
-                for id in ids {
-                    list.push_bind(id.0);
-                }
-                sql.push(")");
-            }
-        }
-        if let Some(status) = self.status {
-            sql.push(" and status = ").push_bind(status.word());
-        }
-        if !self.metadata.is_empty() {
-            sql.push(" and ").push_contains("metadata", &self.metadata)?;
-        }
-        Ok(())
-    }
-}
-
-/// The threads that are wanted.
-pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<Vec<Thread>> {
-    let rows: Vec<ThreadRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(select!());
-        wanted.push_conditions(&mut sql)?;
-        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    rows.into_iter().map(Thread::try_from).collect()
-}
-
-/// How many threads meet the conditions; order, limit and offset are none.
-pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
-    let count = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("select count(*) from threads");
-        wanted.push_conditions(&mut sql)?;
-        sql.build_query_scalar().fetch_one(conn).await
-    })?;
-    Ok(count)
 }

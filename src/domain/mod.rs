@@ -19,6 +19,7 @@ pub mod call;
 pub mod checkpoint;
 pub mod definition;
 pub mod event;
+pub mod filter;
 pub mod goto;
 pub mod id;
 pub mod input;

@@ -181,6 +181,15 @@ impl State {
         }
     }
 
+    /// The update that makes this state of an empty one.
+    pub fn as_update(&self) -> Update {
+        Update {
+            messages: self.messages.clone(),
+            files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
+            fields: self.fields.clone(),
+        }
+    }
+
     /// The model's last message, if it said anything yet.
     pub fn last_ai(&self) -> Option<&Arc<Message>> {
         self.messages.iter().rev().find(|m| m.is_ai())

@@ -1,5 +1,7 @@
 //! A conversation.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 
 use super::id::ThreadId;
@@ -25,14 +27,59 @@ pub struct Thread {
     pub updated_at: Timestamp,
     /// When its state last changed.
     pub state_updated_at: Timestamp,
+    /// How long it is kept; for good when none.
+    pub ttl: Option<Ttl>,
+    /// When its time is over, unless something changes about it before.
+    pub expires_at: Option<Timestamp>,
 }
 
 impl Thread {
     /// A thread that nothing has happened on.
     pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
         let (created_at, updated_at, state_updated_at) = (now, now, now);
-        let (status, config, error) = (ThreadStatus::Idle, Map::new(), None);
-        Self { id, status, metadata, config, error, created_at, updated_at, state_updated_at }
+        let (status, config, error, ttl, expires_at) = (ThreadStatus::Idle, Map::new(), None, None, None);
+        Self { id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, expires_at }
+    }
+
+    /// The same, kept for so long after its last change.
+    #[must_use]
+    pub fn kept_for(self, ttl: Option<Ttl>) -> Self {
+        let expires_at = ttl.map(|ttl| self.updated_at.plus(ttl.after));
+        Self { ttl, expires_at, ..self }
+    }
+}
+
+/// How long a thread is kept after anything about it last changed, and what becomes of it then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ttl {
+    /// How long.
+    pub after: Duration,
+    /// What becomes of it.
+    pub strategy: TtlStrategy,
+}
+
+/// What becomes of a thread whose time is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TtlStrategy {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// Its history is taken away; the thread stays, with its newest state.
+    KeepLatest,
+}
+
+impl TtlStrategy {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Delete => "delete",
+            Self::KeepLatest => "keep_latest",
+        }
+    }
+
+    /// The strategy of this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [Self::Delete, Self::KeepLatest].into_iter().find(|strategy| strategy.word() == word)
     }
 }
 

@@ -19,6 +19,11 @@ impl Timestamp {
         Self(self.0.saturating_add(i64::try_from(after.as_micros()).unwrap_or(i64::MAX)))
     }
 
+    /// The instant `before` this one.
+    pub fn minus(self, before: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(before.as_micros()).unwrap_or(i64::MAX)))
+    }
+
     /// How long after `earlier` this is; nothing when it is not.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

@@ -15,9 +15,11 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
+mod follow;
 mod log;
 mod tail;
 
+pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
 pub use tail::{After, Tail};
 

@@ -175,7 +175,15 @@ impl From<Invalid> for ApiError {
 impl From<DbError> for ApiError {
     #[track_caller]
     fn from(error: DbError) -> Self {
-        Self::fault(&error)
+        match error {
+            DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
+            DbError::Conflict(_)
+            | DbError::Busy
+            | DbError::Corrupt { .. }
+            | DbError::Panicked(_)
+            | DbError::Closed
+            | DbError::Unavailable(_) => Self::fault(&error),
+        }
     }
 }
 

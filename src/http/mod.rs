@@ -32,6 +32,7 @@ mod runs;
 mod state;
 mod stateless;
 pub mod stream;
+mod thread_stream;
 mod threads;
 mod traffic;
 mod waiting;
@@ -92,6 +93,9 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(threads::count))
         .routes(routes!(threads::get, threads::patch, threads::delete))
         .routes(routes!(threads::copy))
+        .routes(routes!(threads::prune))
+        .routes(routes!(threads::storage))
+        .routes(routes!(thread_stream::follow))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))

@@ -258,7 +258,7 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
+pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
     text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))

@@ -52,7 +52,7 @@ pub(super) async fn at_posted(
     }
 }
 
-async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
+pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
     let views = look(api, thread, Part::At(checkpoint)).await?;
     let empty = || StateView::empty(Some(CheckpointView::new(thread, checkpoint)));
     Ok(Json(views.into_iter().next().unwrap_or_else(empty)))

@@ -10,13 +10,14 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Select, ThreadPath, no_content};
+use super::extract::{ApiJson, Params, Select, ThreadPath, no_content};
 use super::wire::interrupt::brief;
+use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, checkpoints, copies, threads};
+use crate::db::{DbResult, Tx, checkpoints, copies, retention, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State as Fields;
@@ -25,28 +26,41 @@ use crate::domain::thread::Thread;
 /// Makes a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate,
     responses((status = 200, description = "The thread", body = ThreadView),
+        (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
         (status = 409, description = "It exists already", body = ErrorBody)))]
 pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
-    let if_exists = body.if_exists.unwrap_or_default();
-    let thread = body.into_thread(api.clock.now())?;
-    let (id, wanted) = (thread.id, thread.clone());
-    let is_new = api.db.write(move |tx| Box::pin(async move { threads::insert(tx, &wanted).await })).await?;
+    let (if_exists, wish) = (body.if_exists.unwrap_or_default(), body.into_wish()?);
+    let has_history = !wish.supersteps.is_empty();
+    let (thread, is_new) = api.runs.create_thread(wish).await?;
     match if_exists {
-        _ if is_new => Ok(Json(ThreadView::new(thread, None, Object::new()))),
-        IfExists::DoNothing => show(&api, id).await.map(Json),
-        IfExists::Raise => Err(ApiError::thread_exists(id)),
+        _ if is_new && !has_history => Ok(Json(ThreadView::new(thread, None, Object::new()))),
+        IfExists::Raise if !is_new => Err(ApiError::thread_exists(thread.id)),
+        IfExists::DoNothing | IfExists::Raise => show(&api, thread.id).await.map(Json),
     }
 }
 
 /// Shows a thread.
-#[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
+#[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads",
+    params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
-    show(&api, path.thread_id).await.map(Json)
+pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<ThreadView> {
+    let mut shows_ttl = false;
+    for name in params.texts("include").iter().flat_map(|names| names.split(',')).map(str::trim) {
+        match name {
+            "ttl" => shows_ttl = true,
+            "" => {}
+            other => return Err(ApiError::bad_parameter("include", other)),
+        }
+    }
+    let id = path.thread_id;
+    let glimpse = api.db.read(move |tx| Box::pin(Glimpse::find(tx, id))).await?;
+    let glimpse = glimpse.ok_or_else(|| ApiError::no_thread(id))?;
+    let ttl = TtlView::of(&glimpse.thread).filter(|_| shows_ttl);
+    Ok(Json(ThreadView { ttl, ..glimpse.view(&api, true).await? }))
 }
 
-/// Changes the metadata of a thread. With the header `Prefer: return=minimal` the answer is empty.
+/// Changes the metadata of a thread, and how long it is kept. With the header `Prefer: return=minimal` the answer is empty.
 #[utoipa::path(patch, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
@@ -59,10 +73,9 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
-    let metadata = body.metadata.unwrap_or_default();
-    let patched =
-        api.db.write(move |tx| Box::pin(async move { threads::patch_metadata(tx, id, &metadata, now).await })).await?;
-    patched.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    let (metadata, ttl) = (body.metadata.unwrap_or_default(), body.ttl.map(TtlWish::check).transpose()?);
+    let patch = api.db.write(move |tx| Box::pin(async move { threads::patch(tx, id, &metadata, ttl, now).await }));
+    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
 }
@@ -87,25 +100,43 @@ pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<Thr
     if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
 }
 
-/// Finds threads.
+/// Thins threads out: deletes them (`delete`; runs at work on them are stopped), or takes all but their newest state away
+/// (`keep_latest`; threads at work are left alone). Threads that are not there do not count.
+#[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
+    responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
+pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> Answer<ThreadsPruned> {
+    let (threads, strategy) = body.check()?;
+    Ok(Json(ThreadsPruned { pruned_count: api.runs.prune(threads, strategy).await? }))
+}
+
+/// Tells how much the server stores for a thread.
+#[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
+    responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadStorage> {
+    let id = path.thread_id;
+    let shares = api.db.read(move |tx| Box::pin(async move { retention::storage(tx, id).await })).await?;
+    Ok(Json(ThreadStorage::new(id, &shares.ok_or_else(|| ApiError::no_thread(id))?)))
+}
+
+/// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
-        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
+        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
+        (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select, extract } = body.check()?;
-    let (found, total) = api
-        .db
-        .read(move |tx| {
-            Box::pin(async move {
-                let total = threads::count(tx, &wanted).await?;
-                let mut found = vec![];
-                for thread in threads::search(tx, &wanted).await? {
-                    found.push(Glimpse::of(tx, thread).await?);
-                }
-                Ok((found, total))
-            })
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
+            let mut found = vec![];
+            for thread in threads {
+                found.push(Glimpse::of(tx, thread).await?);
+            }
+            Ok((found, total))
         })
-        .await?;
+    });
+    let (found, total) = read.await?;
     let mut shown = Vec::with_capacity(found.len());
     for glimpse in found {
         shown.push(show_item(&api, glimpse, &select, &extract).await?);

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::sweeper::TEMPORARY;
 use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::Known;
@@ -89,7 +90,9 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
     if !may_make {
         return Ok(Err(StartError::NoThread(id)));
     }
-    Ok(Ok((Thread::new(id, wish.metadata.clone(), now), true)))
+    // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
+    let ttl = (wish.target == Target::Stateless { keep: false }).then_some(TEMPORARY);
+    Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 
 fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {

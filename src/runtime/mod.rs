@@ -27,11 +27,15 @@ mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod sweeper;
+mod threads;
 mod worker;
 mod writing;
 
 pub use cancel::CancelAction;
 pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use sweeper::Retention;
+pub use threads::{NodeWrite, Superstep, ThreadWish};
 
 use admission::Admitted;
 use worker::Worker;
@@ -101,6 +105,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub retention: Retention,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -131,6 +137,7 @@ impl Runs {
         worker.sign_on().await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         Ok(Self(worker))
     }
 

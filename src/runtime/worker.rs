@@ -47,6 +47,8 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    /// How long threads and histories are kept.
+    pub(super) retention: super::Retention,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -81,6 +83,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            retention: parts.retention,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{StateWrite, StateWriteError};
+use super::{StateWrite, StateWriteError, Superstep};
 use crate::agent::assemble::Agents;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::checkpoint::Entry;
 use crate::domain::checkpoint::{Lane, Source};
 use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::input::read_input;
-use crate::domain::machine::{MODEL, Machine, Phase, Plan, START, TOOLS};
+use crate::domain::input::read_update;
+use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::state::Update;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -30,7 +32,7 @@ pub(super) async fn write(
     if !in_flight.is_empty() {
         return Ok(Err(StateWriteError::InFlight(in_flight.iter().map(|run| run.id).collect())));
     }
-    let update = match read_values(&write.values) {
+    let update = match read_update(&write.values) {
         Ok(update) => crate::agent::identified(update),
         Err(invalid) => return Ok(Err(invalid.into())),
     };
@@ -104,20 +106,8 @@ async fn base(
     Ok(Ok(Base { machine, segment, last }))
 }
 
-/// The values of a write: an object, a list of objects, or nothing.
-fn read_values(values: &Value) -> Result<Update, crate::domain::Invalid> {
-    match values {
-        Value::Null => Ok(Update::none()),
-        Value::Array(list) => list.iter().try_fold(Update::none(), |mut sum, values| {
-            sum.merge(read_input(values)?);
-            Ok(sum)
-        }),
-        Value::Object(_) | Value::Bool(_) | Value::Number(_) | Value::String(_) => read_input(values),
-    }
-}
-
 /// The hooks of the agent that last worked on the thread; without one, those of no agent.
-fn plan_of(agents: &Agents, thread: &Thread) -> Plan {
+pub(super) fn plan_of(agents: &Agents, thread: &Thread) -> Plan {
     let graph = thread.metadata.get("graph_id").and_then(Value::as_str);
     graph.and_then(|graph| agents.of_graph(graph)).map(|known| known.agent.plan.clone()).unwrap_or_default()
 }
@@ -125,4 +115,70 @@ fn plan_of(agents: &Agents, thread: &Thread) -> Plan {
 fn knows(plan: &Plan, node: &str) -> bool {
     let hooks = [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent];
     [START, MODEL, TOOLS].contains(&node) || hooks.into_iter().flatten().any(|hook| hook == node)
+}
+
+/// The node under which clients write the input of a turn.
+const INPUT: &str = "__input__";
+
+/// A history that a client brings for a new thread.
+pub(super) struct History {
+    steps: Vec<(Entry, Position)>,
+    is_done: bool,
+}
+
+impl History {
+    /// Takes the steps one after the other, as if the nodes had written.
+    ///
+    /// # Errors
+    /// Names the write that cannot be accepted, or the node that the agent does not have.
+    pub(super) fn replayed(plan: &Plan, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+        let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
+        for (at, superstep) in supersteps.iter().enumerate() {
+            let mut update = Update::none();
+            for (number, write) in superstep.updates.iter().enumerate() {
+                let written = read_update(&write.values).map_err(|invalid| {
+                    let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
+                    Invalid { field, ..invalid }
+                })?;
+                update.merge(written);
+                last = write.node.clone().unwrap_or(last);
+            }
+            let update = crate::agent::identified(update);
+            if last == INPUT || last == START {
+                let ids = [CheckpointId::mint(), CheckpointId::mint()];
+                let [before, after] = machine.begin(plan, update, ids);
+                steps.push((before, Position::default()));
+                steps.push((after, machine.position.clone()));
+                continue;
+            }
+            if !knows(plan, &last) {
+                return Err(StateWriteError::NoNode(last));
+            }
+            let entry = machine.written(plan, Source::Update, &last, update, CheckpointId::mint());
+            steps.push((entry, machine.position.clone()));
+        }
+        let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;
+        Ok(Self { steps, is_done })
+    }
+
+    /// Stores it as that of a new thread.
+    pub(super) async fn store(&self, tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+        if self.steps.is_empty() {
+            return Ok(());
+        }
+        let placed = self.steps.iter().zip(1..).map(|((entry, position), seq)| Placed {
+            thread,
+            lane: Lane::Main,
+            seq,
+            segment: None,
+            run: None,
+            entry,
+            position,
+            at: now,
+        });
+        db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
+        let status = (!self.is_done).then_some(ThreadStatus::Interrupted);
+        db::threads::set(tx, thread, db::threads::ThreadChange { status, ..Default::default() }, now).await?;
+        Ok(())
+    }
 }

@@ -81,6 +81,50 @@ on_both_engines! {
         assert_eq!(client.post("/threads/search", json!({"status": "error"})).await.ok(), json!([]));
     }
 
+    async fn search_finds_by_what_the_agent_knows(server: TestServer) {
+        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        alice.says("red").await;
+        bob.says("blue").await;
+        client.thread().await;
+        let wanted = json!({"values": {"messages": [{"type": "ai", "content": "echo: red"}]}});
+        let found = client.post("/threads/search", wanted.clone()).await;
+        assert_eq!(found.header("x-pagination-total"), Some("1"));
+        assert_eq!(ids(&found.ok()), [&alice.thread]);
+        assert_eq!(client.post("/threads/count", wanted).await.ok(), json!(1));
+        client.post(&bob.path("/state"), json!({"values": {"todos": [{"content": "paint", "status": "pending"}]}})).await.ok();
+        let wanted = json!({"values": {"todos": [{"content": "paint"}]}, "metadata": {"graph_id": "agent"}});
+        assert_eq!(ids(&client.post("/threads/search", wanted).await.ok()), [&bob.thread]);
+        let nobody = json!({"values": {"messages": [{"type": "ai", "content": "red"}]}});
+        assert_eq!(client.post("/threads/search", nobody).await.ok(), json!([]));
+    }
+
+    async fn search_finds_by_metadata_that_changed(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        client.patch(&alice.path(""), json!({"metadata": {"colour": "red", "size": 1}})).await.ok();
+        alice.says("hello").await;
+        client.patch(&alice.path(""), json!({"metadata": {"colour": "blue"}})).await.ok();
+        let count = async |metadata: Value| client.post("/threads/count", json!({"metadata": metadata})).await.ok();
+        assert_eq!(count(json!({"colour": "red"})).await, json!(0));
+        assert_eq!(count(json!({"colour": "blue", "size": 1.0, "graph_id": "agent"})).await, json!(1));
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        assert_eq!(count(json!({"colour": "blue"})).await, json!(2));
+        client.delete(&format!("/threads/{}", copy["thread_id"].as_str().unwrap())).await.ok();
+        assert_eq!(count(json!({"colour": "blue"})).await, json!(1));
+    }
+
+    async fn what_is_searched_and_stored_has_bounds(server: TestServer) {
+        let client = server.client();
+        let many: Vec<u32> = (0..1001).collect();
+        let refused = client.post("/threads", json!({"metadata": {"many": many}})).await;
+        assert_eq!(refused.refused(422), "metadata: holds more than 1000 values");
+        let deep = (0..20).fold(json!(1), |inner, _| json!({"a": inner}));
+        let refused = client.post("/threads/search", json!({"metadata": deep})).await;
+        assert_eq!(refused.refused(422), "metadata: nests deeper than 16 levels");
+        let ids = vec![Uuid::new_v4(); 1001];
+        assert_eq!(client.post("/threads/count", json!({"ids": ids})).await.status, 422);
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), json!(0));
+    }
+
     async fn search_pages_through_the_threads_and_says_where_to_go_on(server: TestServer) {
         let client = server.client();
         for _ in 0..3 {

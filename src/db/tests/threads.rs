@@ -7,6 +7,7 @@ use crate::db::threads::{self, ThreadChange, ThreadSearch, ThreadSort};
 use crate::db::{DbError, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
+use crate::domain::filter::Filter;
 use crate::domain::machine::{Failure, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -40,9 +41,9 @@ async fn is_patched(db: Db) {
     let id = stored_thread(&db).await;
     let patch = |value: Value| object(value);
     let first = patch(json!({"a": {"x": 1}, "b": 1}));
-    write!(db, |tx| threads::patch_metadata(tx, id, &first, Timestamp(2)));
+    write!(db, |tx| threads::patch(tx, id, &first, None, Timestamp(2)));
     let second = patch(json!({"a": {"y": null}}));
-    let thread = write!(db, |tx| threads::patch_metadata(tx, id, &second, Timestamp(3))).expect("the thread");
+    let thread = write!(db, |tx| threads::patch(tx, id, &second, None, Timestamp(3))).expect("the thread");
     assert_eq!(Value::Object(thread.metadata.clone()), json!({"a": {"y": null}, "b": 1}));
     assert_eq!(thread.updated_at, Timestamp(3));
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(thread));
@@ -93,6 +94,10 @@ async fn is_left(db: Db) {
     assert_eq!((thread.status, thread.error), (ThreadStatus::Busy, None));
 }
 
+fn filter(wanted: Value) -> Filter {
+    Filter::new("metadata", object(wanted)).expect("a filter")
+}
+
 async fn is_searched(db: Db) {
     let mut ids = vec![];
     for n in 0..5 {
@@ -105,10 +110,11 @@ async fn is_searched(db: Db) {
     }
     let found = async |wanted: ThreadSearch| {
         let counted = wanted.clone();
-        let threads = read!(db, |tx| threads::search(tx, &wanted));
+        let page = read!(db, |tx| threads::search(tx, &wanted));
         let places: Vec<usize> =
-            threads.iter().filter_map(|thread| ids.iter().position(|id| *id == thread.id)).collect();
-        (places, read!(db, |tx| threads::count(tx, &counted)))
+            page.threads.iter().filter_map(|thread| ids.iter().position(|id| *id == thread.id)).collect();
+        assert_eq!(read!(db, |tx| threads::count(tx, &counted)), page.total);
+        (places, page.total)
     };
     let all = ThreadSearch::default();
     assert_eq!(found(all.clone()).await, (vec![4, 3, 2, 1, 0], 5));
@@ -124,7 +130,7 @@ async fn is_searched(db: Db) {
     let some = Some(vec![ids[2], ids[0], crate::domain::id::ThreadId::mint()]);
     assert_eq!(found(ThreadSearch { ids: some, ..all.clone() }).await, (vec![2, 0], 2));
     assert_eq!(found(ThreadSearch { ids: Some(vec![]), ..all.clone() }).await, (vec![], 0));
-    assert_eq!(found(ThreadSearch { metadata: object(json!({"n": 3})), ..all }).await, (vec![3], 1));
+    assert_eq!(found(ThreadSearch { metadata: filter(json!({"n": 3})), ..all }).await, (vec![3], 1));
 }
 
 async fn contains_metadata(db: Db) {
@@ -155,9 +161,10 @@ async fn contains_metadata(db: Db) {
         (json!({"deep": {"a": {"b": [[3]]}}}), true),
         (json!({"deep": {"a": {"b": [3]}}}), false),
     ];
-    for (filter, expected) in cases {
-        let wanted = ThreadSearch { metadata: object(filter.clone()), ..ThreadSearch::default() };
-        assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{filter}");
+    for (wanted, expected) in cases {
+        let text = wanted.to_string();
+        let wanted = ThreadSearch { metadata: filter(wanted.clone()), ..ThreadSearch::default() };
+        assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
     }
 }
 

@@ -56,7 +56,7 @@ async fn panic_alone(db: Db) {
     assert!(matches!(&at_once, Err(DbError::Panicked(text)) if text == "at once"), "{at_once:?}");
     assert!(matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"), "{later:?}");
     let found = read!(db, |tx| threads::search(tx, &threads::ThreadSearch::default()));
-    assert_eq!(found.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
+    assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
 
 async fn go_on_without_an_audience(db: Db) {

@@ -13,6 +13,7 @@ use crate::domain::machine::Failure;
 pub mod assistant;
 pub mod child;
 pub mod interrupt;
+pub mod retention;
 pub mod run;
 pub mod state;
 pub mod thread;

@@ -8,13 +8,15 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
+use super::retention::{TtlView, TtlWish};
 use crate::db::threads as rows;
 use crate::domain::Invalid;
+use crate::domain::filter::Filter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
-use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
+use crate::runtime::{NodeWrite, Superstep, ThreadWish};
 
 /// A wish for a new thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -27,11 +29,10 @@ pub struct ThreadCreate {
     pub metadata: Option<Object>,
     /// What to do if the thread exists.
     pub if_exists: Option<IfExists>,
-    /// How long the thread is kept. Accepted, but this server keeps threads until they are deleted.
-    pub ttl: Option<Ttl>,
-    /// History to begin with. Not supported yet.
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub supersteps: Option<Vec<Value>>,
+    /// How long the thread is kept; as the server is configured, when absent.
+    pub ttl: Option<TtlWish>,
+    /// History to begin with: steps, as nodes would have taken them.
+    pub supersteps: Option<Vec<SuperstepWish>>,
 }
 
 /// What to do if the thread exists.
@@ -45,50 +46,69 @@ pub enum IfExists {
     DoNothing,
 }
 
-/// How long a thread is kept.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-pub struct Ttl {
-    /// Minutes.
-    pub ttl: f64,
-    /// What happens then.
-    #[serde(default)]
-    pub strategy: Option<TtlStrategy>,
+/// A step of a history that a thread begins with.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct SuperstepWish {
+    /// What its nodes wrote.
+    pub updates: Vec<NodeUpdate>,
 }
 
-/// What happens to a thread whose time is over.
-#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TtlStrategy {
-    /// It is deleted.
-    Delete,
-    /// Only its newest state is kept.
-    KeepLatest,
+/// What a node wrote.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct NodeUpdate {
+    /// An object, a list of objects, or null.
+    #[schema(value_type = Option<Object>)]
+    pub values: Option<Value>,
+    /// Instead of values, a command; only its `update` has a meaning here.
+    #[schema(value_type = Option<Object>)]
+    pub command: Option<Object>,
+    /// The node; `__input__` for the input of a turn. The last one, or at first the input, when absent.
+    pub as_node: Option<String>,
+}
+
+/// How many steps, and writes in all of them, a thread may begin with.
+const MAX_SUPERSTEPS: usize = 1000;
+
+impl SuperstepWish {
+    fn check(self, at: usize) -> Result<Superstep, Invalid> {
+        let check = |(number, update): (usize, NodeUpdate)| {
+            let field = |name: &str| format!("supersteps[{at}].updates[{number}].{name}");
+            let command = update.command.unwrap_or_default();
+            if let Some((name, _)) = command.iter().find(|(name, value)| *name != "update" && !value.is_null()) {
+                let reason = "has no meaning in a history: a command can only update";
+                return Err(Invalid::new(field(&format!("command.{name}")), reason));
+            }
+            let values = update.values.filter(|values| !values.is_null()).or_else(|| command.get("update").cloned());
+            Ok(NodeWrite { values: values.unwrap_or_default(), node: update.as_node })
+        };
+        let updates = self.updates.into_iter().enumerate().map(check).collect::<Result<_, _>>()?;
+        Ok(Superstep { updates })
+    }
 }
 
 impl ThreadCreate {
-    /// The thread that is wished for, made `now`.
+    /// The thread that is wished for.
     ///
     /// # Errors
     /// If the id is none, or a field asks for what cannot be done.
-    pub fn into_thread(self, now: Timestamp) -> Result<Thread, ApiError> {
-        if self.supersteps.is_some_and(|steps| !steps.is_empty()) {
-            return Err(Invalid::new("supersteps", "is not supported by this server").into());
+    pub fn into_wish(self) -> Result<ThreadWish, ApiError> {
+        let supersteps = self.supersteps.unwrap_or_default();
+        if supersteps.len() > MAX_SUPERSTEPS
+            || supersteps.iter().map(|step| step.updates.len()).sum::<usize>() > MAX_SUPERSTEPS
+        {
+            return Err(Invalid::new("supersteps", format!("has more than {MAX_SUPERSTEPS} updates")).into());
         }
-        let id = self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?;
-        Ok(Thread {
-            id,
-            status: ThreadStatus::Idle,
+        let supersteps = supersteps.into_iter().enumerate();
+        Ok(ThreadWish {
+            id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
             metadata: self.metadata.unwrap_or_default(),
-            config: Object::new(),
-            error: None,
-            created_at: now,
-            updated_at: now,
-            state_updated_at: now,
+            ttl: self.ttl.map(TtlWish::check).transpose()?,
+            supersteps: supersteps.map(|(at, superstep)| superstep.check(at)).collect::<Result<_, _>>()?,
         })
     }
 }
 
-fn read_id(id: &str) -> Result<ThreadId, ApiError> {
+pub(super) fn read_id(id: &str) -> Result<ThreadId, ApiError> {
     id.parse().map_err(|_| ApiError::bad_id("thread"))
 }
 
@@ -98,8 +118,8 @@ pub struct ThreadPatch {
     /// Keys to set in the metadata; the others stay.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Accepted, see `ThreadCreate`.
-    pub ttl: Option<Ttl>,
+    /// How long the thread is kept from now on.
+    pub ttl: Option<TtlWish>,
 }
 
 /// Which threads are wanted.
@@ -111,7 +131,7 @@ pub struct ThreadSearch {
     /// Only those whose metadata contains this.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Only those whose values contain this. Not supported yet.
+    /// Only those whose values contain this. The search may look into 2,000 threads that meet the other conditions.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Object>,
     /// Only those that are doing this.
@@ -211,6 +231,8 @@ pub struct CheckedSearch {
 
 /// How many parts of a thread a search may extract.
 const MAX_EXTRACTS: usize = 10;
+/// How many threads a request may name.
+const MAX_IDS: usize = 1000;
 
 impl ThreadSearch {
     /// Checks the search.
@@ -218,12 +240,12 @@ impl ThreadSearch {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(self) -> Result<CheckedSearch, ApiError> {
-        if self.values.is_some_and(|values| !values.is_empty()) {
-            return Err(Invalid::new("values", "is not supported by this server: search by metadata").into());
-        }
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
+        }
+        if self.ids.as_ref().is_some_and(|ids| ids.len() > MAX_IDS) {
+            return Err(Invalid::new("ids", format!("has more than {MAX_IDS} entries")).into());
         }
         let ids = self.ids.map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>()).transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
@@ -236,7 +258,8 @@ impl ThreadSearch {
         let page = Page::checked(self.limit, self.offset, 10)?;
         let wanted = rows::ThreadSearch {
             ids,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
+            values: Filter::new("values", self.values.unwrap_or_default())?,
             status: self.status.map(Into::into),
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
@@ -293,6 +316,9 @@ pub struct ThreadView {
     /// The open questions, by the id of the task that asks: lists of `{id, value}`.
     #[schema(value_type = Object)]
     pub interrupts: Object,
+    /// How long it is kept, if it is not for good; only where it is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<TtlView>,
 }
 
 impl ThreadView {
@@ -309,6 +335,7 @@ impl ThreadView {
             values,
             error: thread.error.as_ref().map(super::failure),
             interrupts,
+            ttl: None,
         }
     }
 }
@@ -340,10 +367,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::time::Timestamp;
 
     #[test]
     fn a_fresh_thread_shows_all_its_keys() {
-        let thread = ThreadCreate::default().into_thread(Timestamp(0)).expect("nothing is wrong");
+        let thread = Thread::new(ThreadId::mint(), Object::new(), Timestamp(0));
         let view = super::super::json(&ThreadView::new(thread, None, Object::new()));
         assert_eq!(view.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()), Some(COLUMNS.to_vec()));
         assert_eq!(view["values"], Value::Null);
@@ -354,7 +382,7 @@ mod tests {
     #[test]
     fn an_id_that_is_none_is_refused() {
         let wish = ThreadCreate { thread_id: Some("nope".into()), ..ThreadCreate::default() };
-        let error = wish.into_thread(Timestamp(0)).expect_err("nope is no id");
+        let error = wish.into_wish().expect_err("nope is no id");
         assert_eq!(error.message(), "Invalid thread ID: must be a UUID");
     }
 

@@ -167,6 +167,14 @@ impl TestServer {
         self.is_stopped_and_started_again().await;
     }
 
+    /// The server stops in good order and another one begins, with these lines at the end of its configuration.
+    pub(crate) async fn is_configured_with(&self, lines: &str) {
+        let place = self.configuration();
+        let old = std::fs::read_to_string(&place).expect("a configuration");
+        std::fs::write(&place, format!("{old}\n{lines}")).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
     /// The address of its database.
     pub(crate) fn database_url(&self) -> String {
         self.place.database.lock().unwrap().as_ref().expect("a database").url()

@@ -65,6 +65,8 @@ fn thread() -> Thread {
         created_at: Timestamp(0),
         updated_at: Timestamp(0),
         state_updated_at: Timestamp(0),
+        ttl: None,
+        expires_at: None,
     }
 }
 

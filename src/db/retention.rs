@@ -1,0 +1,140 @@
+//! What threads take up, and how they come to take up less.
+
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::checkpoints::{self, lane_id};
+use super::engine::on_engine;
+use super::json::encode;
+use super::{DbResult, Tx, runs, threads};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::ThreadId;
+use crate::domain::time::Timestamp;
+
+/// Takes the history of a thread away, all but the newest state of the main agent and the work of subagents that is still
+/// under way. What comes later goes on from there. False if there is no such thread, or it is at work.
+pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
+    const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
+        where checkpoint_id = $1";
+    const DONE: &str = "update threads set pruned_at = $2 where thread_id = $1";
+    if threads::lock(tx, thread).await?.is_none() || !runs::in_flight(tx, thread).await?.is_empty() {
+        return Ok(false);
+    }
+    if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
+        let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
+        let writes = encode(&[state.as_update()])?;
+        on_engine!(tx, |conn| query(COLLAPSE).bind(head.id.0).bind(writes).execute(conn).await.map(drop))?;
+        let kept = lanes_under_way(tx, thread, &head).await?;
+        delete_before(tx, thread, &head, &kept).await?;
+    }
+    on_engine!(tx, |conn| query(DONE).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(true)
+}
+
+/// The histories of subagents that are not done, at any depth.
+async fn lanes_under_way(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head) -> DbResult<Vec<Lane>> {
+    let mut found: Vec<Lane> = vec![];
+    let mut heads = vec![head.clone()];
+    while let Some(head) = heads.pop() {
+        for child in head.position.tasks(None, head.id).into_iter().filter_map(|task| task.child) {
+            let lane = Lane::Child(child);
+            found.push(lane);
+            heads.extend(checkpoints::head(tx, thread, lane).await?);
+        }
+    }
+    Ok(found)
+}
+
+/// Deletes the log of a thread before a checkpoint, but for some lanes. What is behind the checkpoint stays, so that no
+/// number of the log is given twice.
+async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
+    for table in ["checkpoints", "events"] {
+        on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new("delete from ");
+            sql.push(table).push(" where thread_id = ").push_bind(thread.0).push(" and seq < ").push_bind(head.seq);
+            if !kept.is_empty() {
+                sql.push(" and lane not in (");
+                let mut list = sql.separated(", ");
+                for lane in kept {
+                    list.push_bind(lane_id(*lane));
+                }
+                sql.push(")");
+            }
+            sql.build().execute(conn).await.map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// Some of the threads whose time is over, the longest over first, and none that is at work.
+pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
+    const SQL: &str = "select thread_id from threads where expires_at <= $1 and status <> 'busy' \
+        order by expires_at, thread_id limit $2";
+    some(tx, SQL, now, limit).await
+}
+
+/// Some of the threads whose state is from `until` or older and whose history was not taken away since, the oldest first,
+/// and none that is at work.
+pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
+    const SQL: &str = "select thread_id from threads where (pruned_at is null or pruned_at < state_updated_at) \
+        and state_updated_at <= $1 and status <> 'busy' order by state_updated_at, thread_id limit $2";
+    some(tx, SQL, until, limit).await
+}
+
+async fn some(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(at.0).bind(limit).fetch_all(conn).await)?;
+    Ok(ids.into_iter().map(ThreadId).collect())
+}
+
+/// Notes that what was to become of a thread at the end of its time has been done. The time begins anew with the next
+/// change.
+pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
+    const SQL: &str = "update threads set expires_at = null where thread_id = $1";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// What one table holds of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// The table.
+    pub table: &'static str,
+    /// How many rows.
+    pub rows: i64,
+    /// How many bytes of content; keys, numbers and indexes not counted.
+    pub bytes: i64,
+}
+
+/// What the tables hold of a thread. None if there is no such thread.
+pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<Share>>> {
+    const TABLES: [(&str, &str); 4] = [
+        (
+            "checkpoints",
+            "select count(*), cast(coalesce(sum(octet_length(writes) + octet_length(position) \
+             + coalesce(octet_length(shown), 0)), 0) as bigint) from checkpoints where thread_id = $1",
+        ),
+        (
+            "events",
+            "select count(*), cast(coalesce(sum(octet_length(body)), 0) as bigint) from events where thread_id = $1",
+        ),
+        (
+            "runs",
+            "select count(*), cast(coalesce(sum(octet_length(request) + octet_length(cast(metadata as text)) \
+             + coalesce(octet_length(error), 0)), 0) as bigint) from runs where thread_id = $1",
+        ),
+        (
+            "interrupts",
+            "select count(*), cast(coalesce(sum(octet_length(interrupt) + coalesce(octet_length(resolution), 0)), 0) \
+             as bigint) from interrupts where thread_id = $1",
+        ),
+    ];
+    if threads::find(tx, thread).await?.is_none() {
+        return Ok(None);
+    }
+    let mut shares = vec![];
+    for (table, sql) in TABLES {
+        let (rows, bytes): (i64, i64) = on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
+        shares.push(Share { table, rows, bytes });
+    }
+    Ok(Some(shares))
+}

@@ -1,0 +1,89 @@
+//! The terms of threads: rows by which searches find threads through their metadata. They change with it, in the same
+//! transaction.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::TABLE;
+use crate::db::engine::on_engine;
+use crate::db::json::Cell;
+use crate::db::{DbError, DbResult, Tx};
+use crate::domain::filter::{Term, terms_of};
+use crate::domain::id::ThreadId;
+
+/// How many values the metadata of a thread may hold.
+const MOST: usize = 1000;
+
+/// Writes the terms of a thread that has none yet.
+pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
+    insert_terms(tx, thread, &bounded(metadata)?).await
+}
+
+/// Makes the terms of a thread those of its new metadata.
+pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
+    const SQL: &str = "select term from thread_terms where thread_id = $1";
+    let wanted = bounded(metadata)?;
+    let terms: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
+    let stored: BTreeSet<Term> = terms.into_iter().map(Term).collect();
+    delete_terms(tx, thread, &stored.difference(&wanted).copied().collect()).await?;
+    insert_terms(tx, thread, &wanted.difference(&stored).copied().collect()).await
+}
+
+/// Writes the terms of some threads that were stored before there were any. Returns how many threads there were.
+pub async fn index_some(tx: &mut Tx<'_>, limit: i64) -> DbResult<usize> {
+    const SOME: &str = "select thread_id, cast(metadata as text) as metadata from threads \
+        where thread_id in (select thread_id from threads_to_index order by thread_id limit $1)";
+    const DONE: &str = "delete from threads_to_index where thread_id = $1";
+    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SOME).bind(limit).fetch_all(conn).await)?;
+    for (id, metadata) in &rows {
+        let metadata: Map<String, Value> = Cell { table: TABLE, column: "metadata", id }.decode(metadata)?;
+        // What was stored once is kept, with the terms of as many values as there may be.
+        let terms = terms_of(&metadata).into_iter().take(MOST).collect();
+        insert_terms(tx, ThreadId(*id), &terms).await?;
+        on_engine!(tx, |conn| query(DONE).bind(*id).execute(conn).await.map(drop))?;
+    }
+    Ok(rows.len())
+}
+
+fn bounded(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {
+    let terms = terms_of(metadata);
+    if terms.len() > MOST {
+        return Err(DbError::Unfit(format!("metadata: holds more than {MOST} values")));
+    }
+    Ok(terms)
+}
+
+async fn insert_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {
+    if terms.is_empty() {
+        return Ok(());
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("insert into thread_terms (term, thread_id) ");
+        sql.push_values(terms, |mut values, term| {
+            values.push_bind(term.0).push_bind(thread.0);
+        });
+        sql.push(" on conflict do nothing");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
+async fn delete_terms(tx: &mut Tx<'_>, thread: ThreadId, terms: &BTreeSet<Term>) -> DbResult<()> {
+    if terms.is_empty() {
+        return Ok(());
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("delete from thread_terms where thread_id = ");
+        sql.push_bind(thread.0).push(" and term in (");
+        let mut list = sql.separated(", ");
+        for term in terms {
+            list.push_bind(term.0);
+        }
+        sql.push(")");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}

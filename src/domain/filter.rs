@@ -1,0 +1,226 @@
+//! Searching JSON objects by what they contain, and the terms by which an index finds them.
+//!
+//! A value contains another when it is an equal scalar, an object with all the keys of the other one whose values contain
+//! the other's, or a list in which every item of the other one has a match. Numbers are compared by value.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Number, Value};
+use uuid::Uuid;
+
+use super::Invalid;
+
+/// How deeply a filter may nest.
+const DEEPEST: usize = 16;
+/// How many values a filter may name.
+const MOST_VALUES: usize = 64;
+
+/// What an object has to contain.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Filter(Map<String, Value>);
+
+/// That a value stands at a path: a digest of both. Different ones never meet in practice: it has 122 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Term(pub Uuid);
+
+impl Filter {
+    /// A filter that was checked; `field` names it in a refusal.
+    ///
+    /// # Errors
+    /// If it nests deeper than 16 levels or names more than 64 values.
+    pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
+        if wanted.values().any(|value| depth(value) >= DEEPEST) {
+            return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
+        }
+        let filter = Self(wanted);
+        if filter.terms().len() > MOST_VALUES {
+            return Err(Invalid::new(field, format!("names more than {MOST_VALUES} values")));
+        }
+        Ok(filter)
+    }
+
+    /// Whether every object fits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The object that has to be contained.
+    pub fn wanted(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
+    /// Whether the object contains what is wanted.
+    pub fn matches(&self, object: &Map<String, Value>) -> bool {
+        self.0.iter().all(|(key, wanted)| object.get(key).is_some_and(|value| contains(value, wanted)))
+    }
+
+    /// Terms that every object which fits has.
+    pub fn terms(&self) -> BTreeSet<Term> {
+        let mut terms = BTreeSet::new();
+        for (key, wanted) in &self.0 {
+            collect_wanted(&mut terms, &step(&[], key), wanted);
+        }
+        terms
+    }
+
+    /// Whether every object that has all the terms fits. Not so with objects and lists inside of lists: terms do not tell
+    /// which values stand in the same item.
+    pub fn is_told_by_terms(&self) -> bool {
+        self.0.values().all(is_told_by_terms)
+    }
+}
+
+/// The terms of an object: one for every value in it, at any depth.
+pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
+    let mut terms = BTreeSet::new();
+    for (key, value) in object {
+        collect(&mut terms, &step(&[], key), value);
+    }
+    terms
+}
+
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(key, value)| whole.get(key).is_some_and(|found| contains(found, value)))
+        }
+        (Value::Array(whole), Value::Array(part)) => {
+            part.iter().all(|value| whole.iter().any(|found| contains(found, value)))
+        }
+        (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
+        (whole, part) => whole == part,
+    }
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
+fn is_told_by_terms(value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => fields.values().all(is_told_by_terms),
+        Value::Array(items) => items.iter().all(|item| !item.is_object() && !item.is_array()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    }
+}
+
+fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
+    terms.insert(term(path, value));
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| collect(terms, &step(path, key), value)),
+        Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_of(path), item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// As [`collect`], without what is implied: where there are values, there is something to hold them.
+fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            fields.iter().for_each(|(key, value)| collect_wanted(terms, &step(path, key), value));
+        }
+        Value::Array(items) if !items.is_empty() => {
+            items.iter().for_each(|item| collect_wanted(terms, &item_of(path), item));
+        }
+        Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            terms.insert(term(path, value));
+        }
+    }
+}
+
+/// The path to the value of a key. The length of the key before the key leaves no two paths alike.
+fn step(path: &[u8], key: &str) -> Vec<u8> {
+    [path, format!(".{}:", key.len()).as_bytes(), key.as_bytes()].concat()
+}
+
+/// The path to any item of a list.
+fn item_of(path: &[u8]) -> Vec<u8> {
+    [path, b"#"].concat()
+}
+
+fn term(path: &[u8], value: &Value) -> Term {
+    let value = match value {
+        Value::Null => "=null".to_owned(),
+        Value::Bool(truth) => format!("={truth}"),
+        Value::Number(number) => format!("={}", digits(number)),
+        Value::String(text) => format!("\"{text}"),
+        Value::Object(_) => "{".to_owned(),
+        Value::Array(_) => "[".to_owned(),
+    };
+    Term(Uuid::new_v5(&Uuid::NAMESPACE_OID, &[path, value.as_bytes()].concat()))
+}
+
+/// A number in one spelling: 1 and 1.0 are the same.
+fn digits(number: &Number) -> String {
+    match number.as_f64() {
+        Some(float) if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 1e15 => {
+            format!("{float:.0}").replace("-0", "0")
+        }
+        Some(_) | None => number.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(value: Value) -> Map<String, Value> {
+        value.as_object().cloned().expect("an object")
+    }
+
+    fn filter(value: Value) -> Filter {
+        Filter::new("metadata", object(value)).expect("a filter")
+    }
+
+    #[test]
+    fn what_fits_has_all_terms_of_the_filter() {
+        let whole = object(json!({
+            "text": "x", "one": 1, "half": 0.5, "yes": true, "nothing": null, "a.b": 1,
+            "deep": {"a": {"b": [1, {"c": "d", "e": 2}, [3]]}, "z": 1}
+        }));
+        let cases = [
+            (json!({}), true),
+            (json!({"text": "x", "one": 1.0, "half": 0.5}), true),
+            (json!({"one": "1"}), false),
+            (json!({"one": true}), false),
+            (json!({"yes": true, "nothing": null}), true),
+            (json!({"absent": null}), false),
+            (json!({"a": {"b": 1}}), false),
+            (json!({"deep": {}}), true),
+            (json!({"deep": []}), false),
+            (json!({"deep": {"a": {"b": [1]}, "z": 1}}), true),
+            (json!({"deep": {"a": {"b": [{"e": 2}, 1]}}}), true),
+            (json!({"deep": {"a": {"b": [2]}}}), false),
+        ];
+        let terms = terms_of(&whole);
+        for (wanted, expected) in cases {
+            let wanted = filter(wanted);
+            assert_eq!(wanted.matches(&whole), expected, "{wanted:?}");
+            assert_eq!(wanted.terms().is_subset(&terms), expected, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn terms_do_not_tell_which_values_stand_in_one_item() {
+        let whole = object(json!({"list": [{"a": 1}, {"b": 2}]}));
+        let wanted = filter(json!({"list": [{"a": 1, "b": 2}]}));
+        assert!(wanted.terms().is_subset(&terms_of(&whole)));
+        assert!(!wanted.matches(&whole));
+        assert!(!wanted.is_told_by_terms());
+        assert!(filter(json!({"list": [1, "x"], "deep": {"a": {}}})).is_told_by_terms());
+    }
+
+    #[test]
+    fn a_filter_has_bounds() {
+        let deep = (0..16).fold(json!(1), |inner, _| json!({"a": inner}));
+        assert!(Filter::new("values", object(json!({"a": deep}))).is_err_and(|error| error.field == "values"));
+        let many: Map<String, Value> = (0..65).map(|n| (format!("k{n}"), json!(n))).collect();
+        assert!(Filter::new("metadata", many).is_err());
+    }
+}

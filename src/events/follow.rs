@@ -1,0 +1,154 @@
+//! A reader of all that happens on a thread: its runs, one after the other, and what clients write in between.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::{After, Events, Tail, ThreadLog};
+use crate::db::{self, Db, DbResult};
+use crate::domain::event::Event;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::run::Run;
+
+/// How often it is looked whether a run began in another process, or a client wrote.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Something that happened on a thread.
+#[derive(Debug, Clone)]
+pub enum Happening {
+    /// A run comes next; its events follow.
+    Begun(Box<Run>),
+    /// An event of that run.
+    Event(Arc<Event>),
+    /// The run is over. Its last event had this number.
+    Done(RunId, i64),
+    /// A client wrote into the state, which left this checkpoint with this number.
+    Written(CheckpointId, i64),
+}
+
+/// A reader of one thread. Like a [`Tail`] it pulls, and costs nobody anything while it waits.
+pub struct Follow {
+    events: Events,
+    db: Db,
+    log: Arc<ThreadLog>,
+    thread: ThreadId,
+    /// Everything up to here was read, of runs that are over and of clients.
+    after: i64,
+    ready: VecDeque<Happening>,
+    current: Option<(RunId, Tail)>,
+    leaving: CancellationToken,
+}
+
+impl Follow {
+    /// Reads what happens from now on: the rest of the run that is at work, and what comes after it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn from_now(events: &Events, thread: ThreadId) -> DbResult<Self> {
+        let read = events.db.read(move |tx| {
+            Box::pin(async move {
+                let newest = db::checkpoints::max_seq(tx, thread).await?;
+                let run = db::runs::begun_by(tx, thread, newest).await?;
+                Ok((newest, run.map(|(run, _)| run).filter(|run| !run.status.is_final())))
+            })
+        });
+        let (newest, run) = read.await?;
+        let mut follow = Self::new(events, thread, newest);
+        if let Some(run) = run {
+            follow.begin(run, After::Now);
+        }
+        Ok(follow)
+    }
+
+    /// Reads from the run on to which the event of this number belongs; that run from its beginning.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn from_seq(events: &Events, thread: ThreadId, seq: i64) -> DbResult<Self> {
+        let read = events.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        let mut follow = Self::new(events, thread, seq);
+        if let Some((run, first)) = read.await? {
+            follow.after = first;
+            follow.begin(run, After::Start);
+        }
+        Ok(follow)
+    }
+
+    fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
+        let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
+        let (events, ready, current) = (events.clone(), VecDeque::new(), None);
+        Self { events, db, log, thread, after, ready, current, leaving }
+    }
+
+    fn begin(&mut self, run: Run, after: After) {
+        self.current = Some((run.id, self.events.tail(&run, after)));
+        self.ready.push_back(Happening::Begun(Box::new(run)));
+    }
+
+    /// Waits for what happens next. None when the thread is gone, or the server leaves.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn next(&mut self) -> DbResult<Option<Happening>> {
+        loop {
+            if let Some(happening) = self.ready.pop_front() {
+                return Ok(Some(happening));
+            }
+            if let Some((run, tail)) = &mut self.current {
+                let run = *run;
+                match tail.next().await? {
+                    Some(event) => {
+                        self.after = self.after.max(event.seq);
+                        return Ok(Some(Happening::Event(event)));
+                    }
+                    None if tail.is_cut() => return Ok(None),
+                    None => {
+                        self.current = None;
+                        return Ok(Some(Happening::Done(run, self.after)));
+                    }
+                }
+            }
+            let mut bell = self.log.bell();
+            if self.look().await? {
+                continue;
+            }
+            if self.leaving.is_cancelled() || !self.is_there().await? {
+                return Ok(None);
+            }
+            self.leaving.run_until_cancelled(timeout(LOOK, bell.changed())).await;
+        }
+    }
+
+    /// Looks for the run or the write that comes next. False if there is none yet.
+    async fn look(&mut self) -> DbResult<bool> {
+        let (thread, after) = (self.thread, self.after);
+        let read = self.db.read(move |tx| {
+            Box::pin(async move {
+                let run = db::runs::begun_after(tx, thread, after).await?;
+                Ok((run, db::checkpoints::update_after(tx, thread, after).await?))
+            })
+        });
+        match read.await? {
+            (Some((run, first)), written) if written.is_none_or(|(_, seq)| first < seq) => {
+                self.after = first;
+                self.begin(run, After::Start);
+                Ok(true)
+            }
+            (_, Some((checkpoint, seq))) => {
+                self.after = seq;
+                self.ready.push_back(Happening::Written(checkpoint, seq));
+                Ok(true)
+            }
+            (_, None) => Ok(false),
+        }
+    }
+
+    async fn is_there(&self) -> DbResult<bool> {
+        let thread = self.thread;
+        let found = self.db.read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await }));
+        Ok(found.await?.is_some())
+    }
+}

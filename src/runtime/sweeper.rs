@@ -1,0 +1,122 @@
+//! Takes away what has been kept long enough: threads whose time is over, and histories.
+//!
+//! Every process sweeps. A thread is judged again in the transaction that takes it away, so it does no harm if two
+//! processes find the same one, or if somebody begins to use it in between; one that is at work is left alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::worker::Worker;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::id::ThreadId;
+use crate::domain::thread::{Ttl, TtlStrategy};
+use crate::domain::time::Timestamp;
+
+/// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
+pub(super) const TEMPORARY: Ttl = Ttl { after: Duration::from_secs(600), strategy: TtlStrategy::Delete };
+
+/// How many threads are looked for at once.
+const AT_ONCE: i64 = 100;
+
+/// How long things are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Threads that do not say it themselves; for good when none.
+    pub threads: Option<Ttl>,
+    /// The checkpoints of threads whose state has not changed since; for good when none.
+    pub checkpoints: Option<Ttl>,
+    /// How often it is looked what can go.
+    pub interval: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { threads: None, checkpoints: None, interval: Duration::from_secs(60) }
+    }
+}
+
+impl Worker {
+    /// Sweeps now and then. Ends with the server.
+    pub(super) async fn keep_sweeping(self: Arc<Self>) {
+        loop {
+            match self.shutdown.soft().run_until_cancelled(self.sweep()).await {
+                Some(Ok(0)) | None => {}
+                Some(Ok(count)) => tracing::info!(count, "threads swept"),
+                Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
+            }
+            let pause = tokio::time::sleep(self.retention.interval);
+            if self.shutdown.soft().run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Takes away all that can go by now. Returns of how many threads.
+    async fn sweep(&self) -> DbResult<u64> {
+        let now = self.clock.now();
+        let mut swept = 0;
+        loop {
+            let due = self.db.read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
+            let gone = self.take(due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now))).await?;
+            swept += gone;
+            if gone == 0 {
+                break;
+            }
+        }
+        let Some(ttl) = self.retention.checkpoints else { return Ok(swept) };
+        let until = now.minus(ttl.after);
+        loop {
+            let due =
+                self.db.read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
+            let gone = self.take(due.await?, move |tx, thread| Box::pin(end_history(tx, thread, ttl, now))).await?;
+            swept += gone;
+            if gone == 0 {
+                return Ok(swept);
+            }
+        }
+    }
+
+    /// Takes these threads away, each in a transaction of its own. Returns how many went.
+    async fn take<J>(&self, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
+    where
+        J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> futures::future::BoxFuture<'t, DbResult<bool>>
+            + Copy
+            + Send
+            + 'static,
+    {
+        let mut gone = 0;
+        for thread in threads {
+            gone += u64::from(self.db.write(move |tx| job(tx, thread)).await?);
+        }
+        Ok(gone)
+    }
+}
+
+/// Does what is to become of a thread whose time is over. False if it is not over, or the thread is at work.
+async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<bool> {
+    let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
+    let is_over = thread.expires_at.is_some_and(|at| at <= now);
+    let Some(ttl) = thread.ttl.filter(|_| is_over) else { return Ok(false) };
+    if !db::runs::in_flight(tx, id).await?.is_empty() {
+        return Ok(false);
+    }
+    match ttl.strategy {
+        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::KeepLatest => {
+            db::retention::rest(tx, id).await?;
+            db::retention::keep_latest(tx, id, now).await
+        }
+    }
+}
+
+/// Takes the history of a thread away, or all of it. False if it changed since, or is at work.
+async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) -> DbResult<bool> {
+    let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
+    if thread.state_updated_at > now.minus(ttl.after) || !db::runs::in_flight(tx, id).await?.is_empty() {
+        return Ok(false);
+    }
+    match ttl.strategy {
+        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::KeepLatest => db::retention::keep_latest(tx, id, now).await,
+    }
+}

@@ -1,0 +1,87 @@
+//! Making threads, with a history if need be, and thinning them out.
+
+use serde_json::{Map, Value};
+
+use super::writing::{self, History};
+use super::{Runs, StateWriteError};
+use crate::db::{self, DbResult};
+use crate::domain::id::ThreadId;
+use crate::domain::thread::{Thread, Ttl, TtlStrategy};
+
+/// A wish for a thread, checked for shape.
+#[derive(Debug, Clone)]
+pub struct ThreadWish {
+    /// Its id.
+    pub id: ThreadId,
+    /// The owner's own notes.
+    pub metadata: Map<String, Value>,
+    /// How long it is to be kept; what the owner of the server decided, when none.
+    pub ttl: Option<Ttl>,
+    /// The history it begins with: every item is a step.
+    pub supersteps: Vec<Superstep>,
+}
+
+/// A step of a history that a client brings.
+#[derive(Debug, Clone)]
+pub struct Superstep {
+    /// What was written in it; one write for each node.
+    pub updates: Vec<NodeWrite>,
+}
+
+/// What a node wrote, in a history that a client brings.
+#[derive(Debug, Clone)]
+pub struct NodeWrite {
+    /// An object, a list of such, or nothing.
+    pub values: Value,
+    /// The node; `__input__` for a turn's input. The last one, or at first the input, when none.
+    pub node: Option<String>,
+}
+
+impl Runs {
+    /// Makes a thread. Returns it, and whether it is new: if there is one of this id, nothing changes.
+    ///
+    /// # Errors
+    /// See [`StateWriteError`]; nothing is stored then.
+    pub async fn create_thread(&self, wish: ThreadWish) -> Result<(Thread, bool), StateWriteError> {
+        let now = self.0.clock.now();
+        let ttl = wish.ttl.or(self.0.retention.threads);
+        let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
+        let plan = writing::plan_of(&self.0.agents, &thread);
+        let history = History::replayed(&plan, &wish.supersteps)?;
+        let new = thread.clone();
+        let is_new = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                let is_new = db::threads::insert(tx, &new).await?;
+                if is_new {
+                    history.store(tx, new.id, now).await?;
+                }
+                Ok(is_new)
+            })
+        });
+        Ok((thread, is_new.await?))
+    }
+
+    /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not
+    /// there do not count, nor those at work whose history was to go.
+    ///
+    /// # Errors
+    /// When the database fails; some may be gone then.
+    pub async fn prune(&self, threads: Vec<ThreadId>, strategy: TtlStrategy) -> DbResult<u64> {
+        let mut pruned = 0;
+        for thread in threads {
+            let now = self.0.clock.now();
+            let done = match strategy {
+                TtlStrategy::Delete => self.delete_thread(thread).await?,
+                TtlStrategy::KeepLatest => {
+                    let write = self
+                        .0
+                        .db
+                        .write(move |tx| Box::pin(async move { db::retention::keep_latest(tx, thread, now).await }));
+                    write.await?
+                }
+            };
+            pruned += u64::from(done);
+        }
+        Ok(pruned)
+    }
+}
