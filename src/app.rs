@@ -40,7 +40,14 @@ impl App {
     /// # Errors
     /// When the database cannot be opened or an agent cannot be assembled.
     pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Self> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        Self::start_by(config, shutdown, Arc::new(SystemClock)).await
+    }
+
+    /// The same by a clock of its own.
+    ///
+    /// # Errors
+    /// See [`App::start`].
+    pub async fn start_by(config: Config, shutdown: Shutdown, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
         let spawn = {
             let shutdown = shutdown.clone();
             move |name, task| drop(shutdown.spawn(name, task))

@@ -7,15 +7,22 @@ use serde_json::{Map, Value};
 
 use super::Agent;
 use super::roster::{Build, Roster};
-use crate::domain::definition::{AgentDefinition, ApprovalRule, OnPendingInterrupt, SubagentDefinition, Workspace};
+use crate::domain::context::ContextSchema;
+use crate::domain::definition::{
+    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition,
+    TaskDialect, UntilTool, Workspace,
+};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
+use crate::domain::run::Run;
 use crate::middleware::approval::Approval;
-use crate::middleware::delegation::{SubagentCard, Subagents};
+use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
+use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
+use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
@@ -42,6 +49,8 @@ pub struct Known {
     pub description: Option<String>,
     /// What an ordinary message does to a question that waits.
     pub on_pending_interrupt: OnPendingInterrupt,
+    /// Whom the entries of a run's context reach.
+    pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
 }
@@ -52,9 +61,12 @@ impl Agents {
         self.0.get(graph_id)
     }
 
-    /// The agent behind this assistant.
-    pub fn of_assistant(&self, assistant: AssistantId) -> Option<Arc<Known>> {
-        self.0.values().find(|known| known.assistant == assistant).cloned()
+    /// The agent that a run was admitted for.
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
+        match &run.request.agent {
+            Some(agent) => self.0.get(&agent.graph_id),
+            None => self.0.values().find(|known| known.assistant == run.assistant),
+        }
     }
 
     /// The tools that main agents have.
@@ -86,9 +98,14 @@ struct Draft {
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
+    context_schema: Option<Value>,
     todos: bool,
     files: Workspace,
     step_limit: u32,
+    /// The tools that end its work.
+    until: Option<UntilTool>,
+    /// Whether who delegates may write the instructions.
+    ordered_prompt: bool,
     delegations: Option<Delegating>,
 }
 
@@ -110,6 +127,7 @@ impl Workshop {
                 assistant: AssistantId::of_graph(graph_id),
                 description: definition.description.clone(),
                 on_pending_interrupt: definition.on_pending_interrupt,
+                context_scoping: definition.context_scoping,
                 agent: Arc::new(self.main_agent(graph_id, definition)?),
             };
             Ok((graph_id.clone(), Arc::new(known)))
@@ -132,9 +150,12 @@ impl Workshop {
             tools: definition.tools.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
+            context_schema: definition.context_schema.clone(),
             todos: definition.todos,
             files: definition.files,
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
+            until: None,
+            ordered_prompt: false,
             delegations,
         };
         let model = self.model(&draft.model)?;
@@ -142,12 +163,7 @@ impl Workshop {
     }
 
     fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let card = |s: &SubagentDefinition| SubagentCard { name: s.name.clone(), description: s.description.clone() };
-        let policy = Arc::new(Subagents::new(
-            subagents.iter().map(card).collect(),
-            parent.task_description.as_deref(),
-            parent.task_system_prompt.as_deref(),
-        ));
+        let policy = Arc::new(Subagents::new(&menu(parent, &subagents)));
         let builders = subagents.into_iter().map(|subagent| {
             let (workshop, parent, policy) = (self.clone(), parent.clone(), Arc::clone(&policy));
             let name = subagent.name.clone();
@@ -174,9 +190,14 @@ impl Workshop {
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
+            // The context of the run passes through as it is.
+            context_schema: None,
             todos: subagent.todos,
             files: parent.files,
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
+            until: subagent.until_tool.clone(),
+            ordered_prompt: parent.task_dialect == TaskDialect::Sagents
+                && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
@@ -205,6 +226,12 @@ impl Workshop {
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
         }
+        if draft.ordered_prompt {
+            stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
+        }
+        if let Some(until) = &draft.until {
+            stack.push(Arc::new(until::UntilTool::new(until.names())));
+        }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
@@ -216,6 +243,7 @@ impl Workshop {
             .filter(|text| !text.trim().is_empty())
             .collect::<Vec<_>>()
             .join("\n\n");
+        let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
@@ -231,6 +259,8 @@ impl Workshop {
             stack,
             toolbox,
             checks,
+            fields,
+            context: draft.context_schema.map(ContextSchema::new),
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }
@@ -252,15 +282,36 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
     }
 }
 
+/// How the subagents are offered to the agent that has them.
+fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
+    let card = |subagent: &SubagentDefinition| SubagentCard {
+        name: subagent.name.clone(),
+        description: subagent.description.clone(),
+        instructions: subagent.use_instructions.clone(),
+    };
+    Menu {
+        cards: subagents.iter().map(card).collect(),
+        general: parent.general_subagent().map(str::to_owned),
+        dialect: parent.task_dialect,
+        unknown: parent.unknown_subagent,
+        unlisted: parent.include_task_list == Some(false),
+        task_description: parent.task_description.clone(),
+        task_system_prompt: parent.task_system_prompt.clone(),
+    }
+}
+
 /// The subagents of a definition: the general-purpose one first, unless it is switched off or replaced by name.
 fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
     let general = &definition.general_purpose_subagent;
-    let name = general.name.clone().unwrap_or_else(|| "general-purpose".to_owned());
+    let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
     let replaced = definition.subagents.iter().any(|subagent| subagent.name == name);
     let general = (general.enabled && !replaced).then(|| SubagentDefinition {
         name,
         description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
         system_prompt: general.system_prompt.clone().unwrap_or_else(|| GENERAL_PROMPT.to_owned()),
+        model: general.model.clone(),
+        tools: general.tools.clone(),
+        interrupt_on: general.interrupt_on.clone(),
         ..SubagentDefinition::default()
     });
     general.into_iter().chain(definition.subagents.iter().cloned()).collect()

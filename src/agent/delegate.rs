@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
+use serde_json::Value;
 
 use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
@@ -14,7 +15,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
-use crate::domain::state::{State, Update, crosses_to_subagents};
+use crate::domain::state::{ORDERED_PROMPT, State, Update, crosses_to_subagents};
 use crate::tool::{Delegation, Scope, Voice};
 
 /// How a child came back.
@@ -43,8 +44,7 @@ impl Loop<'_> {
         };
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, &subagent);
-        let description = wish.description;
-        let wish = ChildWish { id, lineage: lineage.clone(), description, max_depth: self.max_depth() };
+        let wish = ChildWish { id, lineage: lineage.clone(), order: wish.order, max_depth: self.max_depth() };
         machine.set_fate(at, Fate::Delegated { child: id, parked: false });
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
@@ -91,7 +91,7 @@ impl Loop<'_> {
         lineage: &Lineage,
         child: Child,
     ) -> Result<ChildEnd, Stop> {
-        let Child { id, mut machine, input, journal, description: _ } = child;
+        let Child { id, mut machine, input, journal, order: _ } = child;
         let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
@@ -172,7 +172,10 @@ fn handed_down(child: Child, parent: &State) -> Child {
         return child;
     }
     let mut input = parent.for_subagent();
-    input.messages.push(Arc::new(Message::human(child.description.clone())));
+    input.messages.push(Arc::new(Message::human(child.order.description.clone())));
+    if let Some(prompt) = &child.order.system_prompt {
+        input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
+    }
     Child { input: Some(super::driver::with_ids(input)), ..child }
 }
 
@@ -185,6 +188,7 @@ fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
         (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
     };
     let text = match structured {
+        Some(Value::String(text)) => text.clone(),
         Some(value) => value.to_string(),
         None => state.messages.iter().rev().find_map(said).unwrap_or_else(|| NOTHING_SAID.to_owned()),
     };

@@ -7,7 +7,7 @@ use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Plan, Position};
-use crate::domain::run::Lineage;
+use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
 
 /// What the loop writes through. One journal serves one lane of a thread.
@@ -83,8 +83,8 @@ pub struct ChildWish {
     pub id: RunId,
     /// The child's place in the tree.
     pub lineage: Lineage,
-    /// The work: all that the child is told.
-    pub description: String,
+    /// The work.
+    pub order: Order,
     /// How deep delegations may nest under the main agent.
     pub max_depth: u32,
 }
@@ -103,8 +103,8 @@ pub struct Child {
     pub id: RunId,
     /// Where it stands: fresh, waiting, under way, or ended.
     pub machine: Machine,
-    /// The work: all that it was told.
-    pub description: String,
+    /// The work.
+    pub order: Order,
     /// What it began with, once it has; the difference to its state is what it wrote.
     pub input: Option<Update>,
     /// Where it writes.

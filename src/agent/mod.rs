@@ -23,7 +23,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::context::ContextSchema;
 use crate::domain::event::Fact;
+use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Moment, Plan};
 use crate::domain::run::Lineage;
@@ -34,6 +36,7 @@ use crate::tool::{ArgumentCheck, Scope, Toolbox};
 pub mod assemble;
 mod calls;
 mod delegate;
+mod drawing;
 mod driver;
 pub mod journal;
 pub mod roster;
@@ -60,6 +63,10 @@ pub struct Agent {
     pub toolbox: Toolbox,
     /// The schema checks of those tools, by name.
     pub checks: HashMap<String, ArgumentCheck>,
+    /// The fields of its state besides the conversation.
+    pub fields: Vec<Field>,
+    /// What the context of its runs has to fit, if its owner says so.
+    pub context: Option<ContextSchema>,
     /// Whom it can delegate to; none if it cannot.
     pub subagents: Option<Arc<Roster>>,
 }

@@ -31,6 +31,11 @@ impl Roster {
         Arc::new_cyclic(|this| Self { max_depth, entries, this: Weak::clone(this) })
     }
 
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
     /// The subagent of this name, as it is `depth` delegations below the main agent.
     pub fn get(&self, name: &str, depth: u32) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;

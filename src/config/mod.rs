@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, read};
+use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, deprecated, read};
 
 mod arguments;
 mod check;
@@ -106,6 +106,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
     let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
+    sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
     config.agents_dir = Some(folder);
@@ -194,6 +195,17 @@ struct Sheet {
 impl Sheet {
     fn add(&mut self, finding: Finding) {
         self.problems.push(self.origins.locate(finding));
+    }
+
+    /// Replaces what agents say in words of an older time.
+    fn translate(&mut self, file: &mut Map<String, Value>) {
+        let Some(Value::Object(agents)) = file.get_mut("agents") else { return };
+        for (graph_id, agent) in agents {
+            let warning = agent.as_object_mut().and_then(deprecated::translate);
+            if let Some(warning) = warning {
+                self.add(warning.under(&FieldPath::of(["agents", graph_id.as_str()])));
+            }
+        }
     }
 
     /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the

@@ -409,7 +409,7 @@ fn problems_in_folders_are_told_with_their_files_and_lines() {
 agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the default
 agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
 agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, description, model, system_prompt, tools, subagents, \
-interrupt_on, response_format, todos, files, recursion_limit, max_subagent_depth, general_purpose_subagent, \
+interrupt_on, response_format, context_schema, todos, files, recursion_limit, max_subagent_depth, general_purpose_subagent, \
 task_description, task_system_prompt, on_pending_interrupt, model_settings
 agents/w/agent.toml:1:1: error: model: is also given in the AGENTS.md beside this file
 agents/w/subagents/bad.md:3:4: error: the settings at the top are no YAML: mapping values are not allowed in this context

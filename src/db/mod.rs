@@ -7,8 +7,10 @@
 //! Every step is stored as what it *wrote*, never as the state that results; the state at a checkpoint is the sum of the
 //! writes of its ancestors, see [`checkpoints`].
 
+pub mod assistants;
 pub mod checkpoints;
 pub mod copies;
+pub mod crons;
 mod engine;
 mod error;
 pub mod events;

@@ -1,7 +1,9 @@
 //! Every test runs on both engines.
 
+mod assistants;
 mod checkpoints;
 mod copies;
+mod crons;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

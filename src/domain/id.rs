@@ -62,6 +62,10 @@ id!(
     CheckpointId
 );
 id!(
+    /// Identifies a cron.
+    CronId
+);
+id!(
     /// Identifies a server process for as long as it lives; leases name it.
     WorkerId
 );

@@ -21,6 +21,11 @@ pub const MAX_DEPTH: usize = 64;
 /// Public fields that an agent only gives out: as input they are ignored.
 const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
 
+/// Whether a field of this name is not taken from outside.
+pub fn is_output_only(field: &str) -> bool {
+    OUTPUT_ONLY.contains(&field)
+}
+
 /// Reads the input of a run. Fields that are not taken as input (private ones, `todos`, …) are ignored; messages without
 /// an id keep none.
 ///
@@ -28,7 +33,7 @@ const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
 /// Names the part of the input that is wrong (`messages[2].role`) and what would be right.
 pub fn read_input(input: &Value) -> Result<Update, Invalid> {
     let mut update = read_update(input)?;
-    update.fields.retain(|name, _| !OUTPUT_ONLY.contains(&name.as_str()));
+    update.fields.retain(|name, _| !is_output_only(name));
     Ok(update)
 }
 

@@ -6,6 +6,7 @@
 //! | assistant | named, versioned settings of a definition: what clients address |
 //! | thread | a conversation: its state and its history |
 //! | run | one execution on a thread; a *child run* has a parent |
+//! | cron | a wish for runs that are started by the clock, again and again |
 //! | machine | where a run stands |
 //! | checkpoint | a stored machine, with its parent in the history |
 //! | lane | the history of one agent on a thread: the main agent's, or one child run's |
@@ -15,12 +16,16 @@
 
 use std::fmt;
 
+pub mod assistant;
 pub mod call;
 pub mod checkpoint;
+pub mod context;
+pub mod cron;
 pub mod definition;
 pub mod event;
 pub mod filter;
 pub mod goto;
+pub mod graph;
 pub mod id;
 pub mod input;
 pub mod interrupt;

@@ -155,8 +155,30 @@ pub struct RunRequest {
     pub multitask: Multitask,
     /// Whether the thread exists for this run alone and goes away with it.
     pub temporary: bool,
+    /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Assigned>,
     /// The platform fields of the request that only the answer repeats (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
+}
+
+/// Who does what was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assigned {
+    /// The definition of the agent.
+    pub graph_id: String,
+    /// The version of the assistant that was in use.
+    pub version: i64,
+}
+
+/// What a subagent is sent to do, as it is stored: the input of its run.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Order {
+    /// The work, which is all that the subagent is told.
+    pub description: String,
+    /// Instructions in place of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
 }
 
 /// What a client may send instead of input.

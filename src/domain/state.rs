@@ -118,6 +118,9 @@ impl Update {
 /// Fields that belong to a policy: stored with the thread, never shown to clients, never passed to or from a subagent.
 const PRIVATE: [&str; 3] = ["hitl_edited_tool_calls", "memory_contents", "skills_load_errors"];
 
+/// The private field of a subagent whose instructions were written by who delegated to it.
+pub const ORDERED_PROMPT: &str = "_system_prompt";
+
 /// Fields that clients see but that never cross between an agent and its subagents.
 const NOT_SHARED: [&str; 5] = ["todos", "structured_response", "skills_metadata", "pinned_skills", "rubric"];
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, NaiveDateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 
 /// An instant: microseconds since 1970-01-01 UTC. An integer, since texts do not sort safely in every database.
@@ -27,6 +27,14 @@ impl Timestamp {
     /// How long after `earlier` this is; nothing when it is not.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// The instant that an ISO 8601 text names; one without an offset is taken for UTC.
+    pub fn read(text: &str) -> Option<Self> {
+        let with_offset = DateTime::parse_from_rfc3339(text).map(|instant| instant.to_utc());
+        let instant = with_offset
+            .or_else(|_| NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").map(|instant| instant.and_utc()));
+        instant.ok().map(|instant| Self(instant.timestamp_micros()))
     }
 
     /// Milliseconds since 1970.
@@ -80,5 +88,24 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instant_is_read_with_and_without_an_offset() {
+        let noon = Some(Timestamp(1_795_262_400_000_000));
+        for text in
+            ["2026-11-21T12:00:00Z", "2026-11-21T13:00:00+01:00", "2026-11-21T12:00:00", "2026-11-21T12:00:00.000"]
+        {
+            assert_eq!(Timestamp::read(text), noon, "{text}");
+        }
+        assert_eq!(noon.map(|noon| noon.to_string()).as_deref(), Some("2026-11-21T12:00:00.000000+00:00"));
+        for text in ["", "tomorrow", "2026-13-01T00:00:00Z", "2026-11-21"] {
+            assert_eq!(Timestamp::read(text), None, "{text}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
-use crate::runtime::{CancelError, ResolveError, StartError, StateWriteError};
+use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,6 +133,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
     }
 
+    /// A change that changes nothing.
+    pub fn empty_patch() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "empty_patch", "Request body cannot be empty")
+    }
+
     /// A graph id that no agent has.
     pub fn no_graph<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let known = known.collect::<Vec<_>>().join(", ");
@@ -141,6 +146,12 @@ impl ApiError {
              - One of the registered graphs: {known}"
         );
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_graph", message)
+    }
+
+    /// The definition of an assistant is not configured any more.
+    pub fn no_agent(graph_id: &str) -> Self {
+        let message = format!("Graph '{graph_id}' not found: this server is not configured to run it");
+        Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
     }
 
     /// The server failed. Logs `cause` under an id and gives the client that id only.
@@ -196,6 +207,7 @@ impl From<StartError> for ApiError {
             StartError::NoThread(_) => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) if name.parse::<AssistantId>().is_ok() => Self::no_thread_or_assistant(),
             StartError::NoAssistant(name) => Self::no_graph(&name, std::iter::empty()),
+            StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QuestionPending(ids) => {
@@ -239,11 +251,35 @@ impl From<CancelError> for ApiError {
     }
 }
 
+impl From<CronError> for ApiError {
+    #[track_caller]
+    fn from(error: CronError) -> Self {
+        match error {
+            CronError::NoCron => Self::not_found("cron_not_found"),
+            CronError::NoThread(id) => Self::no_thread(id),
+            CronError::Refused(StartError::NoAssistant(name)) => {
+                Self::new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant '{name}' not found"))
+            }
+            CronError::Stale => {
+                let message = "The cron is being changed by others. Try again.";
+                Self::new(StatusCode::CONFLICT, "cron_changed", message)
+            }
+            CronError::Invalid(error) => error.into(),
+            CronError::Refused(error) => error.into(),
+            CronError::Fault(error) => error.into(),
+        }
+    }
+}
+
 impl From<ResolveError> for ApiError {
     #[track_caller]
     fn from(error: ResolveError) -> Self {
         match error {
             ResolveError::NoInterrupt => Self::no_interrupt(),
+            ResolveError::NoAgent => {
+                let message = "The assistant that asked was deleted, or its agent is not configured any more";
+                Self::new(StatusCode::CONFLICT, "agent_gone", message)
+            }
             ResolveError::Stale(what) => {
                 let message = format!("The interrupt can no longer be answered: it is {what}");
                 Self::new(StatusCode::CONFLICT, "interrupt_stale", message)
@@ -251,6 +287,36 @@ impl From<ResolveError> for ApiError {
             ResolveError::Invalid(error) => error.into(),
             ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             ResolveError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<AssistantError> for ApiError {
+    #[track_caller]
+    fn from(error: AssistantError) -> Self {
+        let new = |status, code, message: String| Self::new(status, code, message);
+        match error {
+            AssistantError::NoAssistant(id) => {
+                new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant with ID {id} not found"))
+            }
+            AssistantError::NoVersion(id, number) => {
+                let message = format!("Version {number} not found for assistant {id}");
+                new(StatusCode::NOT_FOUND, "version_not_found", message)
+            }
+            AssistantError::Exists(id) => {
+                new(StatusCode::CONFLICT, "assistant_exists", format!("Assistant {id} already exists"))
+            }
+            AssistantError::NoGraph { graph_id, known } => {
+                let message = format!("Graph '{graph_id}' not found. Expected one of: {}", known.join(", "));
+                new(StatusCode::NOT_FOUND, "graph_not_found", message)
+            }
+            AssistantError::Automatic(graph_id) => {
+                let message = format!("The assistant belongs to the definition of '{graph_id}' and stays with it");
+                new(StatusCode::CONFLICT, "assistant_automatic", message)
+            }
+            AssistantError::TwoContexts => Self::two_contexts(),
+            AssistantError::Invalid(error) => error.into(),
+            AssistantError::Fault(error) => error.into(),
         }
     }
 }

@@ -14,7 +14,8 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use crate::domain::Invalid;
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, CronId, InterruptId, RunId, ThreadId};
+use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
 pub struct ApiJson<T>(pub T);
@@ -77,6 +78,14 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
     }
 }
 
+/// The fields that `T` has, out of an object that may have others too. Errors name the field.
+///
+/// # Errors
+/// If one has the wrong type, or is missing.
+pub fn fields<T: DeserializeOwned>(object: &serde_json::Map<String, Value>) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(Value::Object(object.clone())).map_err(json_error)
+}
+
 /// A thread, named in the path.
 #[derive(Debug, Clone, Copy, IntoParams)]
 #[into_params(parameter_in = Path)]
@@ -129,6 +138,35 @@ pub struct AssistantPath {
     /// The assistant.
     #[param(value_type = Uuid)]
     pub assistant_id: AssistantId,
+}
+
+/// A cron, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct CronPath {
+    /// The cron.
+    #[param(value_type = Uuid)]
+    pub cron_id: CronId,
+}
+
+/// An assistant, named in the path by its id, or by the `graph_id` of the definition that has it by itself.
+#[derive(Debug, Clone, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct AgentPath {
+    /// The assistant, or the agent definition.
+    #[param(rename = "assistant_id", value_type = String)]
+    pub assistant: AssistantRef,
+}
+
+/// A subagent of an assistant, named in the path.
+#[derive(Debug, Clone, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct SubgraphPath {
+    /// The assistant, or the agent definition.
+    #[param(rename = "assistant_id", value_type = String)]
+    pub assistant: AssistantRef,
+    /// The subagent: its name, or the names down to it with `|` between them.
+    pub namespace: String,
 }
 
 /// The raw texts of the path's variables.
@@ -192,6 +230,34 @@ impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         Ok(Self { assistant_id: segments.uuid("assistant")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for CronPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { cron_id: segments.uuid("cron")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { assistant: AssistantRef::read(segments.text("assistant_id")) })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for SubgraphPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        let assistant = AssistantRef::read(segments.text("assistant_id"));
+        Ok(Self { assistant, namespace: segments.text("namespace").to_owned() })
     }
 }
 
@@ -318,7 +384,12 @@ impl Select {
 
     /// Whether the client will see this column.
     pub fn has(&self, column: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|wanted| wanted == column)
+        self.0.is_empty() || self.names(column)
+    }
+
+    /// Whether the client asked for this very column.
+    pub fn names(&self, column: &str) -> bool {
+        self.0.iter().any(|wanted| wanted == column)
     }
 
     /// Leaves only the wanted columns of `item`.

@@ -25,6 +25,7 @@ mod about;
 mod approvals;
 mod assistants;
 mod cors;
+mod crons;
 pub mod error;
 pub mod extract;
 pub mod openapi;
@@ -84,9 +85,16 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))
         // Assistants: what a client can run.
+        .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
-        .routes(routes!(assistants::get))
+        .routes(routes!(assistants::get, assistants::patch, assistants::delete))
+        .routes(routes!(assistants::versions))
+        .routes(routes!(assistants::use_version))
+        .routes(routes!(assistants::graph))
+        .routes(routes!(assistants::schemas))
+        .routes(routes!(assistants::subgraphs))
+        .routes(routes!(assistants::subgraph))
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
@@ -116,6 +124,12 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))
+        // Runs that are started by the clock.
+        .routes(routes!(crons::create))
+        .routes(routes!(crons::search))
+        .routes(routes!(crons::count))
+        .routes(routes!(crons::get, crons::patch, crons::delete))
+        .routes(routes!(crons::create_for_thread))
         // Questions to a human, and their answers.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))

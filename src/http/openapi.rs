@@ -40,6 +40,7 @@ use super::{Api, table};
         (name = "State", description = "The state of a thread, and its history"),
         (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),
         (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
+        (name = "Crons", description = "Runs that are started by the clock"),
         (name = "Approvals", description = "Questions to a human, and their answers"),
     )
 )]

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
 use crate::domain::call::Answer;
+use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
 use crate::domain::state::{File, State};
 use crate::domain::time::Timestamp;
@@ -44,7 +45,10 @@ impl Middleware for Files {
     }
 
     fn contribution(&self) -> Contribution {
-        Contribution { tools: tools(&self.workspace), prompt: None }
+        let schema = json!({"title": "Files", "type": "object", "additionalProperties": {"type": "object", "properties": {
+            "content": {"type": "string"}, "encoding": {"enum": ["utf-8", "base64"]},
+            "created_at": {"type": "string"}, "modified_at": {"type": "string"}}, "required": ["content"]}});
+        Contribution { tools: tools(&self.workspace), prompt: None, fields: vec![Field { name: "files", schema }] }
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {

@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 
 use crate::domain::call::Answer;
 use crate::domain::call::EDITED_CALLS;
+use crate::domain::graph::Field;
 use crate::domain::interrupt::Action;
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
@@ -31,9 +32,12 @@ use crate::tool::{CallOutcome, Halt, Scope, Tool};
 pub mod approval;
 pub mod delegation;
 pub mod files;
+pub mod ordered;
+mod reminder;
 pub mod repair;
 pub mod structured;
 pub mod todos;
+pub mod until;
 
 /// A policy. Every method has a default that does nothing.
 #[async_trait]
@@ -85,6 +89,8 @@ pub struct Contribution {
     pub tools: Vec<Arc<dyn Tool>>,
     /// Text that it adds to the instructions.
     pub prompt: Option<String>,
+    /// Fields of the state that it keeps and clients see.
+    pub fields: Vec<Field>,
 }
 
 /// What a hook did.

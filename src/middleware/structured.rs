@@ -6,13 +6,15 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use super::reminder::Reminder;
 use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
-use crate::domain::machine::{Failure, Jump, Moment};
+use crate::domain::graph::Field;
+use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
@@ -21,10 +23,7 @@ use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 /// The field that holds the answer.
 pub const FIELD: &str = "structured_response";
-/// How often a model that answers in plain text is reminded in one run.
-const MOST_REMINDERS: usize = 2;
 /// What marks a reminder as ours.
-const SOURCE: &str = "lc_source";
 const OURS: &str = "structured_output";
 /// The longest name of a tool that providers accept.
 const LONGEST_NAME: usize = 64;
@@ -33,6 +32,8 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone)]
 pub struct StructuredOutput {
     forms: Vec<Arc<Form>>,
+    /// What the answer looks like, all alternatives together.
+    schema: Value,
 }
 
 impl StructuredOutput {
@@ -63,7 +64,7 @@ impl StructuredOutput {
         }
         let all: Arc<[String]> = names.into();
         let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
-        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect() })
+        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect(), schema: schema.clone() })
     }
 
     /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
@@ -86,31 +87,23 @@ impl StructuredOutput {
 
     /// What is to be done about the model's last answer, when it is plain text.
     fn remind(&self, state: &State) -> Result<Reaction, Halt> {
-        let Some(last) = state.last_ai() else {
+        if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) {
             return Ok(Reaction::default());
-        };
-        let answered = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
-        if answered || !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
-            return Ok(Reaction::default());
-        }
-        let turn = state.messages.iter().rev().take_while(|message| !message.is_human() || is_reminder(message));
-        if turn.filter(|message| is_reminder(message)).count() >= MOST_REMINDERS {
-            let text = "the model gave its answer as plain text, although it was reminded of the required form";
-            return Err(Halt::Fail(Failure::new("StructuredOutputError", text)));
         }
         let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
-        let text = format!(
-            "Your answer was plain text and nobody will read it. Give your final answer by calling {}.",
-            names.join(" or ")
-        );
-        let mut reminder = Message::human(text);
-        reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(OURS));
-        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model) })
+        let names = names.join(" or ");
+        Reminder {
+            source: OURS,
+            text: format!(
+                "Your answer was plain text and nobody will read it. Give your final answer by calling {names}."
+            ),
+            failure: (
+                "StructuredOutputError",
+                "the model gave its answer as plain text, although it was reminded of the required form",
+            ),
+        }
+        .about(state)
     }
-}
-
-fn is_reminder(message: &Message) -> bool {
-    message.is_human() && message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(OURS)
 }
 
 #[async_trait]
@@ -125,7 +118,7 @@ impl Middleware for StructuredOutput {
 
     fn contribution(&self) -> Contribution {
         let tools = self.forms.iter().map(|form| Arc::clone(form) as Arc<dyn Tool>).collect();
-        Contribution { tools, prompt: None }
+        Contribution { tools, prompt: None, fields: vec![Field { name: FIELD, schema: self.schema.clone() }] }
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {

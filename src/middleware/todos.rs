@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, open_calls};
 use crate::domain::call::Answer;
+use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
@@ -49,7 +50,12 @@ impl Middleware for Todos {
     }
 
     fn contribution(&self) -> Contribution {
-        Contribution { tools: vec![self.tool.clone()], prompt: Some(PROMPT.to_owned()) }
+        let schema = self.tool.spec.parameters["properties"][FIELD].clone();
+        Contribution {
+            tools: vec![self.tool.clone()],
+            prompt: Some(PROMPT.to_owned()),
+            fields: vec![Field { name: FIELD, schema }],
+        }
     }
 }
 

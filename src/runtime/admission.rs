@@ -2,12 +2,14 @@
 
 use serde_json::Value;
 
+use super::assistants::{self, Cast};
 use super::sweeper::TEMPORARY;
 use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
-use crate::agent::assemble::Known;
+use crate::agent::assemble::{Agents, Known};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
 use crate::domain::goto::Destination;
@@ -15,7 +17,7 @@ use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Plan};
-use crate::domain::run::{Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
@@ -32,10 +34,17 @@ pub(super) struct Admitted {
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
-    known: &Known,
+    agents: &Agents,
     worker: Option<WorkerId>,
     now: Timestamp,
 ) -> DbResult<Result<Admitted, StartError>> {
+    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+        Ok(cast) => cast,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    if let Err(invalid) = check(wish, &cast.known.agent.plan) {
+        return Ok(Err(invalid.into()));
+    }
     let (thread, is_new) = match find_thread(tx, wish, now).await? {
         Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
@@ -49,8 +58,12 @@ pub(super) async fn start(
     {
         return Ok(Err(StartError::NoCheckpoint(checkpoint)));
     }
-    let mut run = lay_out(wish, known, &thread, now);
-    if let Err(refusal) = settle_questions(tx, wish, known, &mut run, &in_flight).await? {
+    let settings = settings(wish, &cast, &thread);
+    if let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context)) {
+        return Ok(Err(invalid.into()));
+    }
+    let mut run = lay_out(wish, &cast, (&thread, settings), now);
+    if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
     let displaces = matches!(wish.request.multitask, Multitask::Interrupt | Multitask::Rollback);
@@ -64,7 +77,7 @@ pub(super) async fn start(
         db::threads::insert(tx, &thread).await?;
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
-    enter_thread(tx, &thread, &run, known, now).await?;
+    enter_thread(tx, &thread, &run, &cast.known, now).await?;
     Ok(Ok(Admitted { run, claimed, displaced }))
 }
 
@@ -95,22 +108,47 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 
-fn lay_out(wish: &Wish, known: &Known, thread: &Thread, now: Timestamp) -> Run {
+/// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
+/// of the thread's last run, where it brings none.
+fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
+    let RunRequest { config, context, .. } = &wish.request;
+    let assistant = &cast.assistant.settings;
+    match thread.config.get("configurable") {
+        Some(Value::Object(before)) if wish.resume.is_some() && context.is_empty() && !before.is_empty() => {
+            let mut config = config.clone();
+            config.insert("configurable".to_owned(), before.clone().into());
+            assistant.laid_under(&config, before)
+        }
+        Some(_) | None => assistant.laid_under(config, context),
+    }
+}
+
+/// The run that is wished for, on this thread and with these settings.
+fn lay_out(wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
     let id = RunId::mint();
-    let mut metadata = wish.metadata.clone();
+    let Assistant { id: assistant, version, settings, .. } = &cast.assistant;
+    let mut metadata = settings.metadata.clone();
+    metadata.extend(wish.metadata.clone());
     if let Some(Value::Object(more)) = wish.request.config.get("metadata") {
         metadata.extend(more.clone());
     }
-    let own = [("created_by", "system".to_owned()), ("graph_id", known.graph_id.clone())];
+    let own = [("graph_id", settings.graph_id.clone()), ("assistant_id", assistant.to_string())];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    metadata.insert("assistant_id".to_owned(), known.assistant.to_string().into());
+    let RunSettings { config, context } = run;
+    let request = RunRequest {
+        temporary: wish.target == Target::Stateless { keep: false },
+        config,
+        context,
+        agent: Some(Assigned { graph_id: settings.graph_id.clone(), version: *version }),
+        ..wish.request.clone()
+    };
     Run {
         id,
         thread: thread.id,
-        assistant: known.assistant,
-        lineage: Lineage::root(id, &known.agent.name),
+        assistant: *assistant,
+        lineage: Lineage::root(id, &cast.known.agent.name),
         status: RunStatus::Pending,
-        request: RunRequest { temporary: wish.target == Target::Stateless { keep: false }, ..wish.request.clone() },
+        request,
         metadata,
         error: None,
         attempt: 1,
@@ -161,7 +199,7 @@ async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known
     }
     config.entry("configurable").or_insert_with(|| Value::Object(serde_json::Map::new()));
     let mut metadata = thread.metadata.clone();
-    for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", known.assistant.to_string())] {
+    for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", run.assistant.to_string())] {
         metadata.insert(key.to_owned(), value.into());
     }
     let change = db::threads::ThreadChange {
@@ -203,7 +241,7 @@ pub(super) async fn child(
             wish.max_depth, wish.lineage.depth
         )));
     }
-    let request = RunRequest { input: Some(Value::String(wish.description.clone())), ..RunRequest::default() };
+    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), ..RunRequest::default() };
     let run = Run {
         id: wish.id,
         thread: root.thread,
@@ -250,8 +288,15 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
     leave_thread(tx, run, ThreadStatus::Idle, None, now).await
 }
 
+/// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
+pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
+    check(wish, &cast.known.agent.plan)?;
+    let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
+    cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
+}
+
 /// Checks what a wish brings, as far as the agent alone tells.
-pub(super) fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
+fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
         read_input(input)?;
     }

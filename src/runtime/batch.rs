@@ -1,5 +1,7 @@
 //! Starting many runs at once, all of them or none.
 
+use std::sync::Arc;
+
 use super::{Runs, StartError, Wish, admission};
 use crate::domain::run::Run;
 
@@ -9,19 +11,15 @@ impl Runs {
     /// # Errors
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
     pub async fn start_all(&self, wishes: Vec<Wish>) -> Result<Vec<Run>, (usize, StartError)> {
-        let mut known = vec![];
         for (at, wish) in wishes.iter().enumerate() {
-            let found = self.known(&wish.assistant).map_err(|error| (at, error))?;
-            admission::check(wish, &found.agent.plan).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
-            known.push(found);
         }
-        let now = self.0.clock.now();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let started = self.0.db.write(move |tx| {
             Box::pin(async move {
                 let mut runs = vec![];
-                for (at, (wish, known)) in wishes.iter().zip(&known).enumerate() {
-                    match admission::start(tx, wish, known, None, now).await? {
+                for (at, wish) in wishes.iter().enumerate() {
+                    match admission::start(tx, wish, &agents, None, now).await? {
                         Ok(admitted) => runs.push(admitted.run),
                         Err(refusal) => return Ok(Err((at, refusal))),
                     }

@@ -308,7 +308,7 @@ impl Journal for LaneJournal {
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
         let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
         let head = parent.head.map(|head| (head, parent.position.clone()));
-        let (id, description) = (wish.id, wish.description.clone());
+        let (id, order) = (wish.id, wish.order.clone());
         let admitted = self
             .desk
             .db
@@ -331,7 +331,7 @@ impl Journal for LaneJournal {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
                 let journal = self.child_journal(&run, None);
-                let child = Child { id, machine: Machine::default(), description, input: None, journal };
+                let child = Child { id, machine: Machine::default(), order, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -370,11 +370,8 @@ impl Journal for LaneJournal {
                 machine.reopen();
             }
             let journal = self.child_journal(&run, segment);
-            let description = match run.request.input {
-                Some(serde_json::Value::String(description)) => description,
-                Some(_) | None => String::new(),
-            };
-            (run.lineage, Child { id: child, machine, description, input, journal })
+            let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
+            (run.lineage, Child { id: child, machine, order, input, journal })
         }))
     }
 

@@ -8,20 +8,22 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::agent::assemble::{Agents, Known};
+use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Multitask, Run, RunRequest};
-use crate::domain::time::{Clock, Timestamp};
+use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod assistants;
 mod batch;
 mod cancel;
+mod crons;
 mod journal;
 mod lease;
 mod opening;
@@ -32,8 +34,10 @@ mod threads;
 mod worker;
 mod writing;
 
+pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
-pub use refusal::{CancelError, ResolveError, StartError, StateWriteError};
+pub use crons::CronWish;
+pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
 pub use sweeper::Retention;
 pub use threads::{NodeWrite, Superstep, ThreadWish};
 
@@ -78,6 +82,13 @@ pub enum AssistantRef {
     Id(AssistantId),
     /// The assistant that a definition has by itself.
     Graph(String),
+}
+
+impl AssistantRef {
+    /// Who is meant by `text`: an assistant if it is a UUID, else a definition.
+    pub fn read(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
+    }
 }
 
 /// A write into the state of a thread from outside the loop.
@@ -135,10 +146,13 @@ impl Runs {
     pub async fn open(parts: Parts) -> DbResult<Self> {
         let worker = Arc::new(Worker::new(parts));
         worker.sign_on().await?;
+        assistants::register(&worker).await?;
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
-        Ok(Self(worker))
+        let runs = Self(Arc::clone(&worker));
+        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        Ok(runs)
     }
 
     /// Waits until no run is at work in this process.
@@ -170,15 +184,14 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let known = self.known(&wish.assistant)?;
-        admission::check(&wish, &known.agent.plan)?;
         let (worker, now) = (self.0.id, self.0.clock.now());
+        let agents = Arc::clone(&self.0.agents);
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let may_claim = permit.is_some().then_some(worker);
         let Admitted { run, claimed, displaced } = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &known, may_claim, now).await }))
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }))
             .await??;
         if claimed {
             self.0.begin(run.clone(), 0, true, permit);
@@ -186,6 +199,12 @@ impl Runs {
             drop(permit);
             self.0.has_queued();
         }
+        self.displace(&run, displaced).await?;
+        Ok(run)
+    }
+
+    /// Stops the runs that `run` displaces, as its strategy says.
+    async fn displace(&self, run: &Run, displaced: Vec<Run>) -> DbResult<()> {
         let action = match run.request.multitask {
             Multitask::Rollback => CancelAction::Rollback,
             Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
@@ -193,21 +212,10 @@ impl Runs {
         for old in displaced {
             match self.cancel(old.thread, old.id, action).await {
                 Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
-                Err(CancelError::Fault(error)) => return Err(error.into()),
+                Err(CancelError::Fault(error)) => return Err(error),
             }
         }
-        Ok(run)
-    }
-
-    fn known(&self, assistant: &AssistantRef) -> Result<Arc<Known>, StartError> {
-        let found = match assistant {
-            AssistantRef::Id(id) => self.0.agents.of_assistant(*id),
-            AssistantRef::Graph(graph_id) => self.0.agents.of_graph(graph_id).cloned(),
-        };
-        found.ok_or_else(|| match assistant {
-            AssistantRef::Id(id) => StartError::NoAssistant(id.to_string()),
-            AssistantRef::Graph(graph_id) => StartError::NoAssistant(graph_id.clone()),
-        })
+        Ok(())
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
@@ -242,9 +250,9 @@ impl Runs {
             },
             Err(StartError::Fault(error)) => Err(error.into()),
             Err(StartError::Busy) => Err(ResolveError::Busy),
+            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)
-                | StartError::NoAssistant(_)
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
                 | StartError::AmbiguousAnswer(_)
@@ -328,35 +336,8 @@ impl Runs {
         Ok(())
     }
 
-    /// The assistants that the definitions have by themselves.
-    pub fn assistants(&self) -> Vec<AssistantCard> {
-        let card = |known: &Arc<Known>| AssistantCard {
-            id: known.assistant,
-            graph_id: known.graph_id.clone(),
-            name: known.agent.name.clone(),
-            description: known.description.clone(),
-            created_at: self.0.since,
-        };
-        self.0.agents.all().map(card).collect()
-    }
-
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
         self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
     }
-}
-
-/// An assistant that a definition has by itself.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AssistantCard {
-    /// Its id, the same after every restart.
-    pub id: AssistantId,
-    /// The definition.
-    pub graph_id: String,
-    /// The agent's name.
-    pub name: String,
-    /// What the agent is for.
-    pub description: Option<String>,
-    /// When this server was started.
-    pub created_at: Timestamp,
 }

@@ -2,7 +2,7 @@
 
 use crate::db;
 use crate::domain::Invalid;
-use crate::domain::id::{CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 
 /// Why a run was not started.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +13,14 @@ pub enum StartError {
     /// There is no such assistant or graph.
     #[error("there is no assistant {0}")]
     NoAssistant(String),
+    /// The definition of the assistant is not configured any more.
+    #[error("the agent {graph_id} of assistant {assistant} is not configured")]
+    NoAgent {
+        /// The assistant.
+        assistant: AssistantId,
+        /// The definition that it names.
+        graph_id: String,
+    },
     /// There is no such checkpoint on the thread.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),
@@ -56,6 +64,9 @@ pub enum ResolveError {
     /// There is no such question.
     #[error("there is no such interrupt")]
     NoInterrupt,
+    /// The assistant that asked was deleted, or its definition is not configured any more.
+    #[error("the agent that asked is gone")]
+    NoAgent,
     /// It was answered otherwise, dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),
@@ -86,6 +97,63 @@ pub enum StateWriteError {
     #[error("the thread has in-flight runs")]
     InFlight(Vec<RunId>),
     /// The values cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why a cron was not made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CronError {
+    /// There is no such cron.
+    #[error("there is no such cron")]
+    NoCron,
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// Somebody else has changed it meanwhile.
+    #[error("the cron was changed by somebody else")]
+    Stale,
+    /// Something in the wish cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// Its runs could never be started.
+    #[error(transparent)]
+    Refused(#[from] StartError),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why an assistant was not made, changed or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum AssistantError {
+    /// There is no such assistant.
+    #[error("there is no assistant {0}")]
+    NoAssistant(AssistantId),
+    /// The assistant has no version of this number.
+    #[error("assistant {0} has no version {1}")]
+    NoVersion(AssistantId, i64),
+    /// There is one of this id.
+    #[error("there is an assistant {0}")]
+    Exists(AssistantId),
+    /// There is no such definition.
+    #[error("there is no agent {graph_id}")]
+    NoGraph {
+        /// The definition that was asked for.
+        graph_id: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The definition of this key has it by itself.
+    #[error("the assistant belongs to the definition of {0}")]
+    Automatic(String),
+    /// `config.configurable` and `context` were given, and differ.
+    #[error("config.configurable and context differ")]
+    TwoContexts,
+    /// Something in the request cannot be accepted.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The server failed.

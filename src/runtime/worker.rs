@@ -54,8 +54,6 @@ pub(super) struct Worker {
     pub(super) slot_count: usize,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
-    /// When this process began.
-    pub(super) since: crate::domain::time::Timestamp,
     active: Mutex<HashMap<RunId, Active>>,
     /// Rung when a run has left `active`.
     left: Notify,
@@ -74,7 +72,6 @@ impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
         Self {
             id: WorkerId::mint(),
-            since: parts.clock.now(),
             db: parts.db,
             events: parts.events,
             agents: parts.agents,
@@ -228,7 +225,7 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
-        let Some(known) = self.agents.of_assistant(run.assistant) else {
+        let Some(known) = self.agents.of_run(run).cloned() else {
             let text = "The agent of this run is not configured on this server any more.".to_owned();
             return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
         };
@@ -283,6 +280,7 @@ impl Worker {
             assistant: run.assistant,
             depth: 0,
             context: Arc::new(context),
+            context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             stop,
             voice: Voice::default(),

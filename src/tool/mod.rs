@@ -14,6 +14,7 @@ use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
+use crate::domain::run::Order;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
@@ -72,8 +73,8 @@ pub enum CallOutcome {
 pub struct Delegation {
     /// The subagent's name.
     pub subagent: String,
-    /// The work, which is all that the subagent is told.
-    pub description: String,
+    /// The work.
+    pub order: Order,
 }
 
 /// Why something did not run to its end.

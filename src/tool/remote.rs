@@ -21,6 +21,7 @@ use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::run::Order;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 
@@ -89,6 +90,7 @@ impl RemoteTool {
     }
 
     async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
+        let context = scope.own_context();
         let body = json!({
             "name": call.name,
             "args": call.args,
@@ -97,7 +99,7 @@ impl RemoteTool {
             "agent_path": scope.path.as_ref(),
             "thread_id": scope.thread,
             "run_id": scope.run,
-            "context": (!scope.context.is_empty()).then_some(scope.context.as_ref()),
+            "context": (!context.is_empty()).then_some(&context),
         });
         let request = self
             .client
@@ -197,10 +199,8 @@ impl RemoteTool {
             .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
         self.tell(scope, answer.custom).await;
         if let Some(wish) = answer.delegate {
-            return Ok(CallOutcome::Delegate(Delegation {
-                subagent: wish.subagent_type,
-                description: wish.description,
-            }));
+            let order = Order { description: wish.description, system_prompt: None };
+            return Ok(CallOutcome::Delegate(Delegation { subagent: wish.subagent_type, order }));
         }
         let Some(content) = answer.content else {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));

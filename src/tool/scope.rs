@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
 use crate::tool::Voice;
@@ -24,8 +25,10 @@ pub struct Scope {
     pub assistant: AssistantId,
     /// How many delegations deep: 0 for the main agent.
     pub depth: u32,
-    /// What the requester said about itself.
+    /// What the requester said about itself and the work, for all agents of the run; see [`Scope::own_context`].
     pub context: Arc<Map<String, Value>>,
+    /// Which entries of it reach whom.
+    pub context_scoping: ContextScoping,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
     /// Tells when the run has to stop.
@@ -40,6 +43,12 @@ impl Scope {
     /// The present instant.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// The entries of the context that are meant for this agent.
+    pub fn own_context(&self) -> Map<String, Value> {
+        let own = |key: &String| self.context_scoping.reaches(key, &self.agent);
+        self.context.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
     /// The same scope for a hook or call that was answered.
@@ -60,6 +69,7 @@ impl Scope {
             assistant: AssistantId(uuid::Uuid::from_u128(3)),
             depth: 1,
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
+            context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             stop: CancellationToken::new(),
             voice: Voice::default(),

@@ -9,13 +9,16 @@
 
 mod about;
 mod approvals;
+mod assistants;
 mod batches;
 mod browsers;
 mod commands;
 mod contract;
 mod crash;
+mod crons;
 mod custom;
 mod delegated_interrupts;
+mod dialects;
 mod files;
 mod interrupts;
 mod layers;

@@ -32,7 +32,7 @@ on_both_engines! {
         alice.says(script().calls_all(calls).says("done")).await;
         let said = alice.transcript().await;
         assert!(said[2].starts_with("task: SYSTEM<<You are the researcher."), "{}", said[2]);
-        let own = "delete,edit_file,glob,grep,lookup,ls,note,read_file,slow,write_file";
+        let own = "delete,edit_file,glob,grep,lookup,ls,note,progress,read_file,slow,write_file";
         assert_eq!(said[3], format!("task: TOOLS<<{own}>>"));
         assert!(!said[4].contains("You are the main agent."), "{}", said[4]);
         let all = "delete,edit_file,fail,glob,grep,lookup,ls,note,read_file,send_email,write_file";

@@ -17,7 +17,7 @@ use crate::domain::machine::{Failure, Moment};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::{File, State, Update};
 use crate::middleware::approval::Approval;
-use crate::middleware::delegation::{SubagentCard, Subagents};
+use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::{Middleware, Reaction};
 use crate::model::ToolSpec;
 use crate::model::scripted::Scripted;
@@ -176,8 +176,8 @@ pub(super) fn agent_of(
     mut stack: Vec<Arc<dyn Middleware>>,
 ) -> Agent {
     if roster.is_some() {
-        let card = |name: &str| SubagentCard { name: name.to_owned(), description: String::new() };
-        stack.push(Arc::new(Subagents::new(["one", "two"].map(card).to_vec(), None, None)));
+        let card = |name: &str| SubagentCard { name: name.to_owned(), ..SubagentCard::default() };
+        stack.push(Arc::new(Subagents::new(&Menu { cards: ["one", "two"].map(card).to_vec(), ..Menu::default() })));
     }
     let acts = TOOLS.map(|name| {
         let spec = ToolSpec {
@@ -200,6 +200,8 @@ pub(super) fn agent_of(
         stack,
         toolbox,
         checks,
+        fields: vec![],
+        context: None,
         subagents: roster,
     }
 }

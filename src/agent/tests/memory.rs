@@ -13,7 +13,7 @@ use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Position, START};
-use crate::domain::run::Lineage;
+use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
 
 /// When a process dies, counted in commits, the first being 1.
@@ -44,7 +44,7 @@ pub(super) struct Store(Mutex<Disk>);
 #[derive(Default)]
 struct Disk {
     lanes: BTreeMap<Lane, Vec<Row>>,
-    children: BTreeMap<RunId, (String, String)>,
+    children: BTreeMap<RunId, (String, Order)>,
     facts: Vec<(Lane, String)>,
     deltas: usize,
     death: Option<Death>,
@@ -232,7 +232,7 @@ impl Journal for Memory {
         }
         self.store.write(|disk| {
             let lineage = serde_json::to_string(&wish.lineage).unwrap();
-            disk.children.entry(wish.id).or_insert((lineage, wish.description));
+            disk.children.entry(wish.id).or_insert((lineage, wish.order));
             disk.put_position(self.lane, &parent.position);
         })?;
         let (_, child) = self.find_child(wish.id).await?.unwrap();
@@ -244,7 +244,7 @@ impl Journal for Memory {
     }
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
-        let Some((lineage, description)) = self.store.disk().children.get(&child).cloned() else {
+        let Some((lineage, order)) = self.store.disk().children.get(&child).cloned() else {
             return Ok(None);
         };
         let lane = Lane::Child(child);
@@ -254,7 +254,7 @@ impl Journal for Memory {
         }
         let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
-        let child = Child { id: child, machine, description, input, journal: self.below(child) };
+        let child = Child { id: child, machine, order, input, journal: self.below(child) };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 

@@ -118,6 +118,7 @@ impl Stage {
             assistant: AssistantId::of_graph("agent"),
             depth: 0,
             context: Arc::default(),
+            context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             stop: self.stop.lock().unwrap().clone(),
             voice: crate::tool::Voice::default(),

@@ -34,7 +34,19 @@ async fn are_the_same_on_both_engines() {
     let ours = read!(db, |tx| tables(tx));
     assert_eq!(
         ours.keys().collect::<Vec<_>>(),
-        ["checkpoints", "events", "interrupts", "runs", "thread_terms", "threads", "threads_to_index", "workers"]
+        [
+            "assistant_versions",
+            "assistants",
+            "checkpoints",
+            "crons",
+            "events",
+            "interrupts",
+            "runs",
+            "thread_terms",
+            "threads",
+            "threads_to_index",
+            "workers"
+        ]
     );
     db.close().await;
     if let Some(database) = postgres::fresh_database().await {
@@ -45,7 +57,8 @@ async fn are_the_same_on_both_engines() {
     }
 }
 
-async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
+/// How the engine is going to carry out a statement.
+pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
             let sql = AssertSqlSafe(format!("explain query plan {sql}"));
@@ -60,7 +73,20 @@ async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 15] = [
+const SEARCHES: [(&str, &str); 21] = [
+    (
+        "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
+         order by due_at, cron_id limit 9",
+        "crons_due",
+    ),
+    ("select * from crons order by thread_id nulls first, created_at, cron_id limit 9", "crons_by_thread"),
+    ("select * from crons order by due_at desc nulls last, cron_id desc limit 9", "crons_by_due"),
+    ("select * from crons order by end_time nulls first, cron_id limit 9", "crons_by_end"),
+    ("select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_thread"),
+    (
+        "select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9",
+        "crons_by_assistant",
+    ),
     ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
     ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
     (
@@ -139,6 +165,9 @@ async fn are_searched_by_index_on_postgres() {
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
         insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
+        insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
+        insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
+        '', '', metadata, created_at, created_at from threads; \
         analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;

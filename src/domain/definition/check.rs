@@ -8,11 +8,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::finding::{FieldPath, Finding, Segment, suggestion};
-use super::{AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, Workspace};
+use super::{
+    AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, UnknownSubagent, Workspace,
+};
 
 /// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 10] =
-    ["task", "write_todos", "ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep", "execute"];
+pub const POLICY_TOOLS: [&str; 11] = [
+    "task",
+    "get_task_instructions",
+    "write_todos",
+    "ls",
+    "read_file",
+    "write_file",
+    "edit_file",
+    "delete",
+    "glob",
+    "grep",
+    "execute",
+];
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
@@ -44,6 +57,9 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.model(&top.then("model"), &agent.model);
     check.tools(&top.then("tools"), &agent.tools);
     check.answer_schema(&top.then("response_format"), agent.response_format.as_ref());
+    if let Some(schema) = &agent.context_schema {
+        check.schema(&top.then("context_schema"), schema);
+    }
     check.steps(&top.then("recursion_limit"), agent.recursion_limit);
     if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
         check.error(&top.then("max_subagent_depth"), format!("must be a whole number from 0 to {DEEPEST}"));
@@ -52,6 +68,10 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
         check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
     }
     check.general_purpose(agent);
+    if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
+        let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
+        check.error(&top.then("unknown_subagent"), message);
+    }
     check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
     check.subagents(agent);
     check.findings
@@ -109,7 +129,9 @@ fn own_tools(declared: &[String], todos: bool, files: Workspace) -> BTreeSet<&st
         tools.insert("write_todos");
     }
     if files != Workspace::None {
-        tools.extend(POLICY_TOOLS.iter().filter(|name| !matches!(**name, "task" | "write_todos")));
+        tools.extend(
+            POLICY_TOOLS.iter().filter(|name| !matches!(**name, "task" | "get_task_instructions" | "write_todos")),
+        );
     }
     tools
 }
@@ -185,6 +207,16 @@ impl Check<'_> {
         let general = &agent.general_purpose_subagent;
         self.not_blank(&field.then("name"), general.name.as_deref());
         self.not_blank(&field.then("description"), general.description.as_deref());
+        if let Some(model) = &general.model {
+            self.model(&field.then("model"), model);
+        }
+        if let Some(tools) = &general.tools {
+            self.tools(&field.then("tools"), tools);
+        }
+        if let Some(rules) = &general.interrupt_on {
+            let declared = general.tools.as_ref().unwrap_or(&agent.tools);
+            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files));
+        }
     }
 
     fn approvals(&mut self, field: &FieldPath, rules: &BTreeMap<String, ApprovalRule>, tools: &BTreeSet<&str>) {
@@ -243,6 +275,24 @@ impl Check<'_> {
         }
         self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
+        self.not_blank(&field.then("use_instructions"), subagent.use_instructions.as_deref());
+        self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
+        self.until(&field.then("until_tool"), subagent, parent);
+    }
+
+    fn until(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        let Some(until) = &subagent.until_tool else { return };
+        if subagent.response_format.is_some() {
+            self.error(field, "goes without `response_format` only: both say what the result is");
+        }
+        if until.names().is_empty() {
+            self.error(field, "must name a tool; leave it out for none");
+        }
+        let tools = own_tools(subagent.tools.as_ref().unwrap_or(&parent.tools), subagent.todos, parent.files);
+        for name in until.names().iter().filter(|name| !tools.contains(name.as_str())) {
+            let known = suggestion(name, tools.iter().copied(), "it has");
+            self.error(field, format!("the subagent has no tool `{name}`; {known}"));
+        }
     }
 
     fn answer_schema(&mut self, field: &FieldPath, schema: Option<&Value>) {

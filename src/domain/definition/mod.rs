@@ -14,9 +14,12 @@ use serde_json::{Map, Value};
 use super::interrupt::DecisionKind;
 
 pub mod check;
+pub mod deprecated;
+mod dialect;
 mod finding;
 mod read;
 
+pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
 pub use read::{Gaps, Reading, read};
 
@@ -43,6 +46,9 @@ pub struct AgentDefinition {
     /// JSON Schema of the final answer, when it shall be structured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
+    /// JSON Schema of the context of every run; anything goes when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_schema: Option<Value>,
     /// Whether the agent has `write_todos`.
     pub todos: bool,
     /// Where its file tools work.
@@ -61,6 +67,16 @@ pub struct AgentDefinition {
     /// Text about delegation that is added to the instructions, followed by the list of subagents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_system_prompt: Option<String>,
+    /// The names of the arguments of the `task` tool.
+    pub task_dialect: TaskDialect,
+    /// What happens when the model names a subagent that does not exist; what the dialect does when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown_subagent: Option<UnknownSubagent>,
+    /// Whether the model sees the list of subagents. They are when absent; without it something else has to name them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub include_task_list: Option<bool>,
+    /// Whom the entries of a run's `context` reach.
+    pub context_scoping: ContextScoping,
     /// What an ordinary message does to a question that waits for its answer.
     pub on_pending_interrupt: OnPendingInterrupt,
     /// Provider settings (`temperature`, `max_tokens`, …).
@@ -94,6 +110,15 @@ pub struct SubagentDefinition {
     /// How many steps one delegation may take; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
+    /// How to use it, at length; the delegating model reads it on demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_instructions: Option<String>,
+    /// What a user interface shows while it works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub display_text: Option<String>,
+    /// It works until one of these tools has succeeded, whose result is its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_tool: Option<UntilTool>,
     /// Provider settings; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_settings: Option<Map<String, Value>>,
@@ -182,11 +207,40 @@ pub struct GeneralPurpose {
     /// Its instructions, when not the standard text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
+    /// Its model, when not the agent's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Its tools, when not the agent's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<String>>,
+    /// Which of its calls need approval, when not the agent's rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
 }
+
+/// The name of the general-purpose subagent unless it is given another one.
+pub const GENERAL_PURPOSE: &str = "general-purpose";
 
 impl Default for GeneralPurpose {
     fn default() -> Self {
-        Self { enabled: true, name: None, description: None, system_prompt: None }
+        Self {
+            enabled: true,
+            name: None,
+            description: None,
+            system_prompt: None,
+            model: None,
+            tools: None,
+            interrupt_on: None,
+        }
+    }
+}
+
+impl AgentDefinition {
+    /// The name of the subagent for everything, if there is one: the standard one, or a declared one of its name.
+    pub fn general_subagent(&self) -> Option<&str> {
+        let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
+        let declared = self.subagents.iter().any(|subagent| subagent.name == name);
+        (self.general_purpose_subagent.enabled || declared).then_some(name)
     }
 }
 

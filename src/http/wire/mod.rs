@@ -12,6 +12,7 @@ use crate::domain::machine::Failure;
 
 pub mod assistant;
 pub mod child;
+pub mod cron;
 pub mod interrupt;
 pub mod retention;
 pub mod run;

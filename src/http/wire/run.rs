@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use super::{Object, word};
 use crate::domain::Invalid;
-use crate::domain::id::AssistantId;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::http::error::ApiError;
 use crate::http::stream::Mode;
@@ -109,8 +108,7 @@ impl RunCreate {
     /// Names the field that is wrong.
     pub fn check(self, door: Door) -> Result<CheckedRun, ApiError> {
         let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
-        let assistant =
-            assistant.parse::<AssistantId>().map_or(AssistantRef::Graph(assistant.into()), AssistantRef::Id);
+        let assistant = AssistantRef::read(assistant);
         let target = self.target(door)?;
         let on_disconnect = [("continue", false), ("cancel", true)];
         let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
@@ -153,6 +151,7 @@ impl RunCreate {
             checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?,
             multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
             temporary,
+            agent: None,
             extra: self.extra()?,
         })
     }
@@ -223,7 +222,11 @@ fn object(fields: &Object, name: &str) -> Option<Object> {
     fields.get(name).and_then(Value::as_object).cloned()
 }
 
-fn check_config(config: &Object) -> Result<(), Invalid> {
+/// Checks the fields of a `config` that mean something here.
+///
+/// # Errors
+/// Names the one that is wrong.
+pub(super) fn check_config(config: &Object) -> Result<(), Invalid> {
     for name in ["configurable", "metadata"] {
         if config.get(name).is_some_and(|value| !value.is_object() && !value.is_null()) {
             return Err(Invalid::new(format!("config.{name}"), "must be an object"));
@@ -282,6 +285,8 @@ pub struct RunView {
     /// When it last changed.
     #[schema(format = DateTime)]
     pub updated_at: String,
+    /// The version of the assistant that was in use when the run was made; its settings are in `kwargs`.
+    pub assistant_version: Option<i64>,
     /// Always null.
     pub langsmith_session_name: Option<String>,
 }
@@ -318,7 +323,7 @@ impl From<RunStatus> for RunStatusWord {
 }
 
 /// The columns that `select` may name.
-pub const COLUMNS: [&str; 10] = [
+pub const COLUMNS: [&str; 11] = [
     "run_id",
     "thread_id",
     "assistant_id",
@@ -328,6 +333,7 @@ pub const COLUMNS: [&str; 10] = [
     "multitask_strategy",
     "created_at",
     "updated_at",
+    "assistant_version",
     "langsmith_session_name",
 ];
 
@@ -342,6 +348,7 @@ impl From<Run> for RunView {
             multitask_strategy: run.request.multitask.word().to_owned(),
             created_at: run.created_at.to_string(),
             updated_at: run.updated_at.to_string(),
+            assistant_version: run.request.agent.as_ref().map(|agent| agent.version),
             metadata: run.metadata,
             langsmith_session_name: None,
         }

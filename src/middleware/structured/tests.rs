@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 
 use futures::FutureExt;
 
+use serde_json::json;
+
 use super::*;
 use crate::domain::message::Role;
 use crate::domain::time::Timestamp;

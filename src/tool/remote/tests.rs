@@ -126,7 +126,8 @@ async fn an_answer_may_write_into_the_state() {
 
 #[tokio::test]
 async fn an_answer_may_ask_for_a_delegation() {
-    let wish = Delegation { subagent: "s".to_owned(), description: "d".to_owned() };
+    let wish =
+        Delegation { subagent: "s".to_owned(), order: Order { description: "d".to_owned(), system_prompt: None } };
     assert_eq!(calling("/spawn").await, Ok(CallOutcome::Delegate(wish)));
 }
 

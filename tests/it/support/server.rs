@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use adjutant::app::App;
 use adjutant::config::{self, Settings};
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
 use adjutant::shutdown::Shutdown;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,6 +49,8 @@ struct Place {
     folder: TempDir,
     database: std::sync::Mutex<Option<Database>>,
     running: Mutex<Running>,
+    /// The clock that the server lives by, when it is not the machine's.
+    clock: std::sync::Mutex<Option<ManualClock>>,
     around: Shutdown,
 }
 
@@ -112,9 +115,9 @@ impl TestServer {
             .replace("TOOLS", &tools.base)
             .replace("MODELS", &models.base);
         std::fs::write(folder.path().join("adjutant.toml"), agents).expect("a configuration");
-        let (base, running) = run_here(&folder.path().join("adjutant.toml")).await;
+        let (base, running) = run_here(&folder.path().join("adjutant.toml"), None).await;
         let database = std::sync::Mutex::new(Some(database));
-        let place = Place { folder, database, running: Mutex::new(running), around };
+        let place = Place { folder, database, running: Mutex::new(running), clock: Default::default(), around };
         Some(Self { client: Client::new(&base), tools, models, engine, place: Arc::new(place) })
     }
 
@@ -154,7 +157,7 @@ impl TestServer {
     pub(crate) async fn is_stopped_and_started_again(&self) {
         let mut running = self.place.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
-        let (base, started) = run_here(&self.configuration()).await;
+        let (base, started) = run_here(&self.configuration(), self.clock()).await;
         *running = started;
         self.client.moved_to(&base);
     }
@@ -164,6 +167,31 @@ impl TestServer {
         let place = self.configuration();
         let old = std::fs::read_to_string(&place).expect("a configuration");
         std::fs::write(&place, old.replacen("[server]\n", &format!("[server]\n{lines}\n"), 1)).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
+    /// The server stops in good order and another one begins, which lives by a clock that only the scene moves.
+    pub(crate) async fn lives_by(&self, clock: &ManualClock) {
+        *self.place.clock.lock().unwrap() = Some(clock.clone());
+        self.is_stopped_and_started_again().await;
+    }
+
+    fn clock(&self) -> Option<ManualClock> {
+        self.place.clock.lock().unwrap().clone()
+    }
+
+    /// A second server begins on the same database, by the same clock.
+    pub(crate) async fn gets_a_twin(&self) -> Twin {
+        let (base, running) = run_here(&self.configuration(), self.clock()).await;
+        Twin { client: Client::new(&base), running }
+    }
+
+    /// The server stops in good order and another one begins, in which this agent's definition has another key.
+    pub(crate) async fn renames_agent(&self, old: &str, new: &str) {
+        let place = self.configuration();
+        let text = std::fs::read_to_string(&place).expect("a configuration");
+        let text = text.replace(&format!("[agents.{old}"), &format!("[agents.{new}"));
+        std::fs::write(&place, text).expect("it can change");
         self.is_stopped_and_started_again().await;
     }
 
@@ -216,12 +244,27 @@ impl TestServer {
     }
 }
 
-/// Starts the application in this process.
-async fn run_here(configuration: &Path) -> (String, Running) {
+/// A second server on the database of another one.
+pub(crate) struct Twin {
+    /// Somebody who talks HTTP to it.
+    pub(crate) client: Client,
+    running: Running,
+}
+
+impl Twin {
+    /// It stops in good order.
+    pub(crate) async fn leaves(self) {
+        stop(self.running).await;
+    }
+}
+
+/// Starts the application in this process, by the machine's clock or another one.
+async fn run_here(configuration: &Path, clock: Option<ManualClock>) -> (String, Running) {
     let settings = Settings { config: Some(configuration.to_owned()), ..Settings::default() };
     let loaded = config::load(&settings).unwrap_or_else(|problems| panic!("{problems}"));
     let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
-    let app = App::start(loaded.config, shutdown.clone()).await.expect("the application starts");
+    let clock: Arc<dyn Clock> = clock.map_or_else(|| Arc::new(SystemClock) as Arc<dyn Clock>, |clock| Arc::new(clock));
+    let app = App::start_by(loaded.config, shutdown.clone(), clock).await.expect("the application starts");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let base = format!("http://{}", listener.local_addr().unwrap());
     // Not a task of the application's own, which would wait for itself.

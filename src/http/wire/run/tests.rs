@@ -1,5 +1,6 @@
 use super::*;
 use crate::domain::goto::Goto;
+use crate::domain::id::AssistantId;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Command, Lineage};
 use crate::domain::time::Timestamp;

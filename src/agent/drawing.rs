@@ -1,0 +1,208 @@
+//! What an agent looks like from outside: its loop as a graph, the schemas of its state.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::Agent;
+use crate::domain::graph::{Edge, Graph, Node, Schemas};
+use crate::domain::input::is_output_only;
+use crate::domain::machine::{MODEL, START, TOOLS};
+
+/// Where a drawing ends.
+const END: &str = "__end__";
+/// How many nodes a drawing has at most, and how many subagents a list. Subagents that delegate to each other multiply
+/// with every level.
+const MOST: usize = 1_000;
+
+impl Agent {
+    /// The loop of this agent as a graph, and within it the loops of the subagents of the next `levels` levels: their
+    /// nodes are named `researcher:model`, they begin at the tools that delegate to them and lead back there.
+    pub fn drawing(&self, levels: u32) -> Graph {
+        let mut graph = self.own_loop();
+        let mut queue = self.called(&[], levels);
+        while let Some((path, agent)) = queue.pop_front() {
+            let inner = agent.own_loop();
+            if graph.nodes.len() + inner.nodes.len() > MOST {
+                break;
+            }
+            graph.take_in(inner, &path);
+            queue.extend(agent.called(&path, levels));
+        }
+        graph
+    }
+
+    /// The subagents of this agent, which is at `path` itself, with their own paths; none below this many levels.
+    fn called(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
+        let level = u32::try_from(path.len()).unwrap_or(u32::MAX).saturating_add(1);
+        let Some(roster) = self.subagents.as_ref().filter(|_| level <= levels) else {
+            return VecDeque::new();
+        };
+        let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect();
+        roster.names().filter_map(|name| Some((below(name), roster.get(name, level)?))).collect()
+    }
+
+    fn own_loop(&self) -> Graph {
+        let plan = &self.plan;
+        let mut graph = Graph::default();
+        let policies: Vec<&str> = self.stack.iter().map(|policy| policy.name()).collect();
+        graph.node(START, None);
+        graph.node(MODEL, Some(("__middleware", json!(policies))));
+        let has_tools = !self.toolbox.specs().is_empty();
+        if has_tools {
+            graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names().collect::<Vec<_>>()))));
+        }
+        for hook in [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent].into_iter().flatten()
+        {
+            graph.node(hook, None);
+        }
+        graph.node(END, None);
+
+        let round = plan.before_model.first().map_or(MODEL, String::as_str);
+        let leaving = plan.after_agent.first().map_or(END, String::as_str);
+        let before = graph.chain(START, &plan.before_agent);
+        graph.edge(before, round, false);
+        if let Some((first, rest)) = plan.before_model.split_first() {
+            let last = graph.chain(first, rest);
+            graph.edge(last, MODEL, false);
+        }
+        let decides = graph.chain(MODEL, &plan.after_model);
+        graph.edge(decides, leaving, has_tools);
+        if has_tools {
+            graph.edge(decides, TOOLS, true);
+            graph.edge(TOOLS, round, true);
+        }
+        // A hook may answer every call itself, and then the model goes on.
+        if has_tools && decides != MODEL {
+            graph.edge(decides, round, true);
+        }
+        if let Some((first, rest)) = plan.after_agent.split_first() {
+            let last = graph.chain(first, rest);
+            graph.edge(last, END, false);
+        }
+        graph
+    }
+
+    /// What goes into this agent and comes out of it.
+    pub fn schemas(&self) -> Schemas {
+        let object = |title: &str, with_output: bool| {
+            let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
+            let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
+            let shown = self.fields.iter().filter(|field| with_output || !is_output_only(field.name));
+            properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
+            json!({"$defs": {"Message": message(), "ToolCall": tool_call()}, "title": title, "type": "object",
+                "properties": properties, "required": ["messages"]})
+        };
+        let title = |part: &str| format!("{}{part}", self.name);
+        let context = self.context.as_ref().map(|context| context.schema().clone());
+        // The context is also known as `configurable`.
+        let config = context
+            .clone()
+            .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
+        Schemas {
+            input: object(&title("Input"), false),
+            output: object(&title("Output"), true),
+            state: object(&title("State"), true),
+            config,
+            context,
+        }
+    }
+
+    /// The subagents with their schemas: of one level, or of all if `recurse`; of this namespace alone, if it is given.
+    pub fn subagent_schemas(&self, namespace: Option<&str>, recurse: bool) -> Vec<(String, Schemas)> {
+        let levels = if recurse { u32::MAX } else { 1 };
+        let mut found = vec![];
+        let mut queue = self.called(&[], levels);
+        while let Some((path, agent)) = queue.pop_front() {
+            let full = path.join("|");
+            if found.len() == MOST {
+                break;
+            }
+            match namespace {
+                Some(wanted) if wanted == full => return vec![(full, agent.schemas())],
+                // Only below what it begins with can the wanted one be.
+                Some(wanted) if !wanted.strip_prefix(&full).is_some_and(|rest| rest.starts_with('|')) => continue,
+                Some(_) => {}
+                None => found.push((full, agent.schemas())),
+            }
+            queue.extend(agent.called(&path, levels));
+        }
+        found
+    }
+}
+
+impl Graph {
+    fn node(&mut self, name: &str, note: Option<(&str, Value)>) {
+        let notes = note.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        self.nodes.push(Node { id: name.to_owned(), name: name.to_owned(), notes });
+    }
+
+    fn edge(&mut self, source: &str, target: &str, conditional: bool) {
+        self.edges.push(Edge { source: source.to_owned(), target: target.to_owned(), conditional });
+    }
+
+    /// Leads from `first` through all of `rest`; returns where that ends.
+    fn chain<'a>(&mut self, first: &'a str, rest: &'a [String]) -> &'a str {
+        let mut last = first;
+        for next in rest {
+            self.edge(last, next, false);
+            last = next;
+        }
+        last
+    }
+
+    /// Takes in the loop of the subagent at this path.
+    fn take_in(&mut self, inner: Graph, path: &[String]) {
+        let Some((agent, callers)) = path.split_last() else { return };
+        let within =
+            |path: &[String], id: &str| path.iter().map(|name| format!("{name}:")).chain([id.to_owned()]).collect();
+        let place =
+            |id: &str| -> String { if matches!(id, START | END) { within(callers, TOOLS) } else { within(path, id) } };
+        for node in inner.nodes.into_iter().filter(|node| !matches!(node.id.as_str(), START | END)) {
+            let mut notes = node.notes;
+            notes.insert("lc_agent_name".to_owned(), json!(agent));
+            self.nodes.push(Node { id: place(&node.id), name: node.name, notes });
+        }
+        self.edges.extend(inner.edges.into_iter().map(|edge| Edge {
+            // Only some of the calls are delegated.
+            conditional: edge.conditional || edge.source == START,
+            source: place(&edge.source),
+            target: place(&edge.target),
+        }));
+    }
+}
+
+fn message() -> Value {
+    json!({
+        "title": "Message",
+        "type": "object",
+        "properties": {
+            "type": {"title": "Type", "enum": ["human", "ai", "tool", "system"]},
+            "content": {"title": "Content", "anyOf": [{"type": "string"}, {"type": "array", "items": {
+                "anyOf": [{"type": "string"}, {"type": "object"}]}}]},
+            "id": {"title": "Id", "type": ["string", "null"]},
+            "name": {"title": "Name", "type": ["string", "null"]},
+            "additional_kwargs": {"title": "Additional Kwargs", "type": "object"},
+            "response_metadata": {"title": "Response Metadata", "type": "object"},
+            "tool_calls": {"title": "Tool Calls", "type": "array", "items": {"$ref": "#/$defs/ToolCall"}},
+            "tool_call_id": {"title": "Tool Call Id", "type": "string"},
+            "status": {"title": "Status", "enum": ["success", "error"]},
+        },
+        "required": ["content", "type"],
+    })
+}
+
+fn tool_call() -> Value {
+    json!({
+        "title": "ToolCall",
+        "type": "object",
+        "properties": {
+            "id": {"title": "Id", "type": ["string", "null"]},
+            "name": {"title": "Name", "type": "string"},
+            "args": {"title": "Args", "type": "object"},
+            "type": {"const": "tool_call"},
+        },
+        "required": ["name", "args"],
+    })
+}

@@ -1,0 +1,332 @@
+//! Assistants: named settings of agent definitions, and the versions they had.
+
+use sqlx::types::Json;
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::engine::{Contains, on_engine};
+use super::json::Cell;
+use super::{DbResult, Tx};
+use crate::domain::assistant::{Assistant, Settings, Version};
+use crate::domain::filter::Filter;
+use crate::domain::id::AssistantId;
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "assistants";
+
+macro_rules! columns {
+    () => {
+        "assistant_id, version, graph_id, cast(config as text) as config, cast(context as text) as context, \
+         cast(metadata as text) as metadata, name, description, created_at"
+    };
+}
+
+macro_rules! select {
+    () => {
+        concat!("select ", columns!(), ", updated_at from assistants")
+    };
+}
+
+/// A row of either table; one of `assistant_versions` never changed.
+#[derive(sqlx::FromRow)]
+struct AssistantRow {
+    assistant_id: Uuid,
+    version: i64,
+    graph_id: String,
+    config: String,
+    context: String,
+    metadata: String,
+    name: String,
+    description: Option<String>,
+    created_at: i64,
+    updated_at: i64,
+}
+
+impl TryFrom<AssistantRow> for Assistant {
+    type Error = super::DbError;
+
+    fn try_from(row: AssistantRow) -> DbResult<Self> {
+        let at = |column| Cell { table: TABLE, column, id: &row.assistant_id };
+        Ok(Self {
+            id: AssistantId(row.assistant_id),
+            version: row.version,
+            settings: Settings {
+                config: at("config").decode(&row.config)?,
+                context: at("context").decode(&row.context)?,
+                metadata: at("metadata").decode(&row.metadata)?,
+                graph_id: row.graph_id,
+                name: row.name,
+                description: row.description,
+            },
+            created_at: Timestamp(row.created_at),
+            updated_at: Timestamp(row.updated_at),
+        })
+    }
+}
+
+impl TryFrom<AssistantRow> for Version {
+    type Error = super::DbError;
+
+    fn try_from(row: AssistantRow) -> DbResult<Self> {
+        let Assistant { id, version, settings, created_at, .. } = row.try_into()?;
+        Ok(Self { assistant: id, number: version, settings, created_at })
+    }
+}
+
+/// The form of a name in which it is searched and sorted.
+fn folded(name: &str) -> String {
+    name.to_lowercase()
+}
+
+/// Stores a new assistant with its first version. Returns false, and changes nothing, when there is one of this id.
+pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
+    const SQL: &str = "insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, \
+        description, created_at, updated_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+        on conflict (assistant_id) do nothing";
+    let settings = &assistant.settings;
+    let inserted = on_engine!(tx, |conn| query(SQL)
+        .bind(assistant.id.0)
+        .bind(assistant.version)
+        .bind(&settings.graph_id)
+        .bind(Json(&settings.config))
+        .bind(Json(&settings.context))
+        .bind(Json(&settings.metadata))
+        .bind(&settings.name)
+        .bind(folded(&settings.name))
+        .bind(&settings.description)
+        .bind(assistant.created_at.0)
+        .bind(assistant.updated_at.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    if inserted == 1 {
+        keep_version(tx, assistant.id).await?;
+    }
+    Ok(inserted == 1)
+}
+
+/// The assistant of this id.
+pub async fn find(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant>> {
+    const SQL: &str = concat!(select!(), " where assistant_id = $1");
+    one(tx, SQL, id).await
+}
+
+/// The assistant of this id, kept from changing under us until the end of the transaction.
+pub async fn lock(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant>> {
+    const SQLITE: &str = concat!(select!(), " where assistant_id = $1");
+    const POSTGRES: &str = concat!(select!(), " where assistant_id = $1 for update");
+    let sql = tx.either(SQLITE, POSTGRES);
+    one(tx, sql, id).await
+}
+
+async fn one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbResult<Option<Assistant>> {
+    let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    row.map(Assistant::try_from).transpose()
+}
+
+/// Writes an assistant that was locked and changed. A version of this number that is not stored yet is stored with it.
+pub async fn update(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
+    const SQL: &str = "update assistants set version = $2, graph_id = $3, config = $4, context = $5, metadata = $6, \
+        name = $7, folded = $8, description = $9, updated_at = $10 where assistant_id = $1";
+    let settings = &assistant.settings;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(assistant.id.0)
+        .bind(assistant.version)
+        .bind(&settings.graph_id)
+        .bind(Json(&settings.config))
+        .bind(Json(&settings.context))
+        .bind(Json(&settings.metadata))
+        .bind(&settings.name)
+        .bind(folded(&settings.name))
+        .bind(&settings.description)
+        .bind(assistant.updated_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    keep_version(tx, assistant.id).await
+}
+
+/// Stores what the assistant says now as a version of its own, unless that version is stored.
+async fn keep_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
+    const SQL: &str = "insert into assistant_versions (assistant_id, version, graph_id, config, context, metadata, name, \
+        description, created_at) select assistant_id, version, graph_id, config, context, metadata, name, description, \
+        updated_at from assistants where assistant_id = $1 on conflict (assistant_id, version) do nothing";
+    Ok(on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(drop))?)
+}
+
+/// Names an assistant of one version anew in that version: for those that definitions have by themselves.
+pub async fn rename(tx: &mut Tx<'_>, id: AssistantId, name: &str, description: Option<&str>) -> DbResult<()> {
+    const CARD: &str = "update assistants set name = $2, folded = $3, description = $4 where assistant_id = $1";
+    const VERSION: &str = "update assistant_versions set name = $2, description = $3 where assistant_id = $1";
+    let small = folded(name);
+    on_engine!(tx, |conn| {
+        query(CARD).bind(id.0).bind(name).bind(small).bind(description).execute(&mut *conn).await?;
+        query(VERSION).bind(id.0).bind(name).bind(description).execute(conn).await?;
+        Ok(())
+    })
+}
+
+/// The number of the newest version of an assistant; 0 when it has none.
+pub async fn newest_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<i64> {
+    const SQL: &str = "select coalesce(max(version), 0) from assistant_versions where assistant_id = $1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(id.0).fetch_one(conn).await)?)
+}
+
+/// A version of an assistant.
+pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<Option<Version>> {
+    const SQL: &str = concat!(
+        "select ",
+        columns!(),
+        ", created_at as updated_at from assistant_versions where assistant_id = $1 and version = $2"
+    );
+    let row: Option<AssistantRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(number).fetch_optional(conn).await)?;
+    row.map(Version::try_from).transpose()
+}
+
+/// The versions of an assistant whose metadata contains `metadata`, newest first.
+pub async fn versions(
+    tx: &mut Tx<'_>,
+    id: AssistantId,
+    metadata: &Filter,
+    (limit, offset): (i64, i64),
+) -> DbResult<Vec<Version>> {
+    const SQL: &str =
+        concat!("select ", columns!(), ", created_at as updated_at from assistant_versions where assistant_id = ");
+    let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_bind(id.0);
+        if !metadata.is_empty() {
+            sql.push(" and ").push_contains("metadata", metadata.wanted())?;
+        }
+        sql.push(" order by version desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    rows.into_iter().map(Version::try_from).collect()
+}
+
+/// Deletes an assistant with its versions. Its runs and threads stay. Returns whether there was one.
+pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
+    const SQL: &str = "delete from assistants where assistant_id = $1";
+    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    Ok(deleted == 1)
+}
+
+/// By what assistants are sorted; those that tie, by their id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AssistantSort {
+    /// By id.
+    Id,
+    /// By when they were made.
+    #[default]
+    CreatedAt,
+    /// By when they last changed.
+    UpdatedAt,
+    /// By name, in any case.
+    Name,
+    /// By definition, those of one by age.
+    Graph,
+}
+
+/// Which assistants are wanted, and in which order. The default wants the ten newest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AssistantSearch {
+    /// Only those of this definition.
+    pub graph_id: Option<String>,
+    /// Only those whose name contains this, in any case.
+    pub name: Option<String>,
+    /// Only those whose metadata contains this.
+    pub metadata: Filter,
+    /// In which order.
+    pub sort: AssistantSort,
+    /// Whether the smallest come first.
+    pub ascending: bool,
+    /// How many at most.
+    pub limit: i64,
+    /// How many to pass over before.
+    pub offset: i64,
+}
+
+impl Default for AssistantSearch {
+    fn default() -> Self {
+        Self {
+            graph_id: None,
+            name: None,
+            metadata: Filter::default(),
+            sort: AssistantSort::default(),
+            ascending: false,
+            limit: 10,
+            offset: 0,
+        }
+    }
+}
+
+impl AssistantSearch {
+    fn order(&self) -> &'static str {
+        match (self.sort, self.ascending) {
+            (AssistantSort::Id, true) => " order by assistant_id",
+            (AssistantSort::Id, false) => " order by assistant_id desc",
+            (AssistantSort::CreatedAt, true) => " order by created_at, assistant_id",
+            (AssistantSort::CreatedAt, false) => " order by created_at desc, assistant_id desc",
+            (AssistantSort::UpdatedAt, true) => " order by updated_at, assistant_id",
+            (AssistantSort::UpdatedAt, false) => " order by updated_at desc, assistant_id desc",
+            (AssistantSort::Name, true) => " order by folded, assistant_id",
+            (AssistantSort::Name, false) => " order by folded desc, assistant_id desc",
+            (AssistantSort::Graph, true) => " order by graph_id, created_at, assistant_id",
+            (AssistantSort::Graph, false) => " order by graph_id desc, created_at desc, assistant_id desc",
+        }
+    }
+
+    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>) -> DbResult<()>
+    where
+        DB: sqlx::Database,
+        QueryBuilder<DB>: Contains,
+        for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    {
+        sql.push(" where true");
+        if let Some(graph_id) = &self.graph_id {
+            sql.push(" and graph_id = ").push_bind(graph_id.clone());
+        }
+        if let Some(name) = self.name.as_deref().filter(|name| !name.is_empty()) {
+            sql.push(" and folded like ").push_bind(containing(&folded(name))).push(" escape '\\'");
+        }
+        if !self.metadata.is_empty() {
+            sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
+        }
+        Ok(())
+    }
+}
+
+/// The pattern of the texts that contain `part`.
+fn containing(part: &str) -> String {
+    let mut pattern = String::from("%");
+    for letter in part.chars() {
+        if matches!(letter, '%' | '_' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern.push('%');
+    pattern
+}
+
+/// The assistants that are wanted.
+pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<Vec<Assistant>> {
+    let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(select!());
+        wanted.push_conditions(&mut sql)?;
+        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    rows.into_iter().map(Assistant::try_from).collect()
+}
+
+/// How many assistants meet the conditions; order, limit and offset are none.
+pub async fn count(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<i64> {
+    let count = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select count(*) from assistants");
+        wanted.push_conditions(&mut sql)?;
+        sql.build_query_scalar().fetch_one(conn).await
+    })?;
+    Ok(count)
+}

@@ -1,0 +1,296 @@
+//! Crons: what is to be started by the clock, and when next.
+
+use sqlx::types::Json;
+use sqlx::{QueryBuilder, query, query_as};
+use uuid::Uuid;
+
+use super::engine::{Contains, on_engine};
+use super::json::{Cell, encode};
+use super::{DbResult, Tx};
+use crate::domain::cron::{Cron, Schedule};
+use crate::domain::filter::Filter;
+use crate::domain::id::{AssistantId, CronId, ThreadId};
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "crons";
+
+macro_rules! select {
+    () => {
+        "select cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, keep_threads, due_at, request, \
+         payload, cast(metadata as text) as metadata, created_at, updated_at from crons"
+    };
+}
+
+#[derive(sqlx::FromRow)]
+struct CronRow {
+    cron_id: Uuid,
+    assistant_id: Uuid,
+    thread_id: Option<Uuid>,
+    schedule: String,
+    timezone: Option<String>,
+    end_time: Option<i64>,
+    enabled: bool,
+    keep_threads: bool,
+    due_at: Option<i64>,
+    request: String,
+    payload: String,
+    metadata: String,
+    created_at: i64,
+    updated_at: i64,
+}
+
+impl TryFrom<CronRow> for Cron {
+    type Error = super::DbError;
+
+    fn try_from(row: CronRow) -> DbResult<Self> {
+        let at = |column| Cell { table: TABLE, column, id: &row.cron_id };
+        Ok(Self {
+            id: CronId(row.cron_id),
+            assistant: AssistantId(row.assistant_id),
+            thread: row.thread_id.map(ThreadId),
+            schedule: Schedule::read(&row.schedule, row.timezone.as_deref())
+                .map_err(|invalid| at(if invalid.field == "timezone" { "timezone" } else { "schedule" }).corrupt())?,
+            end: row.end_time.map(Timestamp),
+            enabled: row.enabled,
+            keep_threads: row.keep_threads,
+            due_at: row.due_at.map(Timestamp),
+            request: at("request").decode(&row.request)?,
+            payload: at("payload").decode(&row.payload)?,
+            metadata: at("metadata").decode(&row.metadata)?,
+            created_at: Timestamp(row.created_at),
+            updated_at: Timestamp(row.updated_at),
+        })
+    }
+}
+
+/// Stores a new cron.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when its thread or its assistant is gone.
+pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
+    const SQL: &str = "insert into crons (cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, \
+        keep_threads, due_at, request, payload, metadata, created_at, updated_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+    let (request, payload) = (encode(&cron.request)?, encode(&cron.payload)?);
+    on_engine!(tx, |conn| query(SQL)
+        .bind(cron.id.0)
+        .bind(cron.assistant.0)
+        .bind(cron.thread.map(|thread| thread.0))
+        .bind(cron.schedule.text())
+        .bind(cron.schedule.zone())
+        .bind(cron.end.map(|end| end.0))
+        .bind(cron.enabled)
+        .bind(cron.keep_threads)
+        .bind(cron.due_at.map(|due| due.0))
+        .bind(request)
+        .bind(payload)
+        .bind(Json(&cron.metadata))
+        .bind(cron.created_at.0)
+        .bind(cron.updated_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// The cron of this id.
+pub async fn find(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
+    const SQL: &str = concat!(select!(), " where cron_id = $1");
+    one(tx, SQL, id).await
+}
+
+/// The cron of this id, kept from changing under us until the end of the transaction.
+pub async fn lock(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
+    const SQLITE: &str = concat!(select!(), " where cron_id = $1");
+    const POSTGRES: &str = concat!(select!(), " where cron_id = $1 for update");
+    let sql = tx.either(SQLITE, POSTGRES);
+    one(tx, sql, id).await
+}
+
+async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<Cron>> {
+    let row: Option<CronRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
+    row.map(Cron::try_from).transpose()
+}
+
+/// Writes all that can change about a cron: everything but its id, its thread and when it was made. Returns whether there
+/// is one of this id.
+pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
+    const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
+        keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";
+    let (request, payload) = (encode(&cron.request)?, encode(&cron.payload)?);
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(cron.id.0)
+        .bind(cron.assistant.0)
+        .bind(cron.schedule.text())
+        .bind(cron.schedule.zone())
+        .bind(cron.end.map(|end| end.0))
+        .bind(cron.enabled)
+        .bind(cron.keep_threads)
+        .bind(cron.due_at.map(|due| due.0))
+        .bind(request)
+        .bind(payload)
+        .bind(Json(&cron.metadata))
+        .bind(cron.updated_at.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Deletes a cron. Returns whether there was one. The runs that it started stay.
+pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
+    const SQL: &str = "delete from crons where cron_id = $1";
+    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    Ok(deleted == 1)
+}
+
+/// A cron that is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// The cron.
+    pub id: CronId,
+    /// Its thread.
+    pub thread: Option<ThreadId>,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+/// Some crons that are due, those first that have been so for longest, and only those behind `after`.
+pub async fn due(tx: &mut Tx<'_>, now: Timestamp, after: Option<Due>, limit: i64) -> DbResult<Vec<Due>> {
+    const SQL: &str = "select cron_id, thread_id, due_at from crons where enabled and due_at is not null \
+        and due_at <= $1 and (due_at, cron_id) > ($2, $3) order by due_at, cron_id limit $4";
+    let (since, id) = after.map_or((i64::MIN, Uuid::nil()), |after| (after.since.0, after.id.0));
+    let rows: Vec<(Uuid, Option<Uuid>, i64)> =
+        on_engine!(tx, |conn| query_as(SQL).bind(now.0).bind(since).bind(id).bind(limit).fetch_all(conn).await)?;
+    let due = |(id, thread, since): (Uuid, Option<Uuid>, i64)| Due {
+        id: CronId(id),
+        thread: thread.map(ThreadId),
+        since: Timestamp(since),
+    };
+    Ok(rows.into_iter().map(due).collect())
+}
+
+/// The cron of this id if it is still due, kept from changing under us until the end of the transaction. None too if
+/// another process is about to start its run.
+pub async fn claim(tx: &mut Tx<'_>, id: CronId, now: Timestamp) -> DbResult<Option<Cron>> {
+    macro_rules! claim {
+        ($lock:literal) => {
+            concat!(select!(), " where cron_id = $1 and enabled and due_at is not null and due_at <= $2", $lock)
+        };
+    }
+    let sql = tx.either(claim!(""), claim!(" for update skip locked"));
+    let row: Option<CronRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).bind(now.0).fetch_optional(conn).await)?;
+    row.map(Cron::try_from).transpose()
+}
+
+/// Sets when a cron is due next.
+pub async fn set_due(tx: &mut Tx<'_>, id: CronId, due: Option<Timestamp>) -> DbResult<()> {
+    const SQL: &str = "update crons set due_at = $2 where cron_id = $1";
+    on_engine!(tx, |conn| query(SQL).bind(id.0).bind(due.map(|due| due.0)).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// By what crons are sorted; what is missing counts as smallest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CronSort {
+    /// By id.
+    Id,
+    /// By assistant.
+    Assistant,
+    /// By thread.
+    Thread,
+    /// By when they were made.
+    #[default]
+    CreatedAt,
+    /// By when they were last changed.
+    UpdatedAt,
+    /// By when they are due next.
+    Due,
+    /// By when they end.
+    End,
+}
+
+/// Which crons are wanted, and in which order. The default wants none.
+#[derive(Debug, Clone, Default)]
+pub struct CronSearch {
+    /// Only those of this assistant.
+    pub assistant: Option<AssistantId>,
+    /// Only those of this thread.
+    pub thread: Option<ThreadId>,
+    /// Only those that are enabled, or not.
+    pub enabled: Option<bool>,
+    /// Only those whose metadata contains this.
+    pub metadata: Filter,
+    /// In which order.
+    pub sort: CronSort,
+    /// Whether the smallest come first.
+    pub ascending: bool,
+    /// How many at most.
+    pub limit: i64,
+    /// How many to pass over before.
+    pub offset: i64,
+}
+
+impl CronSearch {
+    fn order(&self) -> &'static str {
+        match (self.sort, self.ascending) {
+            (CronSort::Id, true) => " order by cron_id",
+            (CronSort::Id, false) => " order by cron_id desc",
+            (CronSort::Assistant, true) => " order by assistant_id, created_at, cron_id",
+            (CronSort::Assistant, false) => " order by assistant_id desc, created_at desc, cron_id desc",
+            (CronSort::Thread, true) => " order by thread_id nulls first, created_at, cron_id",
+            (CronSort::Thread, false) => " order by thread_id desc nulls last, created_at desc, cron_id desc",
+            (CronSort::CreatedAt, true) => " order by created_at, cron_id",
+            (CronSort::CreatedAt, false) => " order by created_at desc, cron_id desc",
+            (CronSort::UpdatedAt, true) => " order by updated_at, cron_id",
+            (CronSort::UpdatedAt, false) => " order by updated_at desc, cron_id desc",
+            (CronSort::Due, true) => " order by due_at nulls first, cron_id",
+            (CronSort::Due, false) => " order by due_at desc nulls last, cron_id desc",
+            (CronSort::End, true) => " order by end_time nulls first, cron_id",
+            (CronSort::End, false) => " order by end_time desc nulls last, cron_id desc",
+        }
+    }
+
+    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>) -> DbResult<()>
+    where
+        DB: sqlx::Database,
+        QueryBuilder<DB>: Contains,
+        for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    {
+        sql.push(" where true");
+        if let Some(assistant) = self.assistant {
+            sql.push(" and assistant_id = ").push_bind(assistant.0);
+        }
+        if let Some(thread) = self.thread {
+            sql.push(" and thread_id = ").push_bind(thread.0);
+        }
+        if let Some(enabled) = self.enabled {
+            sql.push(if enabled { " and enabled" } else { " and not enabled" });
+        }
+        if !self.metadata.is_empty() {
+            sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
+        }
+        Ok(())
+    }
+}
+
+/// The crons that are wanted.
+pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch) -> DbResult<Vec<Cron>> {
+    let rows: Vec<CronRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(select!());
+        wanted.push_conditions(&mut sql)?;
+        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    rows.into_iter().map(Cron::try_from).collect()
+}
+
+/// How many crons meet the conditions; order, limit and offset are none.
+pub async fn count(tx: &mut Tx<'_>, wanted: &CronSearch) -> DbResult<i64> {
+    let count = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select count(*) from crons");
+        wanted.push_conditions(&mut sql)?;
+        sql.build_query_scalar().fetch_one(conn).await
+    })?;
+    Ok(count)
+}

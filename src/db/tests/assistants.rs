@@ -1,0 +1,206 @@
+use serde_json::{Value, json};
+
+use super::tables::plan;
+use super::{Db, object, on_both, read, write};
+use crate::db::assistants::{self, AssistantSearch, AssistantSort};
+use crate::db::engine::Conn;
+use crate::domain::assistant::{Assistant, Settings};
+use crate::domain::filter::Filter;
+use crate::domain::id::AssistantId;
+use crate::domain::time::Timestamp;
+
+on_both!(
+    is_stored_once_with_its_first_version,
+    keeps_every_version,
+    is_searched,
+    is_found_by_any_part_of_its_name,
+    goes_with_its_versions,
+    is_renamed_in_its_only_version,
+);
+
+fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
+    let settings = Settings { name: name.to_owned(), graph_id: graph_id.to_owned(), ..Settings::default() };
+    Assistant::new(AssistantId::mint(), settings, Timestamp(now))
+}
+
+fn filter(wanted: Value) -> Filter {
+    Filter::new("metadata", object(wanted)).expect("a filter")
+}
+
+async fn is_stored_once_with_its_first_version(db: Db) {
+    let settings = Settings {
+        graph_id: "agent".to_owned(),
+        config: object(json!({"tags": ["x"], "recursion_limit": 5})),
+        context: object(json!({"who": {"is": "me"}})),
+        metadata: object(json!({"a": [1, null]})),
+        name: "Ä name".to_owned(),
+        description: Some("what for".to_owned()),
+    };
+    let assistant = Assistant::new(AssistantId::mint(), settings, Timestamp(7));
+    let (first, again, id) = (assistant.clone(), assistant.clone(), assistant.id);
+    assert!(write!(db, |tx| assistants::insert(tx, &first)));
+    assert!(!write!(db, |tx| assistants::insert(tx, &again)));
+    assert_eq!(read!(db, |tx| assistants::find(tx, id)), Some(assistant.clone()));
+    assert_eq!(write!(db, |tx| assistants::lock(tx, id)), Some(assistant.clone()));
+    let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
+    assert_eq!((version.number, version.settings, version.created_at), (1, assistant.settings, Timestamp(7)));
+    assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 1);
+    assert_eq!(read!(db, |tx| assistants::find(tx, AssistantId::mint())), None);
+    assert_eq!(read!(db, |tx| assistants::newest_version(tx, AssistantId::mint())), 0);
+}
+
+async fn keeps_every_version(db: Db) {
+    let mut assistant = named("one", "agent", 1);
+    let (id, first) = (assistant.id, assistant.clone());
+    write!(db, |tx| assistants::insert(tx, &first));
+    for (number, name) in [(2, "two"), (3, "three")] {
+        assistant.version = number;
+        assistant.settings.name = name.to_owned();
+        assistant.settings.metadata = object(json!({"even": number % 2 == 0}));
+        assistant.updated_at = Timestamp(number);
+        let changed = assistant.clone();
+        write!(db, |tx| assistants::update(tx, &changed));
+    }
+    // An older version in use again, with a change of the row that is none of the version.
+    let second = read!(db, |tx| assistants::version(tx, id, 2)).expect("a version");
+    assistant.take(second, Timestamp(9));
+    let taken = assistant.clone();
+    write!(db, |tx| assistants::update(tx, &taken));
+    let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
+    assert_eq!((found.version, found.settings.name.as_str(), found.updated_at), (2, "two", Timestamp(9)));
+    assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 3);
+
+    let versions = async |metadata: Value, part: (i64, i64)| {
+        let metadata = filter(metadata);
+        let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part));
+        found.into_iter().map(|version| (version.number, version.created_at.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(versions(json!({}), (10, 0)).await, [(3, 3), (2, 2), (1, 1)]);
+    assert_eq!(versions(json!({}), (1, 1)).await, [(2, 2)]);
+    assert_eq!(versions(json!({"even": true}), (10, 0)).await, [(2, 2)]);
+}
+
+async fn is_searched(db: Db) {
+    let mut ids = vec![];
+    for (n, name) in (0..).zip(["beta", "Alpha", "gamma", "delta"]) {
+        let mut assistant = named(name, if n % 2 == 0 { "agent" } else { "plain" }, 10 + n);
+        assistant.updated_at = Timestamp(100 - n);
+        assistant.settings.metadata = object(json!({"n": n, "team": {"lead": n < 2}}));
+        ids.push(assistant.id);
+        write!(db, |tx| assistants::insert(tx, &assistant));
+    }
+    let found = async |wanted: AssistantSearch| {
+        let counted = wanted.clone();
+        let found = read!(db, |tx| assistants::search(tx, &wanted));
+        let places: Vec<usize> = found.iter().filter_map(|one| ids.iter().position(|id| *id == one.id)).collect();
+        (places, read!(db, |tx| assistants::count(tx, &counted)))
+    };
+    let all = AssistantSearch::default();
+    assert_eq!(found(all.clone()).await, (vec![3, 2, 1, 0], 4));
+    assert_eq!(found(AssistantSearch { limit: 2, offset: 1, ..all.clone() }).await, (vec![2, 1], 4));
+    let sorted = |sort, ascending| AssistantSearch { sort, ascending, ..all.clone() };
+    assert_eq!(found(sorted(AssistantSort::Name, true)).await.0, [1, 0, 3, 2]);
+    assert_eq!(found(sorted(AssistantSort::Name, false)).await.0, [2, 3, 0, 1]);
+    assert_eq!(found(sorted(AssistantSort::UpdatedAt, true)).await.0, [3, 2, 1, 0]);
+    assert_eq!(found(sorted(AssistantSort::Graph, true)).await.0, [0, 2, 1, 3]);
+    assert_eq!(found(sorted(AssistantSort::Id, true)).await.0, [0, 1, 2, 3]);
+    let plain = AssistantSearch { graph_id: Some("plain".to_owned()), ..all.clone() };
+    assert_eq!(found(plain).await, (vec![3, 1], 2));
+    let led = AssistantSearch { metadata: filter(json!({"team": {"lead": true}})), ..all.clone() };
+    assert_eq!(found(led).await, (vec![1, 0], 2));
+}
+
+async fn is_found_by_any_part_of_its_name(db: Db) {
+    for (n, name) in (1..).zip(["Größe 100%", "a_b", "a\\b", "axb", "GRÖSSE"]) {
+        let assistant = named(name, "agent", n);
+        write!(db, |tx| assistants::insert(tx, &assistant));
+    }
+    let found = async |name: &str| {
+        let wanted = AssistantSearch { name: Some(name.to_owned()), ascending: true, ..AssistantSearch::default() };
+        let found = read!(db, |tx| assistants::search(tx, &wanted));
+        found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
+    };
+    assert_eq!(found("GRÖ").await, ["Größe 100%", "GRÖSSE"]);
+    assert_eq!(found("0%").await, ["Größe 100%"]);
+    assert_eq!(found("A_B").await, ["a_b"]);
+    assert_eq!(found("a\\").await, ["a\\b"]);
+    assert_eq!(found("").await.len(), 5);
+    assert_eq!(found("nobody").await, Vec::<String>::new());
+}
+
+async fn goes_with_its_versions(db: Db) {
+    let assistant = named("one", "agent", 1);
+    let id = assistant.id;
+    write!(db, |tx| assistants::insert(tx, &assistant));
+    assert!(write!(db, |tx| assistants::delete(tx, id)));
+    assert!(!write!(db, |tx| assistants::delete(tx, id)));
+    assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 0);
+}
+
+async fn is_renamed_in_its_only_version(db: Db) {
+    let assistant = named("Old", "agent", 1);
+    let id = assistant.id;
+    write!(db, |tx| assistants::insert(tx, &assistant));
+    write!(db, |tx| assistants::rename(tx, id, "New", Some("for tests")));
+    let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
+    assert_eq!((found.settings.name.as_str(), found.version, found.updated_at), ("New", 1, Timestamp(1)));
+    let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
+    assert_eq!(version.settings, found.settings);
+    let by_name = AssistantSearch { name: Some("new".to_owned()), ..AssistantSearch::default() };
+    assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
+}
+
+/// Searches and the indexes they must use on SQLite.
+const SEARCHES: [(&str, &str); 7] = [
+    ("select * from assistants order by created_at desc, assistant_id desc limit 10", "assistants_by_created"),
+    ("select * from assistants order by updated_at, assistant_id limit 10", "assistants_by_updated"),
+    ("select * from assistants order by folded desc, assistant_id desc limit 10", "assistants_by_name"),
+    ("select * from assistants order by graph_id, created_at, assistant_id limit 10", "assistants_by_graph"),
+    (
+        "select * from assistants where true and graph_id = 'g1' order by created_at desc, assistant_id desc limit 10",
+        "assistants_by_graph",
+    ),
+    ("select count(*) from assistants where true and graph_id = 'g1'", "assistants_by_graph"),
+    ("select * from assistant_versions where assistant_id = {id} order by version desc limit 10", "assistant_versions"),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn are_searched_by_index() {
+    let db = super::open("sqlite::memory:").await;
+    for (sql, index) in SEARCHES {
+        let explained = sql.replace("{id}", "x'00'");
+        let plan = read!(db, |tx| plan(tx, &explained));
+        assert!(plan.contains(index) && !plan.contains("TEMP B-TREE"), "{sql}\n{plan}");
+    }
+    db.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn are_searched_by_index_on_postgres() {
+    const FILL: &str = "insert into assistants select gen_random_uuid(), 1, 'g' || n % 50, '{}', '{}', \
+        jsonb_build_object('n', n), 'name ' || n, 'name ' || n, null, n, n from generate_series(1, 5000) n; \
+        insert into assistant_versions select assistant_id, 1, graph_id, config, context, metadata, name, null, 0 \
+        from assistants; analyze";
+    let Some(database) = super::postgres::fresh_database().await else {
+        return;
+    };
+    let db = super::open(&database.url).await;
+    db.write(|tx| {
+        Box::pin(async move {
+            if let Conn::Postgres(conn) = &mut tx.conn {
+                sqlx::raw_sql(FILL).execute(&mut **conn).await?;
+            }
+            Ok(())
+        })
+    })
+    .await
+    .expect("a write");
+    let by_metadata = ("select count(*) from assistants where metadata @> '{\"n\": 7}'", "assistants_by_metadata");
+    for (sql, index) in SEARCHES.into_iter().chain([by_metadata]) {
+        let explained = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'");
+        let plan = read!(db, |tx| plan(tx, &explained));
+        assert!(plan.contains(index) && !plan.contains("Seq Scan"), "{sql}\n{plan}");
+    }
+    db.close().await;
+    database.discard().await;
+}

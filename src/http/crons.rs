@@ -1,0 +1,112 @@
+//! Crons: runs that are started by the clock.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
+use super::wire::Object;
+use super::wire::cron::{CronCreate, CronSearch, CronView, read_patch, read_wish};
+use super::{Answer, Api};
+use crate::db::crons;
+use crate::domain::cron::Cron;
+use crate::domain::id::CronId;
+use crate::runtime::CronError;
+
+/// How often a change is tried again when others change the same cron at the same time.
+const ATTEMPTS: usize = 5;
+
+/// Makes a cron whose runs bring their own threads.
+#[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
+    responses((status = 200, description = "The cron", body = CronView),
+        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<Object>) -> Answer<CronView> {
+    let cron = api.runs.create_cron(read_wish(body, None)?).await?;
+    Ok(Json(cron.into()))
+}
+
+/// Makes a cron whose runs all work on one thread. It goes away with the thread.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath),
+    request_body = CronCreate,
+    responses((status = 200, description = "The cron", body = CronView),
+        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
+pub(super) async fn create_for_thread(
+    State(api): State<Api>,
+    path: ThreadPath,
+    ApiJson(body): ApiJson<Object>,
+) -> Answer<CronView> {
+    let cron = api.runs.create_cron(read_wish(body, Some(path.thread_id))?).await?;
+    Ok(Json(cron.into()))
+}
+
+/// Shows a cron.
+#[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
+    responses((status = 200, description = "The cron", body = CronView),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, path: CronPath) -> Answer<CronView> {
+    Ok(Json(find(&api, path.cron_id).await?.into()))
+}
+
+async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
+    let found = api.db.read(move |tx| Box::pin(async move { crons::find(tx, id).await })).await?;
+    found.ok_or_else(|| ApiError::not_found("cron_not_found"))
+}
+
+/// Changes a cron. Fields that are given take the place of the old ones, metadata is added to the old; null forgets a
+/// field. Whoever enables a cron does not make up for what was due before.
+#[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
+    responses((status = 200, description = "The cron", body = CronView),
+        (status = 400, description = "Nothing is to be changed, or fields contradict each other", body = ErrorBody),
+        (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
+        (status = 409, description = "Others change it all the time", body = ErrorBody)))]
+pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body): ApiJson<Object>) -> Answer<CronView> {
+    if body.is_empty() {
+        return Err(ApiError::empty_patch());
+    }
+    let mut outcome = Err(CronError::Stale);
+    for _ in 0..ATTEMPTS {
+        let old = find(&api, path.cron_id).await?;
+        let wish = read_patch(&old, &body)?;
+        outcome = api.runs.update_cron(old, wish).await;
+        if !matches!(outcome, Err(CronError::Stale)) {
+            break;
+        }
+    }
+    Ok(Json(outcome?.into()))
+}
+
+/// Deletes a cron. The runs that it started stay.
+#[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
+    responses((status = 204, description = "It is gone"),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, path: CronPath) -> Result<Response, ApiError> {
+    let was_there = api.runs.delete_cron(path.cron_id).await?;
+    if was_there { Ok(no_content()) } else { Err(ApiError::not_found("cron_not_found")) }
+}
+
+/// Finds crons.
+#[utoipa::path(post, path = "/runs/crons/search", tag = "Crons", request_body = CronSearch,
+    responses((status = 200, description = "A page of crons", body = Vec<CronView>,
+        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
+pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
+    let (wanted, page, select) = body.check()?;
+    let read = api.db.read(move |tx| {
+        Box::pin(async move { Ok((crons::count(tx, &wanted).await?, crons::search(tx, &wanted).await?)) })
+    });
+    let (total, found) = read.await?;
+    let now = api.clock.now();
+    let shown: Vec<Value> = found.into_iter().map(|cron| CronView::from(cron).pick(&select, now)).collect();
+    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+}
+
+/// Counts crons.
+#[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
+    responses((status = 200, description = "How many there are", body = u64)))]
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Answer<i64> {
+    let wanted = body.check()?.0;
+    Ok(Json(api.db.read(move |tx| Box::pin(async move { crons::count(tx, &wanted).await })).await?))
+}

@@ -1,0 +1,39 @@
+//! Policy: who delegated may have written the instructions.
+//!
+//! They take the place of the standard ones; what other policies add to these stays.
+
+use async_trait::async_trait;
+
+use super::{Middleware, ModelAnswer, NextModel};
+use crate::domain::state::ORDERED_PROMPT;
+use crate::model::ModelRequest;
+use crate::tool::Halt;
+
+/// The policy.
+#[derive(Debug, Clone)]
+pub struct OrderedPrompt {
+    /// The instructions that are replaced.
+    standard: String,
+}
+
+impl OrderedPrompt {
+    /// Replaces `standard`, which begins the instructions of the agent.
+    pub fn new(standard: &str) -> Self {
+        Self { standard: standard.to_owned() }
+    }
+}
+
+#[async_trait]
+impl Middleware for OrderedPrompt {
+    fn name(&self) -> &str {
+        "OrderedPromptMiddleware"
+    }
+
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let ordered = next.state.fields.get(ORDERED_PROMPT).and_then(|prompt| prompt.as_str());
+        if let (Some(ordered), Some(rest)) = (ordered, request.system.strip_prefix(&self.standard)) {
+            request.system = format!("{ordered}{rest}");
+        }
+        next.ask(request).await
+    }
+}

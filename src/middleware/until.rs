@@ -1,0 +1,113 @@
+//! Policy: the agent works until a certain tool has succeeded, and that tool's result is its own.
+//!
+//! A model that stops before is reminded, but not for ever.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::reminder::Reminder;
+use super::structured::FIELD;
+use super::{Middleware, Reaction};
+use crate::domain::call::Answer;
+use crate::domain::machine::Moment;
+use crate::domain::message::{Role, ToolCall, ToolStatus};
+use crate::domain::state::State;
+use crate::tool::{Halt, Scope};
+
+/// What marks a reminder as ours.
+const OURS: &str = "until_tool";
+
+/// The policy.
+#[derive(Debug, Clone)]
+pub struct UntilTool {
+    tools: Vec<String>,
+}
+
+impl UntilTool {
+    /// The work ends with the first success of one of `tools`.
+    pub fn new(tools: &[String]) -> Self {
+        Self { tools: tools.to_vec() }
+    }
+}
+
+#[async_trait]
+impl Middleware for UntilTool {
+    fn name(&self) -> &str {
+        "UntilToolMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::AfterModel]
+    }
+
+    async fn hook(&self, _: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let names: Vec<String> = self.tools.iter().map(|name| format!("`{name}`")).collect();
+        let text = format!("Your work is not done before {} has succeeded. Go on.", names.join(" or "));
+        let failure = ("UntilToolError", "the model stopped without calling the tool that its work has to end with");
+        Reminder { source: OURS, text, failure }.about(state)
+    }
+
+    fn receive(&self, _: &Scope, _: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+        let result = answer.writes.messages.iter().find(|message| message.answers() == Some(call.id.as_str()));
+        let Some(result) = result.filter(|_| self.tools.contains(&call.name)) else {
+            return answer;
+        };
+        if matches!(result.role, Role::Tool { status: ToolStatus::Success, .. }) {
+            let text = result.content.text();
+            answer.writes.fields.insert(FIELD.to_owned(), Value::String(text));
+            answer.ends = true;
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::domain::machine::Jump;
+    use crate::domain::message::Message;
+    use crate::domain::time::Timestamp;
+
+    fn policy() -> UntilTool {
+        UntilTool::new(&["submit".to_owned()])
+    }
+
+    fn received(name: &str, status: ToolStatus) -> Answer {
+        let call = ToolCall::new("c", name, Map::new());
+        let answer = Answer::message(Message::tool(&call, status, "report 7"));
+        policy().receive(&Scope::sample(Timestamp(0)), &State::default(), &call, answer)
+    }
+
+    #[test]
+    fn the_first_success_of_the_tool_ends_the_work_with_its_result() {
+        let answer = received("submit", ToolStatus::Success);
+        assert!(answer.ends);
+        assert_eq!(answer.writes.fields[FIELD], json!("report 7"));
+    }
+
+    #[test]
+    fn a_failure_of_it_or_another_tool_ends_nothing() {
+        for answer in [received("submit", ToolStatus::Error), received("lookup", ToolStatus::Success)] {
+            assert!(!answer.ends && answer.writes.fields.is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_model_that_stops_before_is_sent_back_and_then_fails() {
+        let mut state = State::default();
+        state.messages.extend([Message::human("go"), Message::ai("done")].map(Arc::new));
+        for _ in 0..2 {
+            let reaction = policy().hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state).await;
+            let reaction = reaction.expect("a reminder");
+            assert_eq!(reaction.jump, Some(Jump::Model));
+            state.apply(&reaction.update);
+            state.messages.push(Arc::new(Message::ai("done")));
+        }
+        let failed = policy().hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state).await;
+        assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "UntilToolError"));
+    }
+}

@@ -1,0 +1,254 @@
+//! Assistants: made, changed, deleted; and who it is that runs when one is asked.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::worker::Worker;
+use super::{AssistantError, AssistantRef, Runs, StartError};
+use crate::agent::assemble::{Agents, Known};
+use crate::db::threads::{ThreadSearch, ThreadSort};
+use crate::db::{DbError, DbResult, Tx, assistants, threads};
+use crate::domain::assistant::{Assistant, Change, Settings};
+use crate::domain::filter::Filter;
+use crate::domain::graph::{Graph, Schemas};
+use crate::domain::id::{AssistantId, ThreadId};
+
+/// How many threads are looked up at once to be deleted.
+const THREADS: i64 = 100;
+
+/// Who runs: the assistant as it stands now, and the agent behind it.
+pub(super) struct Cast {
+    pub(super) assistant: Assistant,
+    pub(super) known: Arc<Known>,
+}
+
+/// Finds out who is asked.
+pub(super) async fn cast(
+    tx: &mut Tx<'_>,
+    agents: &Agents,
+    wanted: &AssistantRef,
+) -> DbResult<Result<Cast, StartError>> {
+    let id = match wanted {
+        AssistantRef::Id(id) => *id,
+        AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
+            Some(known) => known.assistant,
+            None => return Ok(Err(StartError::NoAssistant(graph_id.clone()))),
+        },
+    };
+    let Some(assistant) = assistants::find(tx, id).await? else {
+        return Ok(Err(StartError::NoAssistant(id.to_string())));
+    };
+    match agents.of_graph(&assistant.settings.graph_id) {
+        Some(known) => Ok(Ok(Cast { known: Arc::clone(known), assistant })),
+        None => Ok(Err(StartError::NoAgent { assistant: id, graph_id: assistant.settings.graph_id })),
+    }
+}
+
+/// Stores the assistants that the definitions have by themselves. Those that are stored stay as they are, except that one
+/// that nobody ever changed takes the name and the description of its definition.
+pub(super) async fn register(worker: &Worker) -> DbResult<()> {
+    let now = worker.clock.now();
+    let automatic = |known: &Arc<Known>| {
+        Assistant::automatic(&known.graph_id, &known.agent.name, known.description.as_deref(), now)
+    };
+    let ours: Vec<Assistant> = worker.agents.all().map(automatic).collect();
+    let write = worker.db.write(move |tx| {
+        Box::pin(async move {
+            for assistant in &ours {
+                if !assistants::insert(tx, assistant).await? {
+                    refresh(tx, assistant).await?;
+                }
+            }
+            Ok(())
+        })
+    });
+    write.await
+}
+
+async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
+    let Some(stored) = assistants::lock(tx, ours.id).await? else { return Ok(()) };
+    let is_untouched = assistants::newest_version(tx, ours.id).await? == 1;
+    let (old, new) = (&stored.settings, &ours.settings);
+    if is_untouched && (&old.name, &old.description) != (&new.name, &new.description) {
+        assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;
+    }
+    Ok(())
+}
+
+/// Up to `limit` threads on which this assistant worked last.
+async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
+    let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
+    let metadata = Filter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
+    let wanted = ThreadSearch { metadata, sort: ThreadSort::Id, ascending: true, limit, ..ThreadSearch::default() };
+    Ok(threads::search(tx, &wanted).await?.threads.into_iter().map(|thread| thread.id).collect())
+}
+
+impl Runs {
+    /// Makes an assistant. When there is one of this id: that one, if `or_take_it`.
+    ///
+    /// # Errors
+    /// See [`AssistantError`]; nothing is stored then.
+    pub async fn make_assistant(
+        &self,
+        id: AssistantId,
+        settings: Settings,
+        or_take_it: bool,
+    ) -> Result<Assistant, AssistantError> {
+        let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
+        settings.check()?;
+        self.graph_is_known(&settings.graph_id)?;
+        let assistant = Assistant::new(id, settings, self.0.clock.now());
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                if assistants::insert(tx, &assistant).await? {
+                    return Ok(Some(assistant));
+                }
+                if or_take_it { assistants::find(tx, id).await } else { Ok(None) }
+            })
+        });
+        write.await?.ok_or(AssistantError::Exists(id))
+    }
+
+    /// Gives an assistant a new version and takes it into use.
+    ///
+    /// # Errors
+    /// See [`AssistantError`]; nothing is stored then.
+    pub async fn change_assistant(&self, id: AssistantId, change: Change) -> Result<Assistant, AssistantError> {
+        if let Some(graph_id) = &change.graph_id {
+            self.graph_is_known(graph_id)?;
+        }
+        let now = self.0.clock.now();
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                let Some(mut assistant) = assistants::lock(tx, id).await? else {
+                    return Ok(Err(AssistantError::NoAssistant(id)));
+                };
+                assistant.settings = match assistant.settings.changed(change) {
+                    Ok(settings) => settings,
+                    Err(_) => return Ok(Err(AssistantError::TwoContexts)),
+                };
+                if let Err(invalid) = assistant.settings.check() {
+                    return Ok(Err(invalid.into()));
+                }
+                assistant.version = assistants::newest_version(tx, id).await? + 1;
+                assistant.updated_at = now;
+                assistants::update(tx, &assistant).await?;
+                Ok(Ok(assistant))
+            })
+        });
+        write.await?
+    }
+
+    /// Takes a version of an assistant into use. Runs that were started keep the version that they were started with.
+    ///
+    /// # Errors
+    /// See [`AssistantError`]; nothing is stored then.
+    pub async fn use_version(&self, id: AssistantId, number: i64) -> Result<Assistant, AssistantError> {
+        let now = self.0.clock.now();
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                let Some(mut assistant) = assistants::lock(tx, id).await? else {
+                    return Ok(Err(AssistantError::NoAssistant(id)));
+                };
+                let Some(version) = assistants::version(tx, id, number).await? else {
+                    return Ok(Err(AssistantError::NoVersion(id, number)));
+                };
+                assistant.take(version, now);
+                assistants::update(tx, &assistant).await?;
+                Ok(Ok(assistant))
+            })
+        });
+        write.await?
+    }
+
+    /// Deletes an assistant with its versions; with the threads on which it worked last, too, if `with_threads`. Its runs
+    /// go on, since they hold its settings.
+    ///
+    /// # Errors
+    /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
+    pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
+        if let Some(known) = self.0.agents.all().find(|known| known.assistant == id) {
+            return Err(AssistantError::Automatic(known.graph_id.clone()));
+        }
+        let found = self.0.db.read(move |tx| Box::pin(async move { assistants::find(tx, id).await })).await?;
+        found.ok_or(AssistantError::NoAssistant(id))?;
+        loop {
+            if with_threads {
+                self.delete_threads_of(id).await?;
+            }
+            let write = self.0.db.write(move |tx| {
+                Box::pin(async move {
+                    // A run may have come to a new thread meanwhile.
+                    if with_threads && !threads_of(tx, id, 1).await?.is_empty() {
+                        return Ok(None);
+                    }
+                    assistants::delete(tx, id).await.map(Some)
+                })
+            });
+            match write.await? {
+                Some(true) => return Ok(()),
+                Some(false) => return Err(AssistantError::NoAssistant(id)),
+                None => {}
+            }
+        }
+    }
+
+    async fn delete_threads_of(&self, id: AssistantId) -> DbResult<()> {
+        loop {
+            let read = self.0.db.read(move |tx| Box::pin(threads_of(tx, id, THREADS)));
+            let threads = read.await?;
+            if threads.is_empty() {
+                return Ok(());
+            }
+            for thread in threads {
+                self.delete_thread(thread).await?;
+            }
+        }
+    }
+
+    fn graph_is_known(&self, graph_id: &str) -> Result<(), AssistantError> {
+        if self.0.agents.of_graph(graph_id).is_some() {
+            return Ok(());
+        }
+        let known = self.0.agents.all().map(|known| known.graph_id.clone()).collect();
+        Err(AssistantError::NoGraph { graph_id: graph_id.to_owned(), known })
+    }
+
+    /// The assistants that the definitions have by themselves.
+    pub fn assistants(&self) -> Vec<AssistantCard> {
+        let card = |known: &Arc<Known>| AssistantCard {
+            id: known.assistant,
+            graph_id: known.graph_id.clone(),
+            name: known.agent.name.clone(),
+        };
+        self.0.agents.all().map(card).collect()
+    }
+
+    /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
+    pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
+        self.0.agents.of_graph(graph_id).map(|known| known.agent.drawing(levels))
+    }
+
+    /// What the state and the settings of this definition's agent look like. None without such a definition.
+    pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
+        self.0.agents.of_graph(graph_id).map(|known| known.agent.schemas())
+    }
+
+    /// The subagents of this definition's agent, by their names: one level, or all of them (`a|b` for a subagent's
+    /// subagent) if `recurse`; only the one of this namespace, if there is one. None without such a definition.
+    pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
+        self.0.agents.of_graph(graph_id).map(|known| known.agent.subagent_schemas(namespace, recurse))
+    }
+}
+
+/// An assistant that a definition has by itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AssistantCard {
+    /// Its id, the same after every restart.
+    pub id: AssistantId,
+    /// The definition.
+    pub graph_id: String,
+    /// The agent's name.
+    pub name: String,
+}

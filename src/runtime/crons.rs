@@ -1,0 +1,261 @@
+//! Runs that are started by the clock.
+//!
+//! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and of
+//! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
+//! thread of a process stood still, is made up for by one run, however many due times went by.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::admission::{self, Admitted};
+use super::{AssistantRef, CronError, Runs, Target, Wish, assistants};
+use crate::agent::assemble::Agents;
+use crate::db::crons::Due;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::cron::{Cron, Schedule};
+use crate::domain::id::{CronId, ThreadId};
+use crate::domain::run::RunRequest;
+use crate::domain::time::Timestamp;
+
+/// How often it is looked whether a cron is due.
+const LOOK: Duration = Duration::from_secs(1);
+/// How many due crons are looked up at once.
+const AT_ONCE: i64 = 64;
+
+/// A wish for a cron, checked for shape but not yet for sense.
+#[derive(Debug, Clone)]
+pub struct CronWish {
+    /// Where its runs shall run; none gives every run a thread of its own.
+    pub thread: Option<ThreadId>,
+    /// Who shall run.
+    pub assistant: AssistantRef,
+    /// When.
+    pub schedule: Schedule,
+    /// After this instant no run is started any more.
+    pub end: Option<Timestamp>,
+    /// Whether runs are started at all.
+    pub enabled: bool,
+    /// Whether a thread of a run's own stays when the run is over.
+    pub keep_threads: bool,
+    /// What each run shall do.
+    pub request: RunRequest,
+    /// The requester's notes.
+    pub metadata: Map<String, Value>,
+    /// The wish as the client wrote it.
+    pub payload: Map<String, Value>,
+}
+
+impl CronWish {
+    /// The cron that is wished for. It has no due time yet.
+    fn into_cron(self, id: CronId, assistant: crate::domain::id::AssistantId, now: Timestamp) -> Cron {
+        let Self { thread, schedule, end, enabled, keep_threads, mut request, metadata, mut payload, .. } = self;
+        mark(&mut request.config, id);
+        payload.insert("assistant_id".to_owned(), json!(assistant));
+        mark(open(&mut payload, "config"), id);
+        let (due_at, created_at, updated_at) = (None, now, now);
+        Cron {
+            id,
+            assistant,
+            thread,
+            schedule,
+            end,
+            enabled,
+            keep_threads,
+            due_at,
+            request,
+            payload,
+            metadata,
+            created_at,
+            updated_at,
+        }
+    }
+}
+
+/// Notes in the settings of a run by which cron it is started.
+fn mark(config: &mut Map<String, Value>, id: CronId) {
+    open(config, "configurable").insert("cron_id".to_owned(), json!(id));
+}
+
+/// The object under this name; made if there is none.
+fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
+    let value = object.entry(name).or_insert(Value::Null);
+    if !value.is_object() {
+        *value = json!({});
+    }
+    value.as_object_mut().expect("an object was just put there")
+}
+
+/// What one due time asks for.
+fn wish_of(cron: &Cron) -> Wish {
+    let keep = cron.keep_threads;
+    let mut metadata = cron.metadata.clone();
+    metadata.insert("cron_id".to_owned(), json!(cron.id));
+    Wish {
+        target: cron.thread.map_or(Target::Stateless { keep }, Target::Thread),
+        assistant: AssistantRef::Id(cron.assistant),
+        request: cron.request.clone(),
+        resume: None,
+        metadata,
+        after: Duration::ZERO,
+    }
+}
+
+/// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
+async fn lay_out(
+    tx: &mut Tx<'_>,
+    wish: CronWish,
+    agents: &Agents,
+    (id, now): (CronId, Timestamp),
+) -> DbResult<Result<Cron, CronError>> {
+    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+        Ok(cast) => cast,
+        Err(refusal) => return Ok(Err(refusal.into())),
+    };
+    let cron = wish.into_cron(id, cast.assistant.id, now);
+    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast) {
+        return Ok(Err(invalid.into()));
+    }
+    if cron.thread.is_none() && cron.request.checkpoint.is_some() {
+        let reason = "needs a thread: a cron without one begins anew each time";
+        return Ok(Err(Invalid::new("checkpoint", reason).into()));
+    }
+    Ok(Ok(cron))
+}
+
+impl Runs {
+    /// Makes a cron.
+    ///
+    /// # Errors
+    /// See [`CronError`]; nothing is stored then.
+    pub async fn create_cron(&self, wish: CronWish) -> Result<Cron, CronError> {
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        self.0
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    if let Some(thread) = wish.thread
+                        && db::threads::lock(tx, thread).await?.is_none()
+                    {
+                        return Ok(Err(CronError::NoThread(thread)));
+                    }
+                    let mut cron = match lay_out(tx, wish, &agents, (CronId::mint(), now)).await? {
+                        Ok(cron) => cron,
+                        Err(refusal) => return Ok(Err(refusal)),
+                    };
+                    cron.due_at = cron.next_after(now);
+                    db::crons::insert(tx, &cron).await?;
+                    Ok(Ok(cron))
+                })
+            })
+            .await?
+    }
+
+    /// Puts `wish` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
+    /// zone or its end, or when it is enabled: what was due while it was not is not made up for.
+    ///
+    /// # Errors
+    /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
+    pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        self.0
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    let Some(found) = db::crons::lock(tx, old.id).await? else {
+                        return Ok(Err(CronError::NoCron));
+                    };
+                    if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
+                        return Ok(Err(CronError::Stale));
+                    }
+                    let mut new = match lay_out(tx, wish, &agents, (old.id, now)).await? {
+                        Ok(new) => Cron { thread: old.thread, created_at: old.created_at, ..new },
+                        Err(refusal) => return Ok(Err(refusal)),
+                    };
+                    let is_woken = new.enabled && !found.enabled;
+                    let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
+                    let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
+                    new.due_at = if goes_on { still_due } else { new.next_after(now) };
+                    db::crons::update(tx, &new).await?;
+                    Ok(Ok(new))
+                })
+            })
+            .await?
+    }
+
+    /// Deletes a cron. False if there is none.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn delete_cron(&self, id: CronId) -> DbResult<bool> {
+        self.0.db.write(move |tx| Box::pin(async move { db::crons::delete(tx, id).await })).await
+    }
+
+    /// Starts the runs of crons as they become due. Ends with the server.
+    pub(super) async fn keep_time(self) {
+        let soft = self.0.shutdown.soft().clone();
+        loop {
+            if let Err(error) = self.fire_due().await {
+                tracing::warn!(%error, "could not look for crons that are due");
+            }
+            if soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Goes once through all crons that are due by now. One that cannot be started holds up no other.
+    async fn fire_due(&self) -> DbResult<()> {
+        let now = self.0.clock.now();
+        let mut after = None;
+        while !self.0.shutdown.soft().is_cancelled() {
+            let page = self
+                .0
+                .db
+                .read(move |tx| Box::pin(async move { db::crons::due(tx, now, after, AT_ONCE).await }))
+                .await?;
+            let Some(last) = page.last().copied() else { return Ok(()) };
+            after = Some(last);
+            for due in page {
+                if let Err(error) = self.fire(due).await {
+                    tracing::warn!(cron = %due.id, %error, "could not start the run of a cron yet");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the run of a cron that is due, unless somebody else does.
+    async fn fire(&self, due: Due) -> DbResult<()> {
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let fired = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                // In the order in which the deletion of a thread takes them.
+                if let Some(thread) = due.thread {
+                    db::threads::lock(tx, thread).await?;
+                }
+                let Some(cron) = db::crons::claim(tx, due.id, now).await? else {
+                    return Ok(None);
+                };
+                db::crons::set_due(tx, cron.id, cron.next_after(now)).await?;
+                if cron.end.is_some_and(|end| end < now) {
+                    return Ok(None);
+                }
+                let wish = wish_of(&cron);
+                admission::start(tx, &wish, &agents, None, now).await.map(Some)
+            })
+        });
+        match fired.await? {
+            None => {}
+            Some(Ok(Admitted { run, displaced, .. })) => {
+                tracing::debug!(cron = %due.id, run = %run.id, "cron is due");
+                self.0.has_queued();
+                self.displace(&run, displaced).await?;
+            }
+            Some(Err(refusal)) => tracing::warn!(cron = %due.id, %refusal, "a cron is due, but its run was refused"),
+        }
+        Ok(())
+    }
+}
