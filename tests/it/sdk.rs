@@ -4,6 +4,7 @@
 //! `ADJUTANT_TEST_NODE_MODULES` names a folder of modules, else `tests/sdk/js/node_modules` (made by `npm ci` there).
 //! What is not there is skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -57,6 +58,21 @@ fn in_javascript(scene: &str, server: &TestServer) -> Option<Command> {
     Some(command)
 }
 
+/// The table in the README says which methods of an SDK work: those whose names the scene said at its end.
+#[track_caller]
+fn the_readme_lists(said: &str, column: usize) {
+    let last = said.lines().last().expect("the scene says something");
+    let mut methods: BTreeMap<String, String> = serde_json::from_str(last).expect("JSON");
+    // What the clients themselves are built on.
+    methods.remove("http");
+    let readme = include_str!("../../README.md");
+    for (resource, methods) in methods {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{resource}` |")));
+        let cell = row.and_then(|row| row.split('|').nth(column + 1)).map(str::trim);
+        assert_eq!(cell, Some(methods.as_str()), "the README, {resource}");
+    }
+}
+
 on_both_engines! {
     async fn the_python_sdk_drives_the_whole_flow(server: TestServer) {
         let Some(flow) = in_python("flow.py", &server) else { return };
@@ -68,6 +84,18 @@ on_both_engines! {
         let Some(flow) = in_javascript("flow.mjs", &server) else { return };
         assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
         assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+    }
+
+    async fn every_method_of_the_python_sdk_works(server: TestServer) {
+        let Some(mut scene) = in_python("every_method.py", &server) else { return };
+        scene.args(["assistants", "threads", "thread_streams", "answers", "branches", "approvals", "background", "crons"]);
+        the_readme_lists(&runs_to_its_end(scene).await, 1);
+    }
+
+    async fn every_method_of_the_javascript_sdk_works(server: TestServer) {
+        let Some(mut scene) = in_javascript("every_method.mjs", &server) else { return };
+        scene.args(["useAssistants", "useThreads", "useStates", "useThreadStreams", "useRuns", "useBackgroundRuns", "useCrons"]);
+        the_readme_lists(&runs_to_its_end(scene).await, 2);
     }
 
     async fn the_public_chat_pages_work(server: TestServer) {
