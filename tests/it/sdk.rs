@@ -88,13 +88,13 @@ on_both_engines! {
 
     async fn every_method_of_the_python_sdk_works(server: TestServer) {
         let Some(mut scene) = in_python("every_method.py", &server) else { return };
-        scene.args(["assistants", "threads", "thread_streams", "answers", "branches", "approvals", "background", "crons"]);
+        scene.args(["server", "assistants", "threads", "thread_streams", "answers", "branches", "approvals", "background"]);
+        scene.args(["crons", "store"]);
         the_readme_lists(&runs_to_its_end(scene).await, 1);
     }
 
     async fn every_method_of_the_javascript_sdk_works(server: TestServer) {
-        let Some(mut scene) = in_javascript("every_method.mjs", &server) else { return };
-        scene.args(["useAssistants", "useThreads", "useStates", "useThreadStreams", "useRuns", "useBackgroundRuns", "useCrons"]);
+        let Some(scene) = in_javascript("every_method.mjs", &server) else { return };
         the_readme_lists(&runs_to_its_end(scene).await, 2);
     }
 
