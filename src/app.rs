@@ -12,13 +12,14 @@ use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::db::Db;
 use crate::domain::definition::{ToolDefinition, ToolKind};
+use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{Parts, Retention, Runs};
+use crate::runtime::{IndexParts, Parts, Retention, Runs, Store, StoreSettings};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -29,6 +30,7 @@ pub struct App {
     db: Db,
     events: Events,
     runs: Runs,
+    store: Store,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
@@ -55,7 +57,13 @@ impl App {
         let url = config.storage.url.expose();
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        let workshop = Workshop { providers: Arc::new(providers(&config)), tools: Arc::new(tools(&config)?) };
+        let providers = Arc::new(providers(&config));
+        let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
+        let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
+            .await
+            .context("could not open the index of the store")?;
+        shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
+        let workshop = Workshop { providers, tools: Arc::new(tools(&config)?) };
         let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
         let metrics = Metrics::new(clock.now(), config.tools.keys().cloned().chain(agents.tool_names()));
         let runs = Runs::open(Parts {
@@ -72,7 +80,7 @@ impl App {
         })
         .await
         .context("could not take the lease on the runs")?;
-        Ok(Self { config, db, events, runs, metrics, clock, shutdown })
+        Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
     }
 
     /// Serves until the shutdown begins, then lets everybody finish.
@@ -85,6 +93,7 @@ impl App {
             db: self.db.clone(),
             events: self.events.clone(),
             runs: self.runs.clone(),
+            store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
             settings: ApiSettings {
@@ -141,6 +150,21 @@ fn cors(server: &config::Server) -> CorsSettings {
         max_age: server.cors_max_age(),
         private_network: server.cors_private_network,
     }
+}
+
+/// How long items of the Store stay.
+fn store_settings(store: &config::StoreSection) -> StoreSettings {
+    StoreSettings {
+        default_ttl: store.ttl.default_ttl(),
+        refresh_on_read: store.ttl.refresh_on_read,
+        sweep_interval: store.ttl.sweep_interval(),
+    }
+}
+
+/// By what items of the Store are found.
+fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::Result<IndexParts> {
+    let fields = TextPath::read_all("store.index.fields", &index.fields)?;
+    Ok(IndexParts { embedder: providers.embedder(&index.embed, index.dims), fields })
 }
 
 /// The places where models come from.

@@ -7,6 +7,7 @@ use futures::future::{BoxFuture, FutureExt};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::call_ids::CallIds;
 use super::journal::{Note, Stop};
 use super::{Breakpoints, Ending, Loop, ended};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
@@ -238,7 +239,7 @@ impl Loop<'_> {
 
     async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Message, ModelError> {
         let mut stream = self.agent.model.ask(request).await?;
-        let mut ordinals = 0..;
+        let (mut ordinals, mut ids) = (0.., CallIds::default());
         let mut say = |chunk| {
             let ordinal = ordinals.next().unwrap_or(u32::MAX);
             self.journal.say(Delta { answer: Arc::clone(head), ordinal, chunk });
@@ -248,8 +249,11 @@ impl Loop<'_> {
             let chunk = match event? {
                 ModelEvent::Text(text) => Chunk::Text(text),
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
-                ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
-                ModelEvent::Done(message) => {
+                ModelEvent::CallChunk { index, id, name, args } => {
+                    Chunk::Call { index, id: ids.of_piece(index, id), name, args }
+                }
+                ModelEvent::Done(mut message) => {
+                    CallIds::tell_apart(&mut message);
                     say(end_of(&message));
                     return Ok(*message);
                 }

@@ -34,6 +34,7 @@ use crate::model::Model;
 use crate::tool::{ArgumentCheck, Scope, Toolbox};
 
 pub mod assemble;
+mod call_ids;
 mod calls;
 mod delegate;
 mod drawing;

@@ -32,6 +32,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
     let around = surroundings(config, unread);
+    check.findings.extend(super::store::check(config, &around));
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
         let findings = check_agent(graph_id, agent, &around).into_iter();

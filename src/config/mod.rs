@@ -22,6 +22,7 @@ mod folder;
 mod markdown;
 mod problem;
 mod sections;
+mod store;
 mod verdict;
 
 pub use arguments::{Arguments, Command, Settings};
@@ -30,6 +31,7 @@ pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
     SweepStrategy, TimeToLive,
 };
+pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
 
 use problem::{Origin, Origins};
@@ -56,6 +58,8 @@ pub struct Config {
     pub storage: Storage,
     /// How runs are carried out.
     pub runtime: Runtime,
+    /// What is remembered beyond a thread, and for how long.
+    pub store: StoreSection,
     /// How long threads are kept that do not say it themselves.
     pub threads: Kept,
     /// How long the histories of threads are kept.

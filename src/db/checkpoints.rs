@@ -200,13 +200,18 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     Ok(())
 }
 
-/// Changes what is under way after a checkpoint. Returns whether there is such a checkpoint.
-pub async fn set_position(tx: &mut Tx<'_>, checkpoint: CheckpointId, position: &Position) -> DbResult<bool> {
-    const SQL: &str = "update checkpoints set position = $2 where checkpoint_id = $1";
+/// Changes, in the course of run `by` of the main agent, what is under way after a checkpoint. Returns whether there is
+/// such a checkpoint.
+pub async fn set_position(tx: &mut Tx<'_>, checkpoint: CheckpointId, position: &Position, by: RunId) -> DbResult<bool> {
+    // On the right of the equal signs stand the values from before the update.
+    const SQL: &str = "update checkpoints set position = $2, \
+        before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
+        touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1";
     let position = encode(position)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(checkpoint.0)
         .bind(position)
+        .bind(by.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -320,6 +325,14 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
     for sql in [STEPS, FACTS] {
         on_engine!(tx, |conn| query(sql).bind(thread.0).bind(run.0).execute(conn).await.map(drop))?;
     }
+    Ok(())
+}
+
+/// Takes back what run `by` changed about what is under way after checkpoints that are not its own.
+pub async fn restore_positions(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
+    const SQL: &str = "update checkpoints set position = coalesce(before, position), before = null, touched_by = null \
+        where touched_by = $1";
+    on_engine!(tx, |conn| query(SQL).bind(by.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

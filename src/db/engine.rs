@@ -21,6 +21,12 @@ use super::error::{DbError, DbResult};
 use super::states::States;
 use super::writer::{self, Outfit};
 
+mod matches;
+mod vector;
+
+pub(super) use matches::Matches;
+pub(super) use vector::Vector;
+
 static SQLITE_TABLES: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES_TABLES: Migrator = sqlx::migrate!("migrations/postgres");
 

@@ -1,5 +1,6 @@
 //! Questions to humans, and what became of them. They outlive the runs that asked.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
@@ -129,7 +130,7 @@ impl TryFrom<AskedRow> for Asked {
 }
 
 /// Stores a question. One that is asked again, as when a client goes back to the checkpoint before it, is what it is
-/// now: an earlier answer is forgotten.
+/// now: an earlier answer is forgotten, unless the run that asks is undone.
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread is gone.
@@ -142,10 +143,13 @@ pub async fn insert(tx: &mut Tx<'_>, asked: &Asked) -> DbResult<()> {
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
         resolved_at = excluded.resolved_at, seq = excluded.seq";
+    let id = &asked.interrupt.id;
+    let earlier = find(tx, asked.thread, id).await?;
+    remember(tx, earlier.as_slice(), asked.run).await?;
     let interrupt = encode(&asked.interrupt)?;
     let resolution = asked.resolution.as_ref().map(encode).transpose()?;
     on_engine!(tx, |conn| query(SQL)
-        .bind(asked.interrupt.id.0.as_str())
+        .bind(id.0.as_str())
         .bind(asked.thread.0)
         .bind(asked.run.0)
         .bind(lane_id(asked.lane))
@@ -211,6 +215,8 @@ pub async fn resolve(
 ) -> DbResult<bool> {
     const SQL: &str = "update interrupts set status = 'resolved', resolution = $3, resumed_by = $4, resolved_at = $5 \
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
+    let open = find(tx, thread, id).await?.filter(|asked| asked.status == AskedStatus::Pending);
+    remember(tx, open.as_slice(), by).await?;
     let answer = encode(answer)?;
     let resolved = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
@@ -222,6 +228,76 @@ pub async fn resolve(
         .await
         .map(|done| done.rows_affected()))?;
     Ok(resolved == 1)
+}
+
+/// Closes the open questions of a thread for run `by` of the main agent, which leaves them behind.
+pub async fn abandon(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Timestamp) -> DbResult<()> {
+    let open = of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+    remember(tx, &open, by).await?;
+    drop_pending(tx, thread, None, now).await.map(drop)
+}
+
+/// What a question was before a run changed it.
+#[derive(Serialize, Deserialize)]
+struct Before {
+    run: RunId,
+    status: String,
+    resolution: Option<Value>,
+    resumed_by: Option<RunId>,
+    created_at: Timestamp,
+    resolved_at: Option<Timestamp>,
+    seq: i64,
+}
+
+/// Keeps what questions are before run `by` changes them, unless it has asked or changed them itself.
+async fn remember(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
+    const SQL: &str = "update interrupts set before = $3, touched_by = $4 \
+        where thread_id = $1 and interrupt_id = $2 and touched_by is distinct from $4";
+    for asked in all.iter().filter(|asked| asked.run != by) {
+        let before = encode(&Before {
+            run: asked.run,
+            status: asked.status.word().to_owned(),
+            resolution: asked.resolution.clone(),
+            resumed_by: asked.resumed_by,
+            created_at: asked.created_at,
+            resolved_at: asked.resolved_at,
+            seq: asked.seq,
+        })?;
+        let (thread, id) = (asked.thread.0, asked.interrupt.id.0.as_str());
+        on_engine!(tx, |conn| query(SQL).bind(thread).bind(id).bind(before).bind(by.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
+/// Takes back what run `by` of the main agent did to the questions of a thread: its own are gone, others are what they
+/// were before it.
+pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
+    const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
+    const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \
+        created_at = $7, resolved_at = $8, seq = $9, before = null, touched_by = null \
+        where thread_id = $1 and interrupt_id = $2";
+    const DELETE: &str = "delete from interrupts where thread_id = $1 and run_id = $2";
+    let touched: Vec<(String, String)> =
+        on_engine!(tx, |conn| query_as(FIND).bind(thread.0).bind(by.0).fetch_all(conn).await)?;
+    for (id, before) in touched {
+        let before: Before = Cell { table: TABLE, column: "before", id: &id }.decode(&before)?;
+        let resolution = before.resolution.as_ref().map(encode).transpose()?;
+        on_engine!(tx, |conn| query(RESTORE)
+            .bind(thread.0)
+            .bind(id.as_str())
+            .bind(before.run.0)
+            .bind(before.status)
+            .bind(resolution)
+            .bind(before.resumed_by.map(|run| run.0))
+            .bind(before.created_at.0)
+            .bind(before.resolved_at.map(|at| at.0))
+            .bind(before.seq)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    on_engine!(tx, |conn| query(DELETE).bind(thread.0).bind(by.0).execute(conn).await.map(drop))?;
+    Ok(())
 }
 
 /// Closes the open questions of a thread that nobody will answer any more: those of the given lanes, or all. Returns how

@@ -1,4 +1,4 @@
-//! What is remembered: threads, runs, checkpoints, events, questions to humans. One file per table.
+//! What is remembered: threads, runs, checkpoints, events, questions to humans, items. One file per table.
 //!
 //! This is not where anything is decided: the functions say what is in the tables and change it. They take a [`Tx`], so
 //! any number of them make one transaction; only [`Db::read`] and [`Db::write`] open one. Rows never leave this module;
@@ -15,7 +15,9 @@ mod engine;
 mod error;
 pub mod events;
 mod fold;
+pub mod idempotency;
 pub mod interrupts;
+pub mod items;
 mod json;
 pub mod retention;
 pub mod runs;

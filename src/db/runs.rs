@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 pub use claims::{
     Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
-    next_due_at, release, request_cancel, some_pending, some_running, stop_children,
+    next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
+    stop_children,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};

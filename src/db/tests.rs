@@ -4,6 +4,8 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod idempotency;
+mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

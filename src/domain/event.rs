@@ -72,6 +72,16 @@ pub enum EventBody {
     Begun(Work),
 }
 
+impl EventBody {
+    /// Whether it is stored; if not, only those who are there when it happens hear of it.
+    pub fn is_stored(&self) -> bool {
+        match self {
+            Self::Entry(_) | Self::Fact(_) => true,
+            Self::Delta(_) | Self::Begun(_) => false,
+        }
+    }
+}
+
 /// What an agent sets about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {

@@ -13,6 +13,7 @@
 //! | interrupt | a question to a human; a *decision* answers it |
 //! | call, fate | a tool call of the model, and what became of it |
 //! | event | a fact in the log of a thread |
+//! | item | something remembered beyond a thread, under a key in a *namespace* of the Store |
 
 use std::fmt;
 
@@ -27,8 +28,10 @@ pub mod filter;
 pub mod goto;
 pub mod graph;
 pub mod id;
+pub mod idempotency;
 pub mod input;
 pub mod interrupt;
+pub mod item;
 pub mod machine;
 pub mod message;
 pub mod run;

@@ -155,6 +155,9 @@ pub struct RunRequest {
     pub multitask: Multitask,
     /// Whether the thread exists for this run alone and goes away with it.
     pub temporary: bool,
+    /// Whether such a thread stays nevertheless until the key is forgotten under which the run was asked for: who asks
+    /// again follows the same run.
+    pub held: bool,
     /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Assigned>,

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{AgentPath, ApiJson, AssistantPath, Page, Params, SubgraphPath, no_content};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::assistant::{
     AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
     SchemasView, VersionChoice, VersionSearch, VersionView,
@@ -23,13 +24,19 @@ use crate::runtime::{AssistantError, AssistantRef};
 
 /// Makes an assistant: an agent definition with settings.
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
+    params(KeyHeader),
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
         (status = 404, description = "There is no such agent definition", body = ErrorBody),
         (status = 409, description = "It exists already", body = ErrorBody)))]
-pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<AssistantCreate>) -> Answer<AssistantView> {
+pub(super) async fn create(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<AssistantCreate>>,
+) -> Result<Response, ApiError> {
     let CheckedAssistant { id, settings, or_take_it } = body.check()?;
-    Ok(Json(api.runs.make_assistant(id, settings, or_take_it).await?.into()))
+    let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
+    let once = api.runs.make_assistant(id, settings, or_take_it, (key, made)).await?;
+    idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
 }
 
 /// Finds assistants.

@@ -7,12 +7,14 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::Object;
 use super::wire::cron::{CronCreate, CronSearch, CronView, read_patch, read_wish};
 use super::{Answer, Api};
 use crate::db::crons;
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
+use crate::domain::idempotency::Kept;
 use crate::runtime::CronError;
 
 /// How often a change is tried again when others change the same cron at the same time.
@@ -20,16 +22,25 @@ const ATTEMPTS: usize = 5;
 
 /// Makes a cron whose runs bring their own threads.
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
+    params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
-pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<Object>) -> Answer<CronView> {
-    let cron = api.runs.create_cron(read_wish(body, None)?).await?;
-    Ok(Json(cron.into()))
+pub(super) async fn create(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+) -> Result<Response, ApiError> {
+    let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
+    idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
+}
+
+/// The answer to who makes a cron.
+fn made(cron: &Cron) -> Kept {
+    idempotency::kept(&CronView::from(cron.clone()))
 }
 
 /// Makes a cron whose runs all work on one thread. It goes away with the thread.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath),
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
@@ -37,10 +48,10 @@ pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<Object
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
     path: ThreadPath,
-    ApiJson(body): ApiJson<Object>,
-) -> Answer<CronView> {
-    let cron = api.runs.create_cron(read_wish(body, Some(path.thread_id))?).await?;
-    Ok(Json(cron.into()))
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+) -> Result<Response, ApiError> {
+    let once = api.runs.create_cron(read_wish(body, Some(path.thread_id))?, key, made).await?;
+    idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
 
 /// Shows a cron.

@@ -16,7 +16,8 @@ use uuid::Uuid;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
-use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
+use crate::domain::item::ItemError;
+use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError, StoreError};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +92,12 @@ impl ApiError {
     /// The thread exists already.
     pub fn thread_exists(id: ThreadId) -> Self {
         Self::new(StatusCode::CONFLICT, "thread_exists", format!("Thread with ID {id} already exists"))
+    }
+
+    /// The key of the request belongs to another one.
+    pub fn key_reused() -> Self {
+        let message = "Idempotency-Key: belongs to another request. Take a new key for a new request.";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
     /// The text of the request is no JSON.
@@ -337,6 +344,31 @@ impl From<StateWriteError> for ApiError {
             }
             StateWriteError::Invalid(error) => error.into(),
             StateWriteError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<ItemError> for ApiError {
+    fn from(error: ItemError) -> Self {
+        match error {
+            ItemError::NoNamespace => Self::new(StatusCode::BAD_REQUEST, "empty_namespace", error.to_string()),
+            ItemError::Reserved => Self::new(StatusCode::BAD_REQUEST, "reserved_namespace", error.to_string()),
+            ItemError::Invalid(error) => error.into(),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    #[track_caller]
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Invalid(error) => error.into(),
+            StoreError::Embedding(error) => {
+                tracing::warn!(%error, "the embedding model of the store failed");
+                let text = format!("The embedding model failed ({}). Nothing was stored; try again.", error.class());
+                Self::new(StatusCode::FAILED_DEPENDENCY, "embedding_failed", text)
+            }
+            StoreError::Fault(error) => error.into(),
         }
     }
 }

@@ -25,7 +25,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let body = Bytes::from_request(request, state).await.map_err(body_error)?;
-        parse(&body, b'{', "a JSON object").map(Self)
+        object(&body).map(Self)
     }
 }
 
@@ -37,11 +37,21 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let body = Bytes::from_request(request, state).await.map_err(body_error)?;
-        parse(&body, b'[', "a JSON list").map(Self)
+        list(&body).map(Self)
     }
 }
 
-fn body_error(rejection: BytesRejection) -> ApiError {
+/// Reads a JSON object.
+pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    parse(body, b'{', "a JSON object")
+}
+
+/// Reads a JSON list.
+pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
+    parse(body, b'[', "a JSON list")
+}
+
+pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
 }
 

@@ -19,7 +19,7 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::Runs;
+use crate::runtime::{Runs, Store};
 
 mod about;
 mod approvals;
@@ -28,10 +28,12 @@ mod cors;
 mod crons;
 pub mod error;
 pub mod extract;
+mod idempotency;
 pub mod openapi;
 mod runs;
 mod state;
 mod stateless;
+mod store;
 pub mod stream;
 mod thread_stream;
 mod threads;
@@ -52,6 +54,8 @@ pub struct Api {
     pub events: Events,
     /// Whatever changes a run or a thread.
     pub runs: Runs,
+    /// What is remembered beyond a thread.
+    pub store: Store,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// What is counted.
@@ -135,6 +139,10 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(approvals::list))
         .routes(routes!(approvals::get))
         .routes(routes!(approvals::resolve))
+        // The Store: what is remembered beyond a thread.
+        .routes(routes!(store::get, store::put, store::delete))
+        .routes(routes!(store::search))
+        .routes(routes!(store::namespaces))
 }
 
 /// The whole HTTP side of the server.

@@ -42,6 +42,7 @@ use super::{Api, table};
         (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
         (name = "Crons", description = "Runs that are started by the clock"),
         (name = "Approvals", description = "Questions to a human, and their answers"),
+        (name = "Store", description = "What is remembered beyond a thread: items in namespaces"),
     )
 )]
 struct Preface;

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
 use super::waiting::{self, Leave};
 use super::wire::child::ChildRunView;
@@ -16,12 +17,14 @@ use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
 use super::{Answer, Api};
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Run, RunStatus};
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction};
+use crate::runtime::{AssistantRef, CancelAction, Shown};
 
 /// Starts a run and does not wait for it.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath), request_body = RunCreate,
+#[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
+    request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
@@ -29,16 +32,26 @@ use crate::runtime::{AssistantRef, CancelAction};
 pub(super) async fn create(
     State(api): State<Api>,
     path: ThreadPath,
-    ApiJson(body): ApiJson<RunCreate>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let run = begin(&api, body.check(Door::Thread(path.thread_id))?).await?.run;
-    Ok((located(&run, None), Json(RunView::just_made(run))).into_response())
+    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| shown(runs, place)).await
+}
+
+/// The answer to who does not wait for a run: the run, and its place.
+pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> Kept {
+    let body = runs.first().map(|run| json(&RunView::just_made(run.clone()))).unwrap_or_default();
+    Kept::Answer { status: 200, body: body.to_string(), location: runs.first().map(place) }
+}
+
+/// Where a run is.
+fn place(run: &Run) -> String {
+    format!("/threads/{}/runs/{}", run.thread, run.id)
 }
 
 /// Starts a run and answers with its last values. Newlines come before the answer while it lasts.
 ///
 /// A run that fails answers 200 with `__error__`; one that asks a human, with its values and `__interrupt__`.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath),
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
@@ -48,16 +61,16 @@ pub(super) async fn create(
 pub(super) async fn wait(
     State(api): State<Api>,
     path: ThreadPath,
-    ApiJson(body): ApiJson<RunCreate>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?).await?;
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
     Ok(wait_for(api, begun))
 }
 
 /// Starts a run and streams its events.
 ///
 /// The first event is `metadata`. The stream ends with the run; if it fails, the last event is `error`.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath),
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
@@ -67,9 +80,9 @@ pub(super) async fn wait(
 pub(super) async fn stream(
     State(api): State<Api>,
     path: ThreadPath,
-    ApiJson(body): ApiJson<RunCreate>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?).await?;
+    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
     let headers = located(&begun.run, Some("stream"));
     Ok((headers, stream_of(&api, begun)).into_response())
 }
@@ -78,13 +91,39 @@ pub(super) async fn stream(
 pub(super) struct Begun {
     pub(super) run: Run,
     cancel_on_disconnect: bool,
+    /// Whether an earlier request under the same key began it.
+    again: bool,
 }
 
-/// Starts a run.
-pub(super) async fn begin(api: &Api, checked: CheckedRun) -> Result<Begun, ApiError> {
+/// Starts a run to leave it to itself, and answers with what is kept of it.
+pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept: Shown) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
-    let run = api.runs.start(checked.wish).await?;
-    Ok(Begun { run, cancel_on_disconnect: checked.cancel_on_disconnect })
+    let Some(key) = key else {
+        let run = api.runs.start(checked.wish).await?;
+        return Ok(idempotency::shown(kept(&[run])));
+    };
+    let once = api.runs.start_once(checked.wish, key, Some(kept)).await?;
+    idempotency::answer(once, |run| idempotency::shown(kept(&[run])))
+}
+
+/// Starts a run to follow it, or finds the one that was started under the same key.
+pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
+    check_graph(api, &checked.wish.assistant)?;
+    let cancel_on_disconnect = checked.cancel_on_disconnect;
+    let Some(key) = key else {
+        let run = api.runs.start(checked.wish).await?;
+        return Ok(Begun { run, cancel_on_disconnect, again: false });
+    };
+    match api.runs.start_once(checked.wish, key, None).await? {
+        Once::First(run) => Ok(Begun { run, cancel_on_disconnect, again: false }),
+        Once::Again(Kept::Run { thread, run }) => {
+            let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
+            let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
+            Ok(Begun { run, cancel_on_disconnect, again: true })
+        }
+        // The path is part of what the key stands for, so what it was kept for was followed, too.
+        Once::Again(Kept::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
+    }
 }
 
 /// Whether there is such a graph; who asks for another one is told which there are.
@@ -99,17 +138,19 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
 
 /// Answers with the last values of a run that has begun.
 pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
-    let Begun { run, cancel_on_disconnect } = begun;
+    let Begun { run, cancel_on_disconnect, again } = begun;
     let headers = located(&run, Some("join"));
     let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
-    (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response()
+    let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
+    if again { idempotency::replayed(response) } else { response }
 }
 
 /// Answers with the events of a run that has begun.
 pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
     let request = follow(api, &begun.run, begun.cancel_on_disconnect);
-    stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request)
+    let response = stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
+    if begun.again { idempotency::replayed(response) } else { response }
 }
 
 /// A client follows a run with the modes that the run was asked for.
@@ -133,7 +174,7 @@ fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
 
 /// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
 pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
-    let place = format!("/threads/{}/runs/{}", run.thread, run.id);
+    let place = place(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {

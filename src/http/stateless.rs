@@ -1,70 +1,84 @@
 //! Runs that bring their own thread, and runs named without one.
 
-use axum::Json;
 use axum::extract::State;
-use axum::http::header;
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
+use super::Api;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
-use super::runs::{action, begin, check_graph, located, stream_of, thread_of, wait_for};
+use super::idempotency::{self, KeyHeader, Keyed};
+use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, thread_of, wait_for};
 use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
 use super::wire::word;
-use super::{Answer, Api};
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
+use crate::domain::idempotency::Kept;
 use crate::domain::run::Run;
 use crate::runtime::{CancelAction, CancelError};
 
 /// Starts a run on a thread of its own and does not wait for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
+    params(KeyHeader),
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
-pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
-    let run = begin(&api, body.check(Door::Stateless)?).await?.run;
-    Ok((short_place(&run, None), Json(RunView::just_made(run))).into_response())
+pub(super) async fn create(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+) -> Result<Response, ApiError> {
+    leave(&api, body.check(Door::Stateless)?, key, |runs| shown(runs, short_place)).await
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.
 #[utoipa::path(post, path = "/runs/wait", tag = "Stateless runs", request_body = RunCreate,
+    params(KeyHeader),
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
-pub(super) async fn wait(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?).await?;
+pub(super) async fn wait(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
     Ok(wait_for(api, begun))
 }
 
 /// Starts a run on a thread of its own and streams its events, as on a thread.
 #[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
+    params(KeyHeader),
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
-pub(super) async fn stream(State(api): State<Api>, ApiJson(body): ApiJson<RunCreate>) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?).await?;
-    let headers = short_place(&begun.run, Some("stream"));
+pub(super) async fn stream(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+) -> Result<Response, ApiError> {
+    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
+    let mut headers = located(&begun.run, Some("stream"));
+    if let Ok(place) = HeaderValue::from_str(&short_place(&begun.run)) {
+        headers.insert(header::CONTENT_LOCATION, place);
+    }
     Ok((headers, stream_of(&api, begun)).into_response())
 }
 
-/// Names the run without its thread, which is of no interest; what can be taken up again is named with it.
-fn short_place(run: &Run, tail: Option<&str>) -> HeaderMap {
-    let mut headers = located(run, tail);
-    if let Ok(place) = HeaderValue::from_str(&format!("/runs/{}", run.id)) {
-        headers.insert(header::CONTENT_LOCATION, place);
-    }
-    headers
+/// Names the run without its thread, which is of no interest.
+fn short_place(run: &Run) -> String {
+    format!("/runs/{}", run.id)
 }
 
 /// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.
 #[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
+    params(KeyHeader),
     responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
-pub(super) async fn batch(State(api): State<Api>, ApiList(bodies): ApiList<RunCreate>) -> Answer<Vec<RunView>> {
+pub(super) async fn batch(
+    State(api): State<Api>,
+    Keyed(key, ApiList(bodies)): Keyed<ApiList<RunCreate>>,
+) -> Result<Response, ApiError> {
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
         return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
     }
@@ -74,9 +88,14 @@ pub(super) async fn batch(State(api): State<Api>, ApiList(bodies): ApiList<RunCr
         check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
         wishes.push(wish);
     }
-    let started = api.runs.start_all(wishes).await;
-    let runs = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
-    Ok(Json(runs.into_iter().map(RunView::just_made).collect()))
+    let started = api.runs.start_all(wishes, key, shown_all).await;
+    let once = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
+    idempotency::answer(once, |runs| idempotency::shown(shown_all(&runs)))
+}
+
+fn shown_all(runs: &[Run]) -> Kept {
+    let runs: Vec<RunView> = runs.iter().cloned().map(RunView::just_made).collect();
+    idempotency::kept(&runs)
 }
 
 /// Stops several runs: some of a thread, or all that wait, that are at work, or both.

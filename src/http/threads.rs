@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, Select, ThreadPath, no_content};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
@@ -20,23 +21,32 @@ use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::{DbResult, Tx, checkpoints, copies, retention, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::idempotency::Kept;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
+use crate::runtime::NewThread;
 
 /// Makes a thread.
-#[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate,
+#[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
         (status = 409, description = "It exists already", body = ErrorBody)))]
-pub(super) async fn create(State(api): State<Api>, ApiJson(body): ApiJson<ThreadCreate>) -> Answer<ThreadView> {
+pub(super) async fn create(
+    State(api): State<Api>,
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<ThreadCreate>>,
+) -> Result<Response, ApiError> {
     let (if_exists, wish) = (body.if_exists.unwrap_or_default(), body.into_wish()?);
-    let has_history = !wish.supersteps.is_empty();
-    let (thread, is_new) = api.runs.create_thread(wish).await?;
-    match if_exists {
-        _ if is_new && !has_history => Ok(Json(ThreadView::new(thread, None, Object::new()))),
-        IfExists::Raise if !is_new => Err(ApiError::thread_exists(thread.id)),
-        IfExists::DoNothing | IfExists::Raise => show(&api, thread.id).await.map(Json),
+    match (api.runs.create_thread(wish, key, made).await?, if_exists) {
+        (Ok(once), _) => idempotency::answer(once, |new| idempotency::shown(made(&new))),
+        (Err(id), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
+        (Err(id), IfExists::Raise) => Err(ApiError::thread_exists(id)),
     }
+}
+
+/// The answer to who makes a thread.
+fn made(new: &NewThread) -> Kept {
+    let values = new.state.as_ref().map(Fields::values);
+    idempotency::kept(&ThreadView::new(new.thread.clone(), values, Object::new()))
 }
 
 /// Shows a thread.

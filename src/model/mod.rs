@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::message::Message;
 
+pub mod embedding;
 pub mod providers;
 pub mod retry;
 pub mod scripted;

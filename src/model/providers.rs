@@ -22,6 +22,7 @@ use super::{Model, ModelError};
 mod adapter;
 mod build;
 mod content;
+mod embedding;
 mod errors;
 mod native;
 mod reply;
@@ -187,17 +188,23 @@ impl Providers {
     }
 
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        let (provider, model, config) = self.find(name)?;
+        if config.kind == Kind::Scripted {
+            return Ok(Arc::new(Scripted::new(model)));
+        }
+        let key = key(provider, config)?;
+        Ok(build::model(config, model, key, self.http.clone()))
+    }
+
+    /// The provider of a name, its model, and how to reach it.
+    fn find<'a>(&'a self, name: &'a str) -> Result<(&'a str, &'a str, &'a ProviderConfig), ModelError> {
         let (provider, model) =
             split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
         let config = self.configs.get(provider).ok_or_else(|| {
             let known: Vec<&str> = self.names().collect();
             misconfigured(format!("model `{name}`: no provider `{provider}`; known are {}", known.join(", ")))
         })?;
-        if config.kind == Kind::Scripted {
-            return Ok(Arc::new(Scripted::new(model)));
-        }
-        let key = key(provider, config)?;
-        Ok(build::model(config, model, key, self.http.clone()))
+        Ok((provider, model, config))
     }
 }
 

@@ -37,6 +37,46 @@ impl Default for RetryPolicy {
     }
 }
 
+impl RetryPolicy {
+    /// Makes `attempt`s until one succeeds, or fails in a way that asking again does not mend, or it was tried often enough.
+    pub(super) async fn patiently<T, F>(self, attempt: impl Fn() -> F + Send) -> Result<T, ModelError>
+    where
+        F: Future<Output = Result<T, ModelError>> + Send,
+    {
+        let delays = ExponentialBuilder::new()
+            .with_min_delay(self.first_delay)
+            .with_factor(2.0)
+            .with_max_delay(self.max_delay)
+            .with_max_times(self.max_retries)
+            .with_jitter()
+            .build();
+        for own in delays {
+            let error = match attempt().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if error.may_retry() => error,
+                Err(error) => return Err(error),
+            };
+            let pause = self.pause(own, &error);
+            tracing::warn!(class = error.class(), %error, pause_ms = pause.as_millis(), "the model failed; asking again");
+            tokio::time::sleep(pause).await;
+        }
+        attempt().await
+    }
+
+    fn pause(self, own: Duration, error: &ModelError) -> Duration {
+        match error {
+            ModelError::RateLimited { retry_after: Some(wish), .. }
+            | ModelError::Unavailable { retry_after: Some(wish), .. } => (*wish).min(self.max_retry_after),
+            ModelError::RateLimited { .. }
+            | ModelError::Unavailable { .. }
+            | ModelError::Refused { .. }
+            | ModelError::TooLong { .. }
+            | ModelError::Interrupted { .. }
+            | ModelError::Misconfigured { .. } => own,
+        }
+    }
+}
+
 /// A model that asks again on errors that may pass, as long as nothing of the answer was passed on.
 pub struct Retrying {
     model: Arc<dyn Model>,
@@ -61,19 +101,6 @@ impl Retrying {
             None => Err(ModelError::Interrupted { message: "the answer was empty".to_owned() }),
         }
     }
-
-    fn pause(&self, own: Duration, error: &ModelError) -> Duration {
-        match error {
-            ModelError::RateLimited { retry_after: Some(wish), .. }
-            | ModelError::Unavailable { retry_after: Some(wish), .. } => (*wish).min(self.policy.max_retry_after),
-            ModelError::RateLimited { .. }
-            | ModelError::Unavailable { .. }
-            | ModelError::Refused { .. }
-            | ModelError::TooLong { .. }
-            | ModelError::Interrupted { .. }
-            | ModelError::Misconfigured { .. } => own,
-        }
-    }
 }
 
 #[async_trait]
@@ -86,24 +113,7 @@ impl Model for Retrying {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let delays = ExponentialBuilder::new()
-            .with_min_delay(self.policy.first_delay)
-            .with_factor(2.0)
-            .with_max_delay(self.policy.max_delay)
-            .with_max_times(self.policy.max_retries)
-            .with_jitter()
-            .build();
-        for own in delays {
-            let error = match self.attempt(request.clone()).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) if error.may_retry() => error,
-                Err(error) => return Err(error),
-            };
-            let pause = self.pause(own, &error);
-            tracing::warn!(class = error.class(), %error, pause_ms = pause.as_millis(), "the model failed; asking again");
-            tokio::time::sleep(pause).await;
-        }
-        self.attempt(request).await
+        self.policy.patiently(|| self.attempt(request.clone())).await
     }
 }
 

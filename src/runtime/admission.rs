@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::assistants::{self, Cast};
-use super::sweeper::TEMPORARY;
+use super::sweeper::{HELD, TEMPORARY};
 use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::{Agents, Known};
@@ -16,7 +16,7 @@ use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Plan};
+use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -26,8 +26,18 @@ pub(super) struct Admitted {
     pub(super) run: Run,
     /// Whether it is at work already, under fence 1, and only has to be driven.
     pub(super) claimed: bool,
-    /// Runs that it displaces.
-    pub(super) displaced: Vec<Run>,
+    /// Runs that it displaces, and what becomes of their work. They were told, those at work in this process excepted.
+    pub(super) displaced: Vec<(Run, CancelAction)>,
+}
+
+/// Keeps the thread of a stateless run for as long as its key is remembered: who asks again follows the same run.
+pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbResult<()> {
+    if run.request.temporary {
+        run.request.held = true;
+        db::runs::set_request(tx, run.id, &run.request, now).await?;
+        db::threads::patch(tx, run.thread, &serde_json::Map::new(), Some(HELD), now).await?;
+    }
+    Ok(())
 }
 
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
@@ -66,9 +76,9 @@ pub(super) async fn start(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaces = matches!(wish.request.multitask, Multitask::Interrupt | Multitask::Rollback);
-    let displaced = if displaces { in_flight.clone() } else { vec![] };
-    let claimed = worker.is_some() && in_flight.is_empty() && run.due_at <= now;
+    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), now).await?;
+    let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
+    let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
     }
@@ -88,6 +98,28 @@ pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
         (None, Some(checkpoint)) => Err(StartError::NoCheckpoint(checkpoint)),
         (None, None) => Ok(()),
     }
+}
+
+/// Stops the runs in flight for one that displaces them: those that wait at once, those at work by telling their worker.
+async fn displace(
+    tx: &mut Tx<'_>,
+    strategy: Multitask,
+    in_flight: Vec<Run>,
+    now: Timestamp,
+) -> DbResult<Vec<(Run, CancelAction)>> {
+    let action = match strategy {
+        Multitask::Rollback => CancelAction::Rollback,
+        Multitask::Interrupt => CancelAction::Interrupt,
+        Multitask::Enqueue | Multitask::Reject => return Ok(vec![]),
+    };
+    for old in &in_flight {
+        if old.status == RunStatus::Pending {
+            withdraw(tx, old, action, now).await?;
+        } else {
+            db::runs::request_cancel(tx, old.id, action.word()).await?;
+        }
+    }
+    Ok(in_flight.into_iter().map(|old| (old, action)).collect())
 }
 
 /// The thread of a wish, and whether it is still to be made.
@@ -277,6 +309,8 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
 
 /// Cancels a run that has not begun.
 pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+    // Answers that it would have brought were not given.
+    db::interrupts::restore(tx, run.thread, run.id).await?;
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
@@ -285,7 +319,34 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
             db::runs::delete(tx, run.thread, run.id).await?;
         }
     }
-    leave_thread(tx, run, ThreadStatus::Idle, None, now).await
+    let (status, error) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, error, now).await
+}
+
+/// Undoes what a run did, and deletes it: the thread stands where it stood before.
+pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+    db::checkpoints::restore_positions(tx, run.id).await?;
+    db::interrupts::restore(tx, run.thread, run.id).await?;
+    db::runs::restore_children(tx, run.id).await?;
+    db::runs::delete(tx, run.thread, run.id).await?;
+    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
+    let (status, _) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, Some(error), now).await
+}
+
+/// What a thread is doing on which nothing is at work, and why its last step failed, when it did.
+async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
+    let Some(head) = db::checkpoints::head(tx, thread, Lane::Main).await? else {
+        return Ok((ThreadStatus::Idle, None));
+    };
+    Ok(match (head.position.failure, head.position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
+        (None, Phase::Ended) => (ThreadStatus::Idle, None),
+        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }) => {
+            (ThreadStatus::Interrupted, None)
+        }
+    })
 }
 
 /// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.

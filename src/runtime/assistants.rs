@@ -13,6 +13,7 @@ use crate::domain::assistant::{Assistant, Change, Settings};
 use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
+use crate::domain::idempotency::{Kept, Key, Once};
 
 /// How many threads are looked up at once to be deleted.
 const THREADS: i64 = 100;
@@ -85,7 +86,8 @@ async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Ve
 }
 
 impl Runs {
-    /// Makes an assistant. When there is one of this id: that one, if `or_take_it`.
+    /// Makes an assistant, once for each key; what is kept is how it is `shown`. When there is one of this id: that one, if
+    /// `or_take_it`.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
@@ -94,20 +96,23 @@ impl Runs {
         id: AssistantId,
         settings: Settings,
         or_take_it: bool,
-    ) -> Result<Assistant, AssistantError> {
+        (key, shown): (Option<Key>, fn(&Assistant) -> Kept),
+    ) -> Result<Once<Assistant>, AssistantError> {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
         self.graph_is_known(&settings.graph_id)?;
-        let assistant = Assistant::new(id, settings, self.0.clock.now());
-        let write = self.0.db.write(move |tx| {
+        let now = self.0.clock.now();
+        let assistant = Assistant::new(id, settings, now);
+        let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if assistants::insert(tx, &assistant).await? {
-                    return Ok(Some(assistant));
+                    return Ok(Ok(assistant));
                 }
-                if or_take_it { assistants::find(tx, id).await } else { Ok(None) }
+                let found = if or_take_it { assistants::find(tx, id).await? } else { None };
+                Ok(found.ok_or(AssistantError::Exists(id)))
             })
         });
-        write.await?.ok_or(AssistantError::Exists(id))
+        write.await?
     }
 
     /// Gives an assistant a new version and takes it into use.

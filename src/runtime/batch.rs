@@ -2,33 +2,59 @@
 
 use std::sync::Arc;
 
-use super::{Runs, StartError, Wish, admission};
+use super::{Runs, Shown, StartError, Wish, admission};
+use crate::agent::assemble::Agents;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
+use crate::domain::time::Timestamp;
 
 impl Runs {
-    /// Starts runs that bring their own threads, all of them or none. They begin as there is room for them.
+    /// Starts runs that bring their own threads, all of them or none, and with a key once: together with the key it is
+    /// stored how they are shown. They begin as there is room for them.
     ///
     /// # Errors
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
-    pub async fn start_all(&self, wishes: Vec<Wish>) -> Result<Vec<Run>, (usize, StartError)> {
+    pub async fn start_all(
+        &self,
+        wishes: Vec<Wish>,
+        key: Option<Key>,
+        shown: Shown,
+    ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        let started = self.0.db.write(move |tx| {
-            Box::pin(async move {
-                let mut runs = vec![];
-                for (at, wish) in wishes.iter().enumerate() {
-                    match admission::start(tx, wish, &agents, None, now).await? {
-                        Ok(admitted) => runs.push(admitted.run),
-                        Err(refusal) => return Ok(Err((at, refusal))),
-                    }
-                }
-                Ok(Ok(runs))
-            })
-        });
-        let runs = started.await.map_err(|error| (0, error.into()))??;
+        let job = self.0.db.write_once(
+            key,
+            now,
+            move |runs: &Vec<Run>| shown(runs),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &agents, now).await }),
+        );
+        let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
         Ok(runs)
     }
+}
+
+/// Admits all, or none: the threads of those before a refusal go again.
+async fn admit_all(
+    tx: &mut Tx<'_>,
+    wishes: &[Wish],
+    agents: &Agents,
+    now: Timestamp,
+) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
+    let mut runs: Vec<Run> = vec![];
+    for (at, wish) in wishes.iter().enumerate() {
+        match admission::start(tx, wish, agents, None, now).await? {
+            Ok(admitted) => runs.push(admitted.run),
+            Err(refusal) => {
+                for run in runs {
+                    db::threads::delete(tx, run.thread).await?;
+                }
+                return Ok(Err((at, refusal)));
+            }
+        }
+    }
+    Ok(Ok(runs))
 }

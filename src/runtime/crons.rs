@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, Admitted};
-use super::{AssistantRef, CronError, Runs, Target, Wish, assistants};
+use super::{AssistantRef, CronError, Runs, Target, Wish, admission, assistants};
 use crate::agent::assemble::Agents;
 use crate::db::crons::Due;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{CronId, ThreadId};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
@@ -126,31 +126,34 @@ async fn lay_out(
 }
 
 impl Runs {
-    /// Makes a cron.
+    /// Makes a cron, once for each key; what is kept is how it is `shown`.
     ///
     /// # Errors
     /// See [`CronError`]; nothing is stored then.
-    pub async fn create_cron(&self, wish: CronWish) -> Result<Cron, CronError> {
+    pub async fn create_cron(
+        &self,
+        wish: CronWish,
+        key: Option<Key>,
+        shown: fn(&Cron) -> Kept,
+    ) -> Result<Once<Cron>, CronError> {
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        self.0
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    if let Some(thread) = wish.thread
-                        && db::threads::lock(tx, thread).await?.is_none()
-                    {
-                        return Ok(Err(CronError::NoThread(thread)));
-                    }
-                    let mut cron = match lay_out(tx, wish, &agents, (CronId::mint(), now)).await? {
-                        Ok(cron) => cron,
-                        Err(refusal) => return Ok(Err(refusal)),
-                    };
-                    cron.due_at = cron.next_after(now);
-                    db::crons::insert(tx, &cron).await?;
-                    Ok(Ok(cron))
-                })
+        let write = self.0.db.write_once(key, now, shown, move |tx| {
+            Box::pin(async move {
+                if let Some(thread) = wish.thread
+                    && db::threads::lock(tx, thread).await?.is_none()
+                {
+                    return Ok(Err(CronError::NoThread(thread)));
+                }
+                let mut cron = match lay_out(tx, wish, &agents, (CronId::mint(), now)).await? {
+                    Ok(cron) => cron,
+                    Err(refusal) => return Ok(Err(refusal)),
+                };
+                cron.due_at = cron.next_after(now);
+                db::crons::insert(tx, &cron).await?;
+                Ok(Ok(cron))
             })
-            .await?
+        });
+        write.await?
     }
 
     /// Puts `wish` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
@@ -249,10 +252,9 @@ impl Runs {
         });
         match fired.await? {
             None => {}
-            Some(Ok(Admitted { run, displaced, .. })) => {
+            Some(Ok(admitted)) => {
+                let run = self.take_up(admitted, None);
                 tracing::debug!(cron = %due.id, run = %run.id, "cron is due");
-                self.0.has_queued();
-                self.displace(&run, displaced).await?;
             }
             Some(Err(refusal)) => tracing::warn!(cron = %due.id, %refusal, "a cron is due, but its run was refused"),
         }

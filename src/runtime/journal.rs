@@ -214,7 +214,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     });
     db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
     if let Some((head, position)) = &batch.head {
-        db::checkpoints::set_position(tx, *head, position).await?;
+        db::checkpoints::set_position(tx, *head, position, root).await?;
     }
     let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
@@ -223,10 +223,10 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
-            db::runs::set_status(tx, run, *status, error.as_ref(), batch.at).await?;
+            db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
         } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-                db::runs::stop_children(tx, thread, batch.at).await?;
+                db::runs::stop_children(tx, thread, root, batch.at).await?;
             }
             let status = match status {
                 RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
@@ -238,7 +238,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
             admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
         }
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
-        db::runs::set_status(tx, run, RunStatus::Running, None, batch.at).await?;
+        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
 }
@@ -254,12 +254,15 @@ impl Desk {
 }
 
 /// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(error: &DbError) -> Stop {
-    tracing::error!(%error, "the database failed under a run");
+pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
+    tracing::error!(%run, %error, "the database failed under a run");
     match error {
         DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
         DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new("StorageError", "The server could not store the run's progress."))
+            Stop::Fault(Failure::new(
+                "StorageError",
+                "The server could not store the run's progress. Its log has the cause under the id of the run.",
+            ))
         }
     }
 }
@@ -289,7 +292,7 @@ impl Journal for LaneJournal {
             Err(error) => {
                 self.desk.log.abandon(first, count);
                 self.desk.metrics.work().commit_lost("database");
-                Err(fault(&error))
+                Err(fault(self.desk.run.id, &error))
             }
         }
     }
@@ -319,13 +322,13 @@ impl Journal for LaneJournal {
                     }
                     let verdict = admission::child(tx, &desk.run, &wish, now).await?;
                     if let (Ok(_), Some((head, position))) = (&verdict, &head) {
-                        db::checkpoints::set_position(tx, *head, position).await?;
+                        db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
                     }
                     Ok(Some(verdict))
                 })
             })
             .await
-            .map_err(|error| fault(&error))?
+            .map_err(|error| fault(self.desk.run.id, &error))?
             .ok_or(Stop::LeaseLost)?;
         match admitted {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
@@ -362,7 +365,7 @@ impl Journal for LaneJournal {
                 })
             })
             .await
-            .map_err(|error| fault(&error))?;
+            .map_err(|error| fault(self.desk.run.id, &error))?;
         Ok(found.map(|(run, mut machine, segment, input)| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
@@ -381,6 +384,6 @@ impl Journal for LaneJournal {
             .db
             .read(move |tx| Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await }))
             .await
-            .map_err(|error| fault(&error))
+            .map_err(|error| fault(self.desk.run.id, &error))
     }
 }

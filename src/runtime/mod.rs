@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
-use crate::domain::run::{Multitask, Run, RunRequest};
+use crate::domain::run::{Run, RunRequest};
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
@@ -29,6 +31,7 @@ mod lease;
 mod opening;
 mod refusal;
 mod resume;
+mod store;
 mod sweeper;
 mod threads;
 mod worker;
@@ -38,8 +41,9 @@ pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
+pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
-pub use threads::{NodeWrite, Superstep, ThreadWish};
+pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 
 use admission::Admitted;
 use worker::Worker;
@@ -126,6 +130,9 @@ pub struct Parts {
     pub max_concurrent_runs: usize,
 }
 
+/// How runs are shown to who does not follow them.
+pub type Shown = fn(&[Run]) -> Kept;
+
 /// How a question stands.
 enum Standing {
     /// It waits for its answer, asked by an agent of this assistant.
@@ -184,38 +191,59 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let (worker, now) = (self.0.id, self.0.clock.now());
-        let agents = Arc::clone(&self.0.agents);
-        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let may_claim = permit.is_some().then_some(worker);
-        let Admitted { run, claimed, displaced } = self
+        let (permit, may_claim) = self.free_slot();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let write = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }))
-            .await??;
+            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }));
+        Ok(self.take_up(write.await??, permit))
+    }
+
+    /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
+    /// then; otherwise who asks again follows the same run.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is stored then, not even the key.
+    pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
+        let (permit, may_claim) = self.free_slot();
+        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let kept = move |admitted: &Admitted| match shown {
+            Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+            None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
+        };
+        let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
+            Box::pin(async move {
+                let mut admitted = admission::start(tx, &wish, &agents, may_claim, now).await?;
+                if let (Ok(admitted), None) = (&mut admitted, shown) {
+                    admission::hold(tx, &mut admitted.run, now).await?;
+                }
+                Ok(admitted)
+            })
+        });
+        Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
+    }
+
+    /// A slot in which a run may begin at once, if there is a free one, and who may claim it for that.
+    fn free_slot(&self) -> (Option<OwnedSemaphorePermit>, Option<WorkerId>) {
+        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
+        let may_claim = permit.is_some().then_some(self.0.id);
+        (permit, may_claim)
+    }
+
+    /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
+    fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
+        let Admitted { run, claimed, displaced } = admitted;
         if claimed {
             self.0.begin(run.clone(), 0, true, permit);
         } else {
             drop(permit);
             self.0.has_queued();
         }
-        self.displace(&run, displaced).await?;
-        Ok(run)
-    }
-
-    /// Stops the runs that `run` displaces, as its strategy says.
-    async fn displace(&self, run: &Run, displaced: Vec<Run>) -> DbResult<()> {
-        let action = match run.request.multitask {
-            Multitask::Rollback => CancelAction::Rollback,
-            Multitask::Interrupt | Multitask::Enqueue | Multitask::Reject => CancelAction::Interrupt,
-        };
-        for old in displaced {
-            match self.cancel(old.thread, old.id, action).await {
-                Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
-                Err(CancelError::Fault(error)) => return Err(error),
-            }
+        for (old, action) in displaced {
+            self.0.stop(old.id, action);
         }
-        Ok(())
+        run
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.

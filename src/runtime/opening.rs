@@ -159,12 +159,12 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
-    let (thread, now) = (run.thread, desk.clock.now());
+    let (thread, by, now) = (run.thread, run.id, desk.clock.now());
     desk.db
         .write(move |tx| {
             Box::pin(async move {
-                db::interrupts::drop_pending(tx, thread, None, now).await?;
-                db::runs::stop_children(tx, thread, now).await
+                db::interrupts::abandon(tx, thread, by, now).await?;
+                db::runs::stop_children(tx, thread, by, now).await
             })
         })
         .await

@@ -71,13 +71,13 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, run: RunId, answe
         if !machine.resolve(id, answer.clone()) {
             continue;
         }
-        store(tx, &machine).await?;
+        store(tx, &machine, run).await?;
         let mut lane = asked.lane;
         while let Lane::Child(child) = lane {
             lane = parent_lane(tx, child).await?;
             let mut machine = position(tx, thread, lane).await?;
             machine.unpark(child);
-            store(tx, &machine).await?;
+            store(tx, &machine, run).await?;
         }
     }
     Ok(())
@@ -103,9 +103,9 @@ async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Mac
     }))
 }
 
-async fn store(tx: &mut Tx<'_>, machine: &Machine) -> DbResult<()> {
+async fn store(tx: &mut Tx<'_>, machine: &Machine, by: RunId) -> DbResult<()> {
     if let Some(head) = machine.head {
-        db::checkpoints::set_position(tx, head, &machine.position).await?;
+        db::checkpoints::set_position(tx, head, &machine.position, by).await?;
     }
     Ok(())
 }

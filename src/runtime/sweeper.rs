@@ -1,4 +1,4 @@
-//! Takes away what has been kept long enough: threads whose time is over, and histories.
+//! Takes away what has been kept long enough: threads whose time is over, histories, and idempotency keys.
 //!
 //! Every process sweeps. A thread is judged again in the transaction that takes it away, so it does no harm if two
 //! processes find the same one, or if somebody begins to use it in between; one that is at work is left alone.
@@ -9,11 +9,15 @@ use std::time::Duration;
 use super::worker::Worker;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::ThreadId;
+use crate::domain::idempotency::REMEMBERED;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
 /// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
 pub(super) const TEMPORARY: Ttl = Ttl { after: Duration::from_secs(600), strategy: TtlStrategy::Delete };
+
+/// How long it is kept if whoever asked for the run may ask again what came of it.
+pub(super) const HELD: Ttl = Ttl { after: REMEMBERED, strategy: TtlStrategy::Delete };
 
 /// How many threads are looked for at once.
 const AT_ONCE: i64 = 100;
@@ -63,6 +67,7 @@ impl Worker {
                 break;
             }
         }
+        while self.db.write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))).await? > 0 {}
         let Some(ttl) = self.retention.checkpoints else { return Ok(swept) };
         let until = now.minus(ttl.after);
         loop {

@@ -5,7 +5,10 @@ use serde_json::{Map, Value};
 use super::writing::{self, History};
 use super::{Runs, StateWriteError};
 use crate::db::{self, DbResult};
+use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
+use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 
 /// A wish for a thread, checked for shape.
@@ -37,28 +40,44 @@ pub struct NodeWrite {
     pub node: Option<String>,
 }
 
+/// A thread that was just made.
+#[derive(Debug, Clone)]
+pub struct NewThread {
+    /// The thread.
+    pub thread: Thread,
+    /// The state that the history comes to with which it begins; none without a history.
+    pub state: Option<State>,
+}
+
 impl Runs {
-    /// Makes a thread. Returns it, and whether it is new: if there is one of this id, nothing changes.
+    /// Makes a thread, once for each key. Returns it with the state that its history comes to; or, if there is one of this
+    /// id, which then stays as it is, the id. `shown` says how it is shown, which is what is kept.
     ///
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
-    pub async fn create_thread(&self, wish: ThreadWish) -> Result<(Thread, bool), StateWriteError> {
+    pub async fn create_thread(
+        &self,
+        wish: ThreadWish,
+        key: Option<Key>,
+        shown: fn(&NewThread) -> Kept,
+    ) -> Result<Result<Once<NewThread>, ThreadId>, StateWriteError> {
         let now = self.0.clock.now();
         let ttl = wish.ttl.or(self.0.retention.threads);
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
         let plan = writing::plan_of(&self.0.agents, &thread);
         let history = History::replayed(&plan, &wish.supersteps)?;
-        let new = thread.clone();
-        let is_new = self.0.db.write(move |tx| {
+        let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                let is_new = db::threads::insert(tx, &new).await?;
-                if is_new {
-                    history.store(tx, new.id, now).await?;
+                if !db::threads::insert(tx, &thread).await? {
+                    return Ok(Err(thread.id));
                 }
-                Ok(is_new)
+                history.store(tx, thread.id, now).await?;
+                let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
+                let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
+                Ok(Ok(NewThread { thread: stored, state: machine.head.map(|_| machine.state) }))
             })
         });
-        Ok((thread, is_new.await?))
+        Ok(write.await?)
     }
 
     /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not

@@ -21,7 +21,6 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::{Run, RunStatus};
-use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -186,7 +185,8 @@ impl Worker {
             let work = AssertUnwindSafe(this.work(&desk, stop)).catch_unwind();
             if work.await.is_err() {
                 tracing::error!(run = %id, "a run panicked");
-                let failure = Failure::new("InternalError", format!("The server failed while it ran {id}."));
+                let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
+                let failure = Failure::new("InternalError", text);
                 this.fail(&desk, &Machine::default(), failure).await;
             }
             desk.log.close(holder);
@@ -337,11 +337,7 @@ impl Worker {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    let run = &desk.run;
-                    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
-                    db::runs::delete(tx, run.thread, run.id).await?;
-                    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
-                    super::admission::leave_thread(tx, run, ThreadStatus::Idle, Some(error), now).await
+                    super::admission::undo(tx, &desk.run, now).await
                 })
             })
             .await
@@ -366,7 +362,8 @@ impl Worker {
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
     async fn clear_away(&self, desk: &Arc<Desk>) {
-        if !desk.run.request.temporary || self.shutdown.soft().is_cancelled() {
+        let request = &desk.run.request;
+        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
             return;
         }
         for _ in 0..200 {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
+use crate::support::{TestServer, lookup, mail, on_both_engines, script, transcript};
 
 on_both_engines! {
     async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
@@ -101,6 +101,123 @@ on_both_engines! {
         assert_eq!(client.get(&run.path).await.status, 404);
         assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
         assert_eq!(alice.status().await, "idle");
+    }
+
+    async fn a_resume_that_is_rolled_back_leaves_the_question_open(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let text = script().calls_all([mail("m1", "bob"), lookup("c1", "x")]).says("done");
+        alice.says(&text).await;
+        let question = alice.question().await;
+        let (before, state) = (alice.record().await, alice.state().await);
+        server.tools.hold("lookup");
+        let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
+        server.tools.called("lookup", 1).await;
+        run.is_cancelled("rollback").await.ok();
+        assert_eq!(client.get(&run.path).await.status, 404);
+        assert_eq!(alice.question().await, question);
+        let (after, again) = (alice.record().await, alice.state().await);
+        for field in ["status", "interrupts", "values"] {
+            assert_eq!(after[field], before[field], "{field}");
+        }
+        for field in ["values", "next", "tasks", "checkpoint", "interrupts"] {
+            assert_eq!(again[field], state[field], "{field}");
+        }
+        server.tools.let_go("lookup");
+        alice.resumes(json!({"decisions": [{"type": "reject", "message": "no"}]})).await.finishes().await;
+        let said = alice.transcript().await;
+        assert_eq!(said.last().unwrap(), "ai: done", "{said:?}");
+        assert!(said.contains(&"send_email failed: User rejected the tool call for `send_email` with reason: no".to_owned()));
+    }
+
+    async fn a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it(server: TestServer) {
+        let alice = server.human("agent").await;
+        let inner = script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).says("sent");
+        let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
+        let first = alice.asks(&text).await;
+        first.finishes().await;
+        let (question, children) = (alice.question().await, first.children().await);
+        for _ in 0..2 {
+            server.tools.hold("lookup");
+            let calls = server.tools.calls_of("lookup").len();
+            let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
+            server.tools.called("lookup", calls + 1).await;
+            run.is_cancelled("rollback").await.ok();
+            server.tools.let_go("lookup");
+            assert_eq!(alice.question().await, question);
+            assert_eq!(alice.status().await, "interrupted");
+            let statuses = |children: &[Value]| children.iter().map(|child| child["status"].clone()).collect::<Vec<_>>();
+            assert_eq!(statuses(&first.children().await), statuses(&children));
+        }
+        alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls task", "task: sent", "ai: done"]);
+    }
+
+    async fn a_new_turn_that_is_rolled_back_gives_the_question_before_it_back(server: TestServer) {
+        let alice = server.human("agent").await;
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let question = alice.question().await;
+        server.tools.hold("lookup");
+        let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+        server.tools.called("lookup", 1).await;
+        assert_eq!(alice.record().await["interrupts"], json!({}));
+        run.is_cancelled("rollback").await.ok();
+        server.tools.let_go("lookup");
+        assert_eq!(alice.question().await, question);
+        alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    }
+
+    async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("before").await;
+        server.tools.hold("lookup");
+        let inner = script().calls(lookup("c1", "x")).says("found");
+        let run = alice.asks(script().calls(crate::support::task("t1", "researcher", inner)).says("never")).await;
+        server.tools.called("lookup", 1).await;
+        let child = run.children().await[0]["run_id"].as_str().unwrap().to_owned();
+        run.is_cancelled("rollback").await.ok();
+        server.tools.let_go("lookup");
+        for gone in [&run.id, &child] {
+            assert_eq!(client.get(&alice.path(&format!("/runs/{gone}"))).await.status, 404);
+        }
+        assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
+        assert_eq!(alice.record().await["error"]["error"], "UserRollback");
+    }
+
+    async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        for (strategy, status) in [("interrupt", 200), ("rollback", 404)] {
+            server.tools.hold("lookup");
+            let calls = server.tools.calls_of("lookup").len();
+            let first = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+            server.tools.called("lookup", calls + 1).await;
+            let waiting = alice.asks("waiting").await;
+            let second = alice.starts(alice.wish("second", json!({"multitask_strategy": strategy}))).await;
+            second.finishes().await;
+            server.tools.let_go("lookup");
+            for old in [&first, &waiting] {
+                assert_eq!(client.get(&old.path).await.status, status, "{strategy}");
+            }
+            assert_eq!((second.status().await.as_str(), alice.status().await.as_str()), ("success", "idle"));
+        }
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("lookup failed: "), "{said:?}");
+        assert_eq!(said[..2], ["human: …", "ai calls lookup"]);
+        assert_eq!(said[3..], ["human: second", "ai: echo: second", "human: second", "ai: echo: second"]);
+    }
+
+    async fn answers_of_a_run_that_never_began_were_not_given(server: TestServer) {
+        let alice = server.human("agent").await;
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let question = alice.question().await;
+        let body = json!({"command": {"resume": {"decisions": [{"type": "approve"}]}}, "after_seconds": 3600});
+        let later = alice.starts(body).await;
+        assert_eq!(alice.status().await, "busy");
+        later.is_cancelled("interrupt").await.ok();
+        assert_eq!((alice.question().await, alice.status().await.as_str()), (question, "interrupted"));
+        assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+        alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
     }
 
     async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {

@@ -13,6 +13,23 @@ use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
 
+/// Keeps the status that the run of a subagent had before a later run of the main agent changed it.
+macro_rules! remember {
+    ($by:literal) => {
+        concat!(
+            "before = case when root_id <> ",
+            $by,
+            " and touched_by is distinct from ",
+            $by,
+            " then status else before end, touched_by = case when root_id <> ",
+            $by,
+            " then ",
+            $by,
+            " else touched_by end"
+        )
+    };
+}
+
 /// A run that was given to a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
@@ -216,10 +233,48 @@ pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) 
     Ok(())
 }
 
-/// Notes that nobody waits any more for the subagents of a thread that are not done.
-pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "update runs set status = 'interrupted', updated_at = $2 \
-        where thread_id = $1 and depth > 0 and status = 'running'";
-    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+/// Sets, in the course of run `by` of the main agent, what the run of a subagent is doing, and why it failed, when it did.
+pub async fn set_child_status(
+    tx: &mut Tx<'_>,
+    child: RunId,
+    (status, error): (RunStatus, Option<&Failure>),
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<()> {
+    const SQL: &str = concat!(
+        "update runs set status = $2, error = $3, updated_at = $5, ",
+        remember!("$4"),
+        " where run_id = $1 and depth > 0"
+    );
+    let error = error.map(encode).transpose()?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(child.0)
+        .bind(status.word())
+        .bind(error)
+        .bind(by.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Notes, in the course of run `by` of the main agent, that nobody waits any more for the subagents of a thread that are
+/// not done.
+pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = concat!(
+        "update runs set status = 'interrupted', updated_at = $3, ",
+        remember!("$2"),
+        " where thread_id = $1 and depth > 0 and status = 'running'"
+    );
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(by.0).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Lets the runs of subagents that do not belong to run `by` do again what they did before it.
+pub async fn restore_children(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
+    const SQL: &str = "update runs set status = coalesce(before, status), error = null, before = null, \
+        touched_by = null where touched_by = $1";
+    on_engine!(tx, |conn| query(SQL).bind(by.0).execute(conn).await.map(drop))?;
     Ok(())
 }

@@ -41,6 +41,8 @@ async fn are_the_same_on_both_engines() {
             "crons",
             "events",
             "interrupts",
+            "item_vectors",
+            "items",
             "runs",
             "thread_terms",
             "threads",
@@ -73,7 +75,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 21] = [
+const SEARCHES: [(&str, &str); 25] = [
     (
         "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
          order by due_at, cron_id limit 9",
@@ -130,6 +132,18 @@ const SEARCHES: [(&str, &str); 21] = [
     ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
+    (
+        "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
+         and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select * from items where namespace = 'u.7.' and key = 'k'", "sqlite_autoindex_items_1"),
+    (
+        "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
+         and (expires_at is null or expires_at > 5) order by namespace limit 1",
+        "sqlite_autoindex_items_1",
+    ),
+    ("select namespace, key from items where expires_at <= 5 order by expires_at limit 500", "items_by_expiry"),
 ];
 
 async fn check_plans(db: &Db, id: &'static str) {
@@ -168,7 +182,8 @@ async fn are_searched_by_index_on_postgres() {
         insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
         insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
-        analyze";
+        insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
+        from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {
         return;
     };

@@ -97,6 +97,13 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     check.findings
 }
 
+/// Checks the name of a model, which stands in `field`.
+pub fn check_model(field: &FieldPath, model: &str, around: &Surroundings) -> Vec<Finding> {
+    let mut check = Check { around, findings: Vec::new() };
+    check.model(field, model);
+    check.findings
+}
+
 /// Why `text` is no address that can be called; `None` when it is one.
 pub fn address_problem(text: &str) -> Option<String> {
     match url::Url::parse(text) {

@@ -58,6 +58,7 @@ fn request(modes: &[Mode]) -> StreamRequest {
         assistant: AssistantId::of_graph("agent"),
         attempt: 1,
         created_at: Timestamp(0),
+        input: None,
         metadata: Map::new(),
     };
     StreamRequest {

@@ -14,6 +14,7 @@ pub mod assistant;
 pub mod child;
 pub mod cron;
 pub mod interrupt;
+pub mod item;
 pub mod retention;
 pub mod run;
 pub mod state;

@@ -151,6 +151,7 @@ impl RunCreate {
             checkpoint: super::checkpoint(self.checkpoint_id.as_deref(), self.checkpoint.as_ref())?,
             multitask: word("multitask_strategy", self.multitask_strategy.as_deref(), &strategies)?.unwrap_or_default(),
             temporary,
+            held: false,
             agent: None,
             extra: self.extra()?,
         })

@@ -27,18 +27,13 @@ pub(super) fn model(
     key: Option<SecretString>,
     http: DynHttpClient,
 ) -> Arc<dyn Model> {
-    let sent = key.as_ref().map_or(NO_KEY, |key| key.expose_secret()).to_owned();
     match config.kind {
         Kind::OpenAi => {
-            let mut openai = OpenAIConfig::new(sent);
-            if let Some(url) = &config.base_url {
-                openai = openai.with_base_url(url.trim_end_matches('/'));
-            }
-            let wire = openai.connect(http.clone()).chat(model).wire;
+            let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
             Arc::new(Adapter::new(config.kind, model, wire, http, key))
         }
         Kind::Anthropic => {
-            let mut anthropic = AnthropicConfig::new(sent);
+            let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
             if let Some(url) = &config.base_url {
                 anthropic = anthropic.with_base_url(url);
             }
@@ -48,24 +43,47 @@ pub(super) fn model(
             Arc::new(Adapter::new(config.kind, model, wire, http, key))
         }
         Kind::GoogleGenAi => {
-            let mut gemini = GeminiConfig::new(sent);
-            if let Some(url) = &config.base_url {
-                gemini = gemini.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1beta"));
-            }
-            let wire = gemini.connect(http.clone()).completion(model).wire;
+            let wire = gemini(config, key.as_ref()).connect(http.clone()).completion(model).wire;
             Arc::new(Adapter::new(config.kind, model, wire, http, key))
         }
         Kind::Ollama => {
-            let mut ollama = OllamaConfig::new();
-            if let Some(url) = &config.base_url {
-                ollama = ollama.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1"));
-            }
-            if let Some(key) = &key {
-                ollama = ollama.with_api_key(key.expose_secret());
-            }
-            let wire = ollama.connect(http.clone()).completion(model).wire;
+            let wire = ollama(config, key.as_ref()).connect(http.clone()).completion(model).wire;
             Arc::new(Adapter::new(config.kind, model, wire, http, key))
         }
         Kind::Scripted => Arc::new(Scripted::new(model)),
     }
+}
+
+fn sent(key: Option<&SecretString>) -> String {
+    key.map_or(NO_KEY, |key| key.expose_secret()).to_owned()
+}
+
+/// How to reach a server of OpenAI's protocol.
+pub(super) fn openai(config: &ProviderConfig, key: Option<&SecretString>) -> OpenAIConfig {
+    let openai = OpenAIConfig::new(sent(key));
+    match &config.base_url {
+        Some(url) => openai.with_base_url(url.trim_end_matches('/')),
+        None => openai,
+    }
+}
+
+/// How to reach a server of Google's protocol.
+pub(super) fn gemini(config: &ProviderConfig, key: Option<&SecretString>) -> GeminiConfig {
+    let gemini = GeminiConfig::new(sent(key));
+    match &config.base_url {
+        Some(url) => gemini.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1beta")),
+        None => gemini,
+    }
+}
+
+/// How to reach a server of Ollama's protocol.
+pub(super) fn ollama(config: &ProviderConfig, key: Option<&SecretString>) -> OllamaConfig {
+    let mut ollama = OllamaConfig::new();
+    if let Some(url) = &config.base_url {
+        ollama = ollama.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1"));
+    }
+    if let Some(key) = key {
+        ollama = ollama.with_api_key(key.expose_secret());
+    }
+    ollama
 }

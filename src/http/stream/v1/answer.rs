@@ -7,8 +7,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::partial::{self, Dense};
+use super::records::Asking;
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
+use crate::domain::state::Update;
 use crate::http::stream::frame::{Frame, Name, Said, json};
 
 /// Who speaks, encoded once for all pieces.
@@ -23,6 +25,8 @@ pub(super) struct Speaker {
     pub whole: bool,
     /// The metadata object.
     pub metadata: Arc<str>,
+    /// How the mode `events` records it, when that is wanted.
+    pub records: Option<Asking>,
 }
 
 /// An answer as far as one reader has seen it.
@@ -263,12 +267,22 @@ impl Answer {
         }
     }
 
+    /// Records that the message is complete, with what the step `wrote`.
+    pub(super) fn close_records(&self, message: &Message, wrote: &Update, out: &mut Vec<Frame>) {
+        if let Some(records) = &self.speaker.records {
+            records.end(message, wrote, out);
+        }
+    }
+
     /// Takes in a piece and shows it.
     fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
         let (first, before) = (out.len(), Said { answer: self.key(), much: self.said().map_or(0, |said| said.much) });
         match chunk {
             Chunk::Begin => {
                 self.begun = true;
+                if let Some(records) = &self.speaker.records {
+                    records.begin(out);
+                }
                 self.tuple_text("", out);
                 self.show_metadata(out);
             }
@@ -361,10 +375,16 @@ impl Answer {
             self.close(&mut data);
             out.push(Frame::new(name.clone(), data.freeze()));
         }
+        if let Some(records) = &self.speaker.records {
+            out.push(records.say(chunk));
+        }
     }
 
     /// The same for a chunk that brings text only: all but the text is there already.
     fn tuple_text(&self, text: &str, out: &mut Vec<Frame>) {
+        if self.speaker.records.is_some() {
+            return self.tuple(&ChunkJson { content: ContentJson::Text(text), ..self.chunk() }, out);
+        }
         if let Some(name) = &self.speaker.tuple {
             let mut data = Vec::with_capacity(CONTENT.len() + text.len() + 16 + self.after_text.len());
             data.extend_from_slice(CONTENT);

@@ -28,6 +28,8 @@ pub(super) struct LaneView {
     pub step: Option<i64>,
     /// The calls of the step under way that were shown one by one.
     pub answered: Vec<usize>,
+    /// Whether the calls of the step under way were shown to begin.
+    pub calls_begun: bool,
     /// The questions that were shown.
     pub asked: HashSet<InterruptId>,
     /// A checkpoint of which it is not yet known what follows.
@@ -55,6 +57,7 @@ impl LaneView {
             head: None,
             step: None,
             answered: vec![],
+            calls_begun: false,
             asked: HashSet::new(),
             ahead: None,
         }
@@ -83,5 +86,6 @@ impl LaneView {
         self.head = Some(entry.id);
         self.step = Some(entry.step);
         self.answered.clear();
+        self.calls_begun = false;
     }
 }

@@ -15,12 +15,13 @@ use super::answer::{Answer, Speaker, metadata_frame};
 use super::lane::LaneView;
 use super::metadata::Source;
 use super::mode::{Mode, Modes};
+use super::records::Asking;
 use crate::domain::event::{Chunk, Delta, Origin};
 use crate::domain::id::TaskId;
 use crate::domain::machine::MODEL;
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
-use crate::domain::state::Update;
+use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{Frame, Name, Said, json};
 
 /// What was said so far, for one reader.
@@ -43,23 +44,20 @@ impl Messages {
         self.heard = said.into_iter().map(|said| (said.answer, said.much)).collect();
     }
 
-    /// How much was said of the answers that are not finished; of the one of `this`, that much.
-    pub(super) fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
-        let others = self.answers.values().filter_map(Answer::said);
-        let mut said: Vec<Said> = others.filter(|other| this.is_none_or(|this| this.answer != other.answer)).collect();
-        said.extend(this);
-        said.sort_unstable_by_key(|said| said.answer);
-        said
+    /// How much was said of the answers that are not finished.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = Said> {
+        self.answers.values().filter_map(Answer::said)
     }
 
     /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, facts: &Facts, origin: &Origin, delta: &Delta, out: &mut Vec<Frame>) {
+    pub(super) fn piece(&mut self, facts: &Facts, view: &LaneView, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
             Chunk::Begin if !self.knows(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
+                let origin = &*view.origin;
                 let source = Source { origin, node: MODEL, task: head.task, step: Some(head.step), call: 0, model };
-                let speaker = self.speaker(facts, &source, &head.message);
+                let speaker = self.speaker(facts, &source, &head.message, view.state.as_ref());
                 let mut answer = Answer::new(speaker);
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
@@ -80,26 +78,45 @@ impl Messages {
     }
 
     /// Takes what a task wrote: answers are completed, results of tools shown.
-    pub(super) fn written(&mut self, facts: &Facts, source: &Source<'_>, update: &Update, out: &mut Vec<Frame>) {
+    pub(super) fn written(
+        &mut self,
+        facts: &Facts,
+        (view, source): (&LaneView, &Source<'_>),
+        update: &Update,
+        out: &mut Vec<Frame>,
+    ) {
         for message in &update.messages {
             match &message.role {
-                Role::Ai { .. } if source.is_model() => self.answer(facts, source, message, out),
+                Role::Ai { .. } if source.is_model() => {
+                    let state = view.state.as_ref();
+                    if let Some(answer) = self.answer(facts, source, message, state, out) {
+                        answer.close_records(message, update, out);
+                    }
+                }
                 Role::Tool { .. } => self.tell(facts, source, message, out),
                 Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
             }
         }
     }
 
-    fn answer(&mut self, facts: &Facts, source: &Source<'_>, message: &Message, out: &mut Vec<Frame>) {
+    /// Says what is missing of the message; the answer that it completes, unless that was complete before.
+    fn answer(
+        &mut self,
+        facts: &Facts,
+        source: &Source<'_>,
+        message: &Message,
+        state: Option<&State>,
+        out: &mut Vec<Frame>,
+    ) -> Option<Answer> {
         let id = message.id.as_deref().unwrap_or_default();
         if self.told.contains(id) {
-            return;
+            return None;
         }
         let mut answer = self.answers.remove(id).unwrap_or_else(|| {
             let word = |name| message.response_metadata.get(name).and_then(Value::as_str).unwrap_or_default();
             let model = Some((word("model_provider"), word("model_name")));
             let source = Source { model, ..*source };
-            Answer::new(self.speaker(facts, &source, id))
+            Answer::new(self.speaker(facts, &source, id, state))
         });
         if let Some(much) = self.heard.remove(&answer.key()) {
             answer.recall(message, much);
@@ -108,6 +125,7 @@ impl Messages {
         answer.complete(message, out);
         out[before..].iter_mut().for_each(|frame| frame.belated = true);
         self.told.insert(id.to_owned());
+        Some(answer)
     }
 
     fn tell(&mut self, facts: &Facts, source: &Source<'_>, message: &Message, out: &mut Vec<Frame>) {
@@ -136,14 +154,21 @@ impl Messages {
         }
     }
 
-    fn speaker(&self, facts: &Facts, source: &Source<'_>, message: &str) -> Speaker {
+    fn speaker(&self, facts: &Facts, source: &Source<'_>, message: &str, state: Option<&State>) -> Speaker {
+        let is_recorded = self.modes.has(Mode::Events);
         Speaker {
             message: message.to_owned(),
             provider: source.model.map_or_else(String::new, |(provider, _)| provider.to_owned()),
             tuple: self.tuple_name(source.origin),
             whole: self.modes.has(Mode::Messages),
             metadata: source.encode(facts),
+            records: is_recorded.then(|| Asking::new(facts, source, message, state)),
         }
+    }
+
+    /// From now on only these modes are wanted.
+    pub(super) fn see(&mut self, modes: Modes) {
+        self.modes = modes;
     }
 
     fn tuple_name(&self, origin: &Origin) -> Option<Name> {

@@ -109,6 +109,25 @@ impl Source<'_> {
     }
 }
 
+/// What is told of an agent wherever it does something.
+pub(super) fn of_agent(facts: &Facts, origin: &Origin) -> Map<String, Value> {
+    let own = json!({
+        "lc_agent_name": origin.agent,
+        "agent_path": origin.path,
+        "tool_call_id": origin.cause,
+        "created_by": "system",
+        "graph_id": facts.graph_id,
+        "assistant_id": facts.assistant,
+        "run_attempt": facts.attempt,
+        "run_id": facts.run,
+    });
+    let mut metadata = facts.metadata.clone();
+    if let Value::Object(own) = own {
+        metadata.extend(own);
+    }
+    metadata
+}
+
 /// Takes away what the requester may not overwrite.
 pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
     const OWN: [&str; 9] = [

@@ -13,23 +13,27 @@ use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Asker, Interrupt};
-use crate::domain::machine::{Failure, START, TOOLS};
+use crate::domain::machine::{Failure, MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
 use crate::events::Standing;
+use beginnings::Beginnings;
 use lane::{Ahead, LaneView};
 use messages::Messages;
 pub use mode::{Mode, Modes};
-use steps::{Coming, Steps};
-use values::Public;
+use records::Running;
+use steps::Steps;
+use values::{Public, Written};
 
 mod answer;
+mod beginnings;
 mod lane;
 mod messages;
 mod metadata;
 mod mode;
 mod partial;
+mod records;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -50,6 +54,8 @@ pub struct Facts {
     pub attempt: u32,
     /// When it was asked for.
     pub created_at: Timestamp,
+    /// What it was given.
+    pub input: Option<Value>,
     /// What else goes into the metadata of messages and tasks: the `metadata` of the request's `config`.
     pub metadata: Map<String, Value>,
 }
@@ -65,6 +71,7 @@ impl Facts {
             assistant: run.assistant,
             attempt: run.attempt.max(1),
             created_at: run.created_at,
+            input: run.request.input.clone(),
             metadata: metadata.unwrap_or_default(),
         }
     }
@@ -81,6 +88,7 @@ pub struct Presenter {
     /// The newest checkpoints by namespace.
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
+    beginnings: Beginnings,
     /// Who first asked a question; callers repeat it.
     askers: HashMap<InterruptId, Arc<Origin>>,
     /// How an agent stood that goes on, once it is known.
@@ -98,6 +106,7 @@ impl Presenter {
             lanes: HashMap::new(),
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
+            beginnings: Beginnings::default(),
             askers: HashMap::new(),
             learned: None,
         }
@@ -105,12 +114,17 @@ impl Presenter {
 
     /// The reader was here before and heard this much of answers that were not finished then.
     pub fn recall(&mut self, said: Vec<Said>) {
+        self.beginnings.recall(&said);
         self.messages.recall(said);
     }
 
-    /// How much was said of the answers that are not finished, for the reader of a frame with which `this` was said.
+    /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
     pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
-        self.messages.unfinished(this)
+        let is_other = |other: &Said| this.is_none_or(|this| this.answer != other.answer);
+        let others = self.messages.unfinished().chain(self.beginnings.open()).filter(is_other);
+        let mut said: Vec<Said> = others.chain(this).collect();
+        said.sort_unstable_by_key(|said| said.answer);
+        said
     }
 
     /// Leaves out the frame that names the run, for readers who asked for certain modes only.
@@ -121,7 +135,7 @@ impl Presenter {
 
     /// The checkpoint whose state [`Presenter::present`] needs together with `event`, if it needs one.
     pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
-        if !self.modes.need_state() || !self.shows(&event.origin) {
+        if !self.modes_for(&event.origin).need_state() {
             return None;
         }
         let is_unknown = || self.lanes.get(&event.origin.lane).is_none_or(|view| view.state.is_none());
@@ -158,28 +172,44 @@ impl Presenter {
         if self.modes.tell_steps() {
             self.begin_tasks(event, &mut out);
         }
-        if !self.shows(&event.origin) {
+        let (asked, modes) = (self.modes, self.modes_for(&event.origin));
+        if modes == Modes::default() {
             self.note_askers(event);
             return out;
         }
+        if modes.has(Mode::Events) {
+            self.begin_calls(event, &mut out);
+        }
+        self.see(modes);
+        self.take(event, base, &mut out);
+        self.see(asked);
+        out
+    }
+
+    fn see(&mut self, modes: Modes) {
+        self.modes = modes;
+        self.messages.see(modes);
+    }
+
+    fn take(&mut self, event: &Event, base: Option<Arc<State>>, out: &mut Vec<Frame>) {
+        let lane = event.origin.lane;
         if let EventBody::Delta(delta) = &event.body {
             if self.modes.tell_messages() {
-                self.messages.piece(&self.facts, &event.origin, delta, &mut out);
+                let view = self.lanes.entry(lane).or_insert_with(|| LaneView::new(&event.origin));
+                self.messages.piece(&self.facts, view, delta, out);
             }
-            return out;
+            return;
         }
-        let lane = event.origin.lane;
         let mut view = self.lanes.remove(&lane).unwrap_or_else(|| LaneView::new(&event.origin));
         if let Some(base) = base {
             view.state = Some(Arc::unwrap_or_clone(base));
         }
         match &event.body {
-            EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, &mut out),
-            EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, &mut out),
+            EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, out),
+            EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, out),
             EventBody::Delta(_) | EventBody::Begun(_) => {}
         }
         self.lanes.insert(lane, view);
-        out
     }
 
     /// Remembers who asks, when nothing else is shown of him: his callers will repeat the questions.
@@ -196,6 +226,11 @@ impl Presenter {
         self.subgraphs || origin.namespace.is_empty()
     }
 
+    /// In which modes the reader sees this agent: records are shown of everybody.
+    fn modes_for(&self, origin: &Origin) -> Modes {
+        if self.shows(origin) { self.modes } else { self.modes.and([Mode::Events].into_iter().collect()) }
+    }
+
     fn fact(&mut self, view: &mut LaneView, fact: &Fact, at: Timestamp, out: &mut Vec<Frame>) {
         match fact {
             Fact::Started { base, attempt, resumed } => self.started(view, (*base, *attempt, *resumed), at, out),
@@ -210,8 +245,16 @@ impl Presenter {
             }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
-            Fact::Ended { status, error } if view.is_main() => out.extend(error_frame(*status, error.as_ref())),
-            Fact::Paused | Fact::Custom { .. } | Fact::Ended { .. } => {}
+            Fact::Ended { status, error } => {
+                if let (RunStatus::Success, Some(state)) = (status, self.recorded(view)) {
+                    let agent = Running::agent(&self.facts, &view.origin);
+                    out.push(agent.ended("on_chain_end", state, &Value::Null));
+                }
+                if view.is_main() {
+                    out.extend(error_frame(*status, error.as_ref()));
+                }
+            }
+            Fact::Paused | Fact::Custom { .. } => {}
         }
     }
 
@@ -226,11 +269,16 @@ impl Presenter {
         let state = fresh.or_else(|| view.state.take());
         *view = LaneView { state, head: base, whole: true, ..LaneView::new(&view.origin) };
         self.note_head(view);
+        self.beginnings.finish(view.origin.lane);
         if view.is_main() {
             self.facts.attempt = attempt;
             if self.opens {
                 out.push(Frame::of("metadata", &json!({"run_id": self.facts.run, "attempt": attempt})));
             }
+        }
+        if self.modes.has(Mode::Events) && (view.is_main() || resumed) {
+            let input = self.facts.input.as_ref().filter(|_| view.is_main());
+            out.push(Running::agent(&self.facts, &view.origin).began("on_chain_start", &input));
         }
         if resumed {
             if self.modes.has(Mode::Values) {
@@ -250,10 +298,14 @@ impl Presenter {
         // A reader who joined in the middle learns here onto what the step was made.
         view.head = entry.parent;
         view.step = Some(entry.step - 1);
+        self.beginnings.finish(view.origin.lane);
         if entry.source == Source::Loop && entry.node == TOOLS {
             self.calls_written(view, entry, at, out);
         } else if entry.source == Source::Loop && entry.node != START {
             self.node_written(view, entry, at, out);
+        } else if entry.source == Source::Loop && self.modes.has(Mode::Events) && !view.is_main() {
+            let input = entry.writes.first().map(Written);
+            out.push(Running::agent(&self.facts, &view.origin).began("on_chain_start", &input));
         }
         view.advance(entry);
         self.note_head(view);
@@ -270,7 +322,10 @@ impl Presenter {
         let nothing = Update::none();
         let update = entry.writes.first().unwrap_or(&nothing);
         if self.modes.tell_messages() {
-            self.messages.written(&self.facts, &view.source(&entry.node, 0), update, out);
+            self.messages.written(&self.facts, (view, &view.source(&entry.node, 0)), update, out);
+        }
+        if self.modes.has(Mode::Events) && entry.node != MODEL {
+            records::hook(&self.facts, view, &entry.node, update, out);
         }
         if self.modes.has(Mode::Updates) {
             out.push(values::updates(view, &entry.node, update, false));
@@ -295,7 +350,10 @@ impl Presenter {
 
     fn call_written(&mut self, view: &LaneView, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
         if self.modes.tell_messages() {
-            self.messages.written(&self.facts, &view.source(TOOLS, call), update, out);
+            self.messages.written(&self.facts, (view, &view.source(TOOLS, call)), update, out);
+        }
+        if self.modes.has(Mode::Events) {
+            records::end_call(&self.facts, view, call, update, out);
         }
         if self.modes.has(Mode::Updates) {
             out.push(values::updates(view, TOOLS, update, false));
@@ -338,26 +396,9 @@ impl Presenter {
         }
     }
 
-    /// Shows the tasks that are known to have begun now that `event` is here: its own agent's, and the calls of the
-    /// agents above it.
-    fn begin_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
-        let below = &event.origin.namespace;
-        let mut ready: Vec<(Lane, Coming, Ahead)> = self
-            .lanes
-            .iter_mut()
-            .filter(|(_, view)| below.starts_with(&view.origin.namespace))
-            .filter_map(|(lane, view)| {
-                let is_own = *lane == event.origin.lane;
-                let coming = if is_own { Coming::told_by(event, view) } else { Coming::Calls };
-                Some((*lane, coming, view.ahead.take()?))
-            })
-            .collect();
-        ready.sort_by_key(|(lane, ..)| self.lanes.get(lane).map_or(0, |view| view.origin.namespace.len()));
-        for (lane, coming, ahead) in ready {
-            if let Some(view) = self.lanes.get(&lane) {
-                self.steps(event.at).begin(view, &ahead, &coming, out);
-            }
-        }
+    /// The state of an agent, if it is to be recorded.
+    fn recorded<'a>(&self, view: &'a LaneView) -> Option<&'a State> {
+        view.state.as_ref().filter(|_| self.modes.has(Mode::Events))
     }
 }
 

@@ -19,7 +19,7 @@ pub enum Mode {
     Checkpoints,
     /// Tasks and checkpoints in one stream.
     Debug,
-    /// Accepted for the sake of clients that always ask for it; shows nothing of its own.
+    /// Records of what begins, is said and ends, as tracers of the field know them.
     Events,
 }
 
@@ -73,9 +73,9 @@ impl Modes {
         Self(self.0 & other.0)
     }
 
-    /// Whether messages are wanted, in either form.
+    /// Whether messages are wanted, in any form.
     pub(super) fn tell_messages(self) -> bool {
-        self.has(Mode::Messages) || self.has(Mode::MessagesTuple)
+        self.has(Mode::Messages) || self.has(Mode::MessagesTuple) || self.has(Mode::Events)
     }
 
     /// Whether tasks or checkpoints are wanted, in any form.
@@ -85,7 +85,7 @@ impl Modes {
 
     /// Whether the state has to be followed.
     pub(super) fn need_state(self) -> bool {
-        self.has(Mode::Values) || self.tell_steps()
+        self.has(Mode::Values) || self.has(Mode::Events) || self.tell_steps()
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::Facts;
 use super::lane::{Ahead, LaneView};
-use super::metadata::triggers;
+use super::metadata::{of_agent, triggers};
 use super::mode::{Mode, Modes};
 use super::values::{Written, interrupt};
 use crate::domain::checkpoint::{Entry, Source};
@@ -234,21 +234,7 @@ impl Steps<'_> {
     }
 
     fn metadata(&self, view: &LaneView) -> Value {
-        let facts = self.facts;
-        let mut metadata = json!({
-            "lc_agent_name": view.origin.agent,
-            "agent_path": view.origin.path,
-            "tool_call_id": view.origin.cause,
-            "created_by": "system",
-            "graph_id": facts.graph_id,
-            "assistant_id": facts.assistant,
-            "run_attempt": facts.attempt,
-            "run_id": facts.run,
-        });
-        if let Value::Object(metadata) = &mut metadata {
-            metadata.extend(facts.metadata.clone());
-        }
-        metadata
+        of_agent(self.facts, &view.origin).into()
     }
 
     /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
@@ -343,7 +329,7 @@ fn begun<'a>(view: &LaneView, state: &State, coming: &'a Coming) -> Vec<Begun<'a
 }
 
 /// The calls of the last answer that have no result, in the order of their tasks.
-fn open_calls(state: &State) -> Vec<ToolCall> {
+pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
     let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];
     };

@@ -173,6 +173,7 @@ impl Play {
             assistant: AssistantId::of_graph("agent"),
             attempt: 1,
             created_at: Timestamp(1_795_250_000_000_000),
+            input: None,
             metadata: Map::new(),
         };
         let mut presenter = Presenter::new(facts, modes.iter().copied().collect(), subgraphs);

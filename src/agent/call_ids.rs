@@ -1,0 +1,83 @@
+//! Ids of the calls of one answer, told apart where a provider gave two calls the same one.
+//!
+//! Results are matched with calls by id, so two calls of one id could not be answered. The second of them gets a number
+//! behind its id, in the pieces of the answer as in the whole.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::domain::message::{Message, Role};
+
+/// The ids that one answer has used.
+#[derive(Default)]
+pub(super) struct CallIds {
+    used: HashMap<String, u32>,
+    /// What the calls in the pieces were given.
+    by_index: HashMap<usize, String>,
+}
+
+impl CallIds {
+    /// The id of call `index`, of which a piece came under `id`.
+    pub(super) fn of_piece(&mut self, index: usize, id: Option<String>) -> Option<String> {
+        let id = id?;
+        if let Some(known) = self.by_index.get(&index) {
+            return Some(known.clone());
+        }
+        let given = self.take(&id);
+        self.by_index.insert(index, given.clone());
+        Some(given)
+    }
+
+    /// Gives every call of a whole answer an id of its own.
+    pub(super) fn tell_apart(message: &mut Message) {
+        let mut ids = Self::default();
+        if let Role::Ai { tool_calls, invalid_tool_calls, .. } = &mut message.role {
+            for call in tool_calls {
+                call.id = ids.take(&call.id);
+            }
+            for id in invalid_tool_calls.iter_mut().filter_map(|call| call.id.as_mut()) {
+                *id = ids.take(id);
+            }
+        }
+    }
+
+    fn take(&mut self, id: &str) -> String {
+        let mut given = id.to_owned();
+        loop {
+            match self.used.entry(given) {
+                Entry::Vacant(free) => {
+                    let given = free.key().clone();
+                    free.insert(1);
+                    return given;
+                }
+                Entry::Occupied(mut taken) => {
+                    *taken.get_mut() += 1;
+                    given = format!("{}-{}", taken.key(), taken.get());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::domain::message::ToolCall;
+
+    #[test]
+    fn calls_of_one_id_are_told_apart_alike_in_pieces_and_as_a_whole() {
+        let given = ["a", "b", "a", "a-2", "a", "b"];
+        let expected = ["a", "b", "a-2", "a-2-2", "a-3", "b-2"];
+        let mut ids = CallIds::default();
+        let pieces: Vec<_> = (0..).zip(given).filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned()))).collect();
+        assert_eq!(pieces, expected);
+        assert_eq!((ids.of_piece(2, Some("a".to_owned())), ids.of_piece(2, None)), (Some("a-2".to_owned()), None));
+        let mut message = Message::ai("");
+        let calls = given.map(|id| ToolCall::new(id, "t", Map::new())).to_vec();
+        message.role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+        CallIds::tell_apart(&mut message);
+        assert_eq!(message.tool_calls().iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), expected);
+    }
+}

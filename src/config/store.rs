@@ -1,0 +1,118 @@
+//! `[store]`: what is remembered beyond a thread.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{Config, ProviderKind};
+use crate::domain::definition::check::{Surroundings, check_model};
+use crate::domain::definition::{FieldPath, Finding};
+use crate::domain::item::texts::MOST_PATHS;
+use crate::domain::item::{self, TextPath};
+
+/// The longest vectors, which is the most that pgvector takes.
+const MOST_DIMS: usize = 16_000;
+
+/// The longest time between two sweeps, in minutes: a day.
+const LONGEST_SWEEP_INTERVAL: f64 = 1440.0;
+
+/// `[store]`: what is remembered beyond a thread.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreSection {
+    /// For how long.
+    pub ttl: ItemTtl,
+    /// By what it is found; only by place and by what it says, if absent.
+    pub index: Option<IndexSection>,
+}
+
+/// `[store.index]`: by what items are found when somebody asks in words.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IndexSection {
+    /// How many numbers the vectors of the model have.
+    pub dims: usize,
+    /// The embedding model, as `provider:model-name`.
+    pub embed: String,
+    /// The texts of an item that count, unless it says otherwise: `$` is all of it.
+    pub fields: Vec<String>,
+}
+
+impl Default for IndexSection {
+    fn default() -> Self {
+        Self { dims: 0, embed: String::new(), fields: vec!["$".to_owned()] }
+    }
+}
+
+/// `[store.ttl]`: how long items stay.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ItemTtl {
+    /// How many minutes an item stays of which nothing is said; for ever, if absent.
+    pub default_ttl: Option<f64>,
+    /// Whether reading an item makes it stay as long again.
+    pub refresh_on_read: bool,
+    /// How often expired items are removed, in minutes. They cannot be read before that either.
+    pub sweep_interval_minutes: f64,
+}
+
+impl Default for ItemTtl {
+    fn default() -> Self {
+        Self { default_ttl: None, refresh_on_read: true, sweep_interval_minutes: 5.0 }
+    }
+}
+
+impl ItemTtl {
+    /// [`ItemTtl::default_ttl`] as a duration.
+    pub fn default_ttl(&self) -> Option<Duration> {
+        self.default_ttl.and_then(|minutes| item::ttl("default_ttl", minutes).ok())
+    }
+
+    /// [`ItemTtl::sweep_interval_minutes`] as a duration.
+    pub fn sweep_interval(&self) -> Duration {
+        Duration::try_from_secs_f64(self.sweep_interval_minutes * 60.0).unwrap_or(Duration::from_secs(300))
+    }
+}
+
+/// What makes no sense in the section.
+pub(super) fn check(config: &Config, around: &Surroundings) -> Vec<Finding> {
+    let store = &config.store;
+    let field = FieldPath::of(["store", "ttl"]);
+    let mut findings = store.index.as_ref().map(|index| check_index(index, config, around)).unwrap_or_default();
+    if let Some(Err(invalid)) = store.ttl.default_ttl.map(|minutes| item::ttl("default_ttl", minutes)) {
+        findings.push(Finding::error(field.then("default_ttl"), invalid.reason));
+    }
+    let interval = store.ttl.sweep_interval_minutes;
+    if !(interval > 0.0 && interval <= LONGEST_SWEEP_INTERVAL) {
+        let message = format!("must be more than 0 and at most {LONGEST_SWEEP_INTERVAL} minutes");
+        findings.push(Finding::error(field.then("sweep_interval_minutes"), message));
+    }
+    findings
+}
+
+fn check_index(index: &IndexSection, config: &Config, around: &Surroundings) -> Vec<Finding> {
+    let field = FieldPath::of(["store", "index"]);
+    let mut findings = check_model(&field.then("embed"), &index.embed, around);
+    let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+    if !(1..=MOST_DIMS).contains(&index.dims) {
+        error(field.then("dims"), format!("must be given: how long the model's vectors are, from 1 to {MOST_DIMS}"));
+    }
+    let provider = index.embed.split(':').next().unwrap_or_default();
+    let declared = config.providers.get(provider).and_then(|section| section.kind);
+    let kind = declared.or_else(|| ProviderKind::ALL.into_iter().find(|kind| kind.word() == provider));
+    if kind == Some(ProviderKind::Anthropic) {
+        error(field.then("embed"), format!("`{provider}` offers no embeddings; name a model of another provider"));
+    }
+    if index.fields.is_empty() {
+        error(field.then("fields"), "must name at least one path; `$` is all of the value".to_owned());
+    }
+    for (at, path) in index.fields.iter().enumerate() {
+        if let Err(reason) = TextPath::read(path) {
+            error(field.then("fields").then(at), reason);
+        }
+    }
+    if index.fields.len() > MOST_PATHS {
+        error(field.then("fields"), format!("must not name more than {MOST_PATHS} paths"));
+    }
+    findings
+}

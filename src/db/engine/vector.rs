@@ -1,0 +1,57 @@
+//! Vectors in columns: a list of numbers on Postgres, on SQLite their bytes, four for each, the lowest first.
+
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueRef};
+use sqlx::sqlite::{SqliteArgumentsBuffer, SqliteTypeInfo, SqliteValueRef};
+use sqlx::{Decode, Encode, Postgres, Sqlite, Type};
+
+/// A vector on its way into or out of a column.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::db) struct Vector(pub(in crate::db) Vec<f32>);
+
+impl Type<Postgres> for Vector {
+    fn type_info() -> PgTypeInfo {
+        f32::array_type_info()
+    }
+
+    fn compatible(ty: &PgTypeInfo) -> bool {
+        f32::array_compatible(ty)
+    }
+}
+
+impl Encode<'_, Postgres> for Vector {
+    fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        <Vec<f32> as Encode<'_, Postgres>>::encode_by_ref(&self.0, buffer)
+    }
+}
+
+impl<'r> Decode<'r, Postgres> for Vector {
+    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
+        <Vec<f32> as Decode<'r, Postgres>>::decode(value).map(Self)
+    }
+}
+
+impl Type<Sqlite> for Vector {
+    fn type_info() -> SqliteTypeInfo {
+        <Vec<u8> as Type<Sqlite>>::type_info()
+    }
+}
+
+impl Encode<'_, Sqlite> for Vector {
+    fn encode_by_ref(&self, buffer: &mut SqliteArgumentsBuffer) -> Result<IsNull, BoxDynError> {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|number| number.to_le_bytes()).collect();
+        <Vec<u8> as Encode<'_, Sqlite>>::encode(bytes, buffer)
+    }
+}
+
+impl<'r> Decode<'r, Sqlite> for Vector {
+    fn decode(value: SqliteValueRef<'r>) -> Result<Self, BoxDynError> {
+        let bytes = <&[u8] as Decode<'r, Sqlite>>::decode(value)?;
+        let (numbers, rest) = bytes.as_chunks::<4>();
+        if !rest.is_empty() {
+            return Err("a vector has four bytes for each number".into());
+        }
+        Ok(Self(numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()))
+    }
+}

@@ -1,0 +1,184 @@
+//! Items: the content of the Store, and where they lie.
+//!
+//! A namespace is stored as its labels with a dot after each. So whatever lies in it or below it is one range of the primary
+//! key, from the text itself up to the same text with a slash (the character after the dot) at its end.
+
+use serde_json::{Map, Value};
+use sqlx::types::Json;
+use sqlx::{QueryBuilder, query, query_as};
+
+use super::engine::{Matches, on_engine};
+use super::json::Cell;
+use super::{DbResult, Tx};
+use crate::domain::item::{AFTER_ALL, Filter, Item, ItemAddress, ItemChange, ItemDraft, Namespace};
+use crate::domain::time::Timestamp;
+
+mod namespaces;
+mod vectors;
+
+pub use namespaces::{NamespaceSearch, list_namespaces};
+pub use vectors::{MOST_COMPARED, Near, VectorSearch, nearest};
+
+macro_rules! select {
+    () => {
+        "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items"
+    };
+}
+use select;
+
+#[derive(sqlx::FromRow)]
+struct ItemRow {
+    namespace: String,
+    key: String,
+    value: String,
+    expires_at: Option<i64>,
+    created_at: i64,
+    updated_at: i64,
+}
+
+impl TryFrom<ItemRow> for Item {
+    type Error = super::DbError;
+
+    fn try_from(row: ItemRow) -> DbResult<Self> {
+        let id = format!("{}{}", row.namespace, row.key);
+        let value: Map<String, Value> = Cell { table: "items", column: "value", id: &id }.decode(&row.value)?;
+        Ok(Self {
+            address: ItemAddress { namespace: namespace_of(&row.namespace), key: row.key },
+            value,
+            expires_at: row.expires_at.map(Timestamp),
+            created_at: Timestamp(row.created_at),
+            updated_at: Timestamp(row.updated_at),
+        })
+    }
+}
+
+/// The text of a namespace.
+fn text_of(namespace: &Namespace) -> String {
+    namespace.labels().iter().flat_map(|label| [label.as_str(), "."]).collect()
+}
+
+/// The namespace of a text.
+fn namespace_of(text: &str) -> Namespace {
+    Namespace::stored(text.split_terminator('.').map(str::to_owned).collect())
+}
+
+/// The texts of all namespaces from this one down: from the first on, and before the second.
+fn range(prefix: &Namespace) -> (String, String) {
+    let from = text_of(prefix);
+    let to = from.strip_suffix('.').map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
+    (from, to)
+}
+
+/// Carries out a change.
+pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbResult<()> {
+    match change {
+        ItemChange::Put(draft) => put(tx, draft, now).await,
+        ItemChange::Delete(address) => delete(tx, address, now).await.map(drop),
+    }
+}
+
+/// Writes an item with its vectors. One that is there keeps the time of its making, unless it has expired.
+pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at) \
+        values ($1, $2, $3, $4, $5, $6, $6) on conflict (namespace, key) do update set value = excluded.value, \
+        ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+        created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
+    let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
+    on_engine!(tx, |conn| query(SQL)
+        .bind(text_of(&draft.address.namespace))
+        .bind(&draft.address.key)
+        .bind(Json(&draft.value))
+        .bind(ttl)
+        .bind(draft.ttl.map(|ttl| now.plus(ttl).0))
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    vectors::replace(tx, draft).await
+}
+
+/// The item at this address.
+pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<Option<Item>> {
+    const SQL: &str =
+        concat!(select!(), " where namespace = $1 and key = $2 and (expires_at is null or expires_at > $3)");
+    let namespace = text_of(&address.namespace);
+    let row: Option<ItemRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(&namespace)
+        .bind(&address.key)
+        .bind(now.0)
+        .fetch_optional(conn)
+        .await)?;
+    row.map(Item::try_from).transpose()
+}
+
+/// Forgets an item. Returns whether there was one.
+pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "delete from items where namespace = $1 and key = $2 returning expires_at";
+    let namespace = text_of(&address.namespace);
+    let gone: Option<(Option<i64>,)> =
+        on_engine!(tx, |conn| query_as(SQL).bind(&namespace).bind(&address.key).fetch_optional(conn).await)?;
+    Ok(gone.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
+}
+
+/// Which items are wanted. They come in the order of their namespaces and keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ItemSearch {
+    /// Where they lie: here, or anywhere below.
+    pub prefix: Namespace,
+    /// What they say.
+    pub filter: Filter,
+    /// How many at most.
+    pub limit: u32,
+    /// How many to pass over before.
+    pub offset: u32,
+}
+
+/// The items that are wanted.
+pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, now: Timestamp) -> DbResult<Vec<Item>> {
+    let (from, to) = range(&wanted.prefix);
+    let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
+        sql.push_bind(from).push(" and namespace < ").push_bind(to);
+        sql.push(" and (expires_at is null or expires_at > ").push_bind(now.0).push(")");
+        sql.push_matches("items.value", &wanted.filter);
+        sql.push(" order by namespace, key limit ").push_bind(i64::from(wanted.limit));
+        sql.push(" offset ").push_bind(i64::from(wanted.offset));
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    rows.into_iter().map(Item::try_from).collect()
+}
+
+/// Lets these items stay as long from now on as they were to stay when they were written. Those that stay for ever and those
+/// that have expired are left alone.
+pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp) -> DbResult<()> {
+    if addresses.is_empty() {
+        return Ok(());
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update items set expires_at = ttl + ");
+        sql.push_bind(now.0).push(" where ttl is not null and expires_at > ").push_bind(now.0);
+        sql.push(" and (namespace, key) in (");
+        sql.push_values(addresses, |mut row, address| {
+            row.push_bind(text_of(&address.namespace)).push_bind(address.key.clone());
+        });
+        sql.push(")").build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
+/// Removes up to `limit` items that have expired, those first that did so first. Returns how many. Several processes may
+/// do so at once; none waits for another.
+pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
+    const SQLITE: &str = "delete from items where (namespace, key) in \
+        (select namespace, key from items where expires_at <= $1 order by expires_at limit $2)";
+    const POSTGRES: &str = "delete from items where (namespace, key) in \
+        (select namespace, key from items where expires_at <= $1 order by expires_at limit $2 for update skip locked)";
+    let sql = tx.either(SQLITE, POSTGRES);
+    let swept = on_engine!(tx, |conn| query(sql)
+        .bind(now.0)
+        .bind(i64::from(limit))
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(swept)
+}

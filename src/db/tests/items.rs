@@ -1,0 +1,249 @@
+//! Items: where they lie, what they say, how long they stay.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{object, on_both, read, write};
+use crate::db::Db;
+use crate::db::items::{self, ItemSearch, NamespaceSearch};
+use crate::domain::item::{Filter, Item, ItemAddress, ItemDraft, Namespace};
+use crate::domain::time::Timestamp;
+
+on_both! {
+    are_written_read_and_forgotten,
+    lie_in_namespaces_and_below,
+    come_in_pages,
+    are_found_by_what_they_say,
+    are_gone_when_their_time_is_over,
+    stay_longer_when_they_are_read,
+    are_swept_once,
+    have_namespaces_that_are_listed,
+    have_more_namespaces_than_are_looked_up_at_once,
+}
+
+fn namespace(text: &str) -> Namespace {
+    Namespace::prefix("n", text.split_terminator('.').map(str::to_owned).collect()).expect("a namespace")
+}
+
+fn address(place: &str, key: &str) -> ItemAddress {
+    ItemAddress::new(namespace(place), key).expect("an address")
+}
+
+fn draft(place: &str, key: &str, value: Value) -> ItemDraft {
+    ItemDraft::new(address(place, key), object(value), None).expect("a draft")
+}
+
+async fn put(db: &Db, draft: ItemDraft, now: i64) {
+    write!(db, |tx| items::put(tx, &draft, Timestamp(now)));
+}
+
+async fn find(db: &Db, place: &str, key: &str, now: i64) -> Option<Item> {
+    let address = address(place, key);
+    read!(db, |tx| items::find(tx, &address, Timestamp(now)))
+}
+
+/// The keys of what is found, in order.
+async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
+    let filter = Filter::read("filter", &object(filter)).expect("a filter");
+    let wanted = ItemSearch { prefix: namespace(prefix), filter, limit: page.0, offset: page.1 };
+    let found = read!(db, |tx| items::search(tx, &wanted, Timestamp(100)));
+    found.into_iter().map(|item| item.address.key).collect()
+}
+
+async fn are_written_read_and_forgotten(db: Db) {
+    put(&db, draft("a.b", "k", json!({"x": {"y": [1, 2.5, null]}, "ü": "π"})), 1).await;
+    put(&db, draft("a", "k", json!({"other": true})), 2).await;
+    let expected = Item {
+        address: address("a.b", "k"),
+        value: object(json!({"x": {"y": [1, 2.5, null]}, "ü": "π"})),
+        expires_at: None,
+        created_at: Timestamp(1),
+        updated_at: Timestamp(1),
+    };
+    assert_eq!(find(&db, "a.b", "k", 5).await, Some(expected.clone()));
+    put(&db, draft("a.b", "k", json!({"x": 2})), 3).await;
+    let newer = Item { value: object(json!({"x": 2})), updated_at: Timestamp(3), ..expected };
+    assert_eq!(find(&db, "a.b", "k", 5).await, Some(newer));
+    let gone = address("a.b", "k");
+    let forget = async || {
+        let gone = gone.clone();
+        write!(db, |tx| items::delete(tx, &gone, Timestamp(4)))
+    };
+    assert!(forget().await);
+    assert!(!forget().await);
+    assert_eq!(find(&db, "a.b", "k", 5).await, None);
+    assert!(find(&db, "a", "k", 5).await.is_some());
+}
+
+async fn lie_in_namespaces_and_below(db: Db) {
+    for (place, key) in [("a", "1"), ("a.b", "2"), ("a.b.c", "3"), ("a-b", "4"), ("ab", "5"), ("b.a", "6"), ("é", "7")]
+    {
+        put(&db, draft(place, key, json!({})), 1).await;
+    }
+    assert_eq!(keys(&db, "a", json!({}), (10, 0)).await, ["1", "2", "3"]);
+    assert_eq!(keys(&db, "a.b", json!({}), (10, 0)).await, ["2", "3"]);
+    assert_eq!(keys(&db, "é", json!({}), (10, 0)).await, ["7"]);
+    assert_eq!(keys(&db, "", json!({}), (10, 0)).await, ["4", "1", "2", "3", "5", "6", "7"]);
+    assert_eq!(keys(&db, "c", json!({}), (10, 0)).await, [""; 0]);
+}
+
+async fn come_in_pages(db: Db) {
+    for key in ["b", "a", "C", "d"] {
+        put(&db, draft("n", key, json!({})), 1).await;
+    }
+    assert_eq!(keys(&db, "n", json!({}), (2, 0)).await, ["C", "a"]);
+    assert_eq!(keys(&db, "n", json!({}), (2, 2)).await, ["b", "d"]);
+    assert_eq!(keys(&db, "n", json!({}), (2, 4)).await, [""; 0]);
+}
+
+async fn are_found_by_what_they_say(db: Db) {
+    let values = [
+        ("int", json!({"v": 2, "o": {"i": 1}})),
+        ("float", json!({"v": 2.0, "o": {"i": 1, "j": 2}})),
+        ("half", json!({"v": 2.5})),
+        ("text", json!({"v": "2"})),
+        ("long", json!({"v": "zebra"})),
+        ("upper", json!({"v": "Zebra"})),
+        ("yes", json!({"v": true})),
+        ("null", json!({"v": null})),
+        ("none", json!({})),
+        ("list", json!({"v": [1, {"a": [null]}]})),
+        ("object", json!({"v": {"a": 1, "b": {"c": "x"}}})),
+        ("dotted", json!({"v.w": 1, "\"q'": 2, "0": 3})),
+    ];
+    for (key, value) in &values {
+        put(&db, draft("n", key, value.clone()), 1).await;
+    }
+    let cases: [(Value, &[&str]); 23] = [
+        (json!({"v": 2}), &["float", "int"]),
+        (json!({"v": "2"}), &["text"]),
+        (json!({"v": true}), &["yes"]),
+        (json!({"v": 1}), &[]),
+        (json!({"v": null}), &["dotted", "none", "null"]),
+        (json!({"v": {"$ne": null}, "o": null}), &["half", "list", "long", "object", "text", "upper", "yes"]),
+        (json!({"v": {"$eq": 2.5}}), &["half"]),
+        (json!({"v": {"$gt": 2}}), &["half"]),
+        (json!({"v": {"$gte": 2, "$lt": 2.5}}), &["float", "int"]),
+        (json!({"v": {"$lte": 2}}), &["float", "int"]),
+        (json!({"v": {"$gt": "a"}}), &["long"]),
+        (json!({"v": {"$gte": "Zebra"}}), &["long", "upper"]),
+        (json!({"v": {"$lt": "3"}}), &["text"]),
+        (json!({"v": [1, {"a": [null]}]}), &["list"]),
+        (json!({"v": [1]}), &[]),
+        (json!({"v": [{"a": [null]}, 1]}), &[]),
+        (json!({"v": {"$eq": {"b": {"c": "x"}, "a": 1}}}), &["object"]),
+        (json!({"v": {"$eq": {"a": 1}}}), &[]),
+        (json!({"v": {"b": {"c": {"$gt": "a"}}}}), &["object"]),
+        (json!({"o": {"$eq": {"i": 1}}}), &["int"]),
+        (json!({"o": {"i": 1}}), &["float", "int"]),
+        (json!({"v.w": 1, "\"q'": {"$lt": 3}, "0": {"$ne": 4}}), &["dotted"]),
+        (json!({"v": {"0": 1}}), &[]),
+    ];
+    for (filter, expected) in cases {
+        assert_eq!(keys(&db, "n", filter.clone(), (100, 0)).await, expected, "{filter}");
+    }
+}
+
+/// An item that stays for ten microseconds.
+fn brief(place: &str, key: &str) -> ItemDraft {
+    ItemDraft { ttl: Some(Duration::from_micros(10)), ..draft(place, key, json!({})) }
+}
+
+async fn are_gone_when_their_time_is_over(db: Db) {
+    put(&db, brief("n", "k"), 90).await;
+    put(&db, brief("n", "l"), 91).await;
+    assert_eq!(find(&db, "n", "k", 99).await.and_then(|item| item.expires_at), Some(Timestamp(100)));
+    assert_eq!(find(&db, "n", "k", 100).await, None);
+    assert_eq!(keys(&db, "n", json!({}), (10, 0)).await, ["l"]);
+    let gone = address("n", "k");
+    assert!(!write!(db, |tx| items::delete(tx, &gone, Timestamp(100))));
+    put(&db, brief("n", "l"), 200).await;
+    let anew = find(&db, "n", "l", 201).await.expect("it is there again");
+    assert_eq!((anew.created_at, anew.expires_at), (Timestamp(200), Some(Timestamp(210))));
+    put(&db, draft("n", "l", json!({})), 205).await;
+    let lasting = find(&db, "n", "l", 1000).await.expect("it stays");
+    assert_eq!((lasting.created_at, lasting.expires_at), (Timestamp(200), None));
+}
+
+async fn stay_longer_when_they_are_read(db: Db) {
+    put(&db, brief("n", "k"), 0).await;
+    put(&db, draft("n", "l", json!({})), 0).await;
+    let both = [address("n", "k"), address("n", "l")];
+    let again = both.clone();
+    write!(db, |tx| items::refresh(tx, &again, Timestamp(9)));
+    let found = find(&db, "n", "k", 18).await.expect("it stays longer");
+    assert_eq!((found.expires_at, found.updated_at), (Some(Timestamp(19)), Timestamp(0)));
+    write!(db, |tx| items::refresh(tx, &both, Timestamp(19)));
+    assert_eq!(find(&db, "n", "k", 19).await, None);
+    assert_eq!(find(&db, "n", "l", 19).await.and_then(|item| item.expires_at), None);
+    write!(db, |tx| items::refresh(tx, &[], Timestamp(19)));
+}
+
+async fn are_swept_once(db: Db) {
+    for at in 0..50 {
+        put(&db, brief("n", &format!("{at:02}")), at).await;
+    }
+    put(&db, draft("n", "stays", json!({})), 0).await;
+    let sweepers = (0..4).map(|_| {
+        let db = db.clone();
+        async move { write!(db, |tx| items::sweep(tx, Timestamp(49), 8)) }
+    });
+    let swept: u64 = futures::future::join_all(sweepers).await.into_iter().sum();
+    assert!(swept <= 32, "{swept}");
+    let mut left = 40 - swept;
+    while left > 0 {
+        let more = write!(db, |tx| items::sweep(tx, Timestamp(49), 8));
+        assert!(more > 0, "{left} are left");
+        left -= more;
+    }
+    assert_eq!(write!(db, |tx| items::sweep(tx, Timestamp(49), 8)), 0);
+    assert!(find(&db, "n", "stays", 49).await.is_some() && find(&db, "n", "40", 49).await.is_some());
+}
+
+/// Namespaces as texts: of this prefix and suffix, down to a depth, and a page of them.
+async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize, usize)) -> Vec<String> {
+    let [prefix, suffix] = ends.map(namespace);
+    let wanted = NamespaceSearch { prefix, suffix, max_depth, limit: page.0, offset: page.1 };
+    let found = read!(db, |tx| items::list_namespaces(tx, &wanted, Timestamp(100)));
+    found.iter().map(ToString::to_string).collect()
+}
+
+async fn have_namespaces_that_are_listed(db: Db) {
+    for place in ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"] {
+        for key in ["1", "2"] {
+            put(&db, draft(place, key, json!({})), 1).await;
+        }
+    }
+    put(&db, brief("a.gone", "1"), 90).await;
+    let all = ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"];
+    assert_eq!(listed(&db, ["", ""], None, (100, 0)).await, all);
+    assert_eq!(listed(&db, ["", ""], None, (2, 3)).await, ["a.x.c", "b.c"]);
+    assert_eq!(listed(&db, ["a.b", ""], None, (100, 0)).await, ["a.b.c", "a.b.d"]);
+    assert_eq!(listed(&db, ["", "c"], None, (100, 0)).await, ["a.b.c", "a.x.c", "b.c", "c"]);
+    assert_eq!(listed(&db, ["a", "c"], Some(2), (100, 0)).await, ["a.b", "a.x"]);
+    assert_eq!(listed(&db, ["", ""], Some(2), (100, 0)).await, ["a", "a.b", "a.x", "b.c", "c"]);
+    assert_eq!(listed(&db, ["a.*.c", ""], None, (100, 0)).await, ["a.b.c", "a.x.c"]);
+    assert_eq!(listed(&db, ["", "b.*"], None, (100, 0)).await, ["a.b.c", "a.b.d", "b.c"]);
+}
+
+async fn have_more_namespaces_than_are_looked_up_at_once(db: Db) {
+    db.write(|tx| {
+        Box::pin(async move {
+            for user in 0..3 {
+                for note in 0..200 {
+                    let place = format!("users.{user}.{note:03}");
+                    items::put(tx, &draft(&place, "k", json!({})), Timestamp(1)).await?;
+                }
+            }
+            Ok(())
+        })
+    })
+    .await
+    .expect("a write");
+    assert_eq!(listed(&db, ["users", ""], Some(2), (100, 0)).await, ["users.0", "users.1", "users.2"]);
+    let all = listed(&db, ["users", ""], None, (1000, 0)).await;
+    assert_eq!((all.len(), all[0].as_str(), all[599].as_str()), (600, "users.0.000", "users.2.199"));
+    assert_eq!(listed(&db, ["users", "128"], None, (2, 1)).await, ["users.1.128", "users.2.128"]);
+    assert_eq!(listed(&db, ["users", ""], None, (1, 128)).await, ["users.0.128"]);
+}

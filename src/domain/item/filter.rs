@@ -1,0 +1,217 @@
+//! What items have to say to be found.
+
+use serde_json::{Map, Value};
+
+use super::has_nul;
+use crate::domain::Invalid;
+
+/// The most values that a filter may mention, those within lists and objects counted.
+const MOST_VALUES: usize = 100;
+/// How deep the fields and values of a filter may nest.
+const DEEPEST: usize = 8;
+/// The longest text in a filter, names of fields among them, in bytes.
+const LONGEST_TEXT: usize = 4096;
+
+/// Conditions that all have to hold. A field that an item does not have counts as null.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Filter(Vec<Condition>);
+
+/// One condition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Condition {
+    /// The field, from the outermost object inward; at least one name.
+    pub path: Vec<String>,
+    /// How it is compared.
+    pub test: Test,
+    /// With what. For the tests of order it is a number or a text, and only fields of that kind pass.
+    pub operand: Value,
+}
+
+/// How a field is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Test {
+    /// `$eq`: equal; numbers by value, lists item by item, objects key by key.
+    Eq,
+    /// `$ne`: not equal.
+    Ne,
+    /// `$gt`: greater; texts by their code points.
+    Gt,
+    /// `$gte`: greater or equal.
+    Gte,
+    /// `$lt`: less.
+    Lt,
+    /// `$lte`: less or equal.
+    Lte,
+}
+
+impl Test {
+    const ALL: [(&'static str, Self); 6] = [
+        ("$eq", Self::Eq),
+        ("$ne", Self::Ne),
+        ("$gt", Self::Gt),
+        ("$gte", Self::Gte),
+        ("$lt", Self::Lt),
+        ("$lte", Self::Lte),
+    ];
+
+    fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, test)| *test)
+    }
+
+    /// Whether it asks for an order.
+    pub fn is_order(self) -> bool {
+        !matches!(self, Self::Eq | Self::Ne)
+    }
+}
+
+impl Filter {
+    /// Reads `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is what the errors call it.
+    ///
+    /// # Errors
+    /// Names the field that cannot be compared so.
+    pub fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, Invalid> {
+        let mut reader = Reader { name, values: 0, conditions: vec![] };
+        reader.fields(&[], fields)?;
+        Ok(Self(reader.conditions))
+    }
+
+    /// The conditions, in the order in which they were given.
+    pub fn conditions(&self) -> &[Condition] {
+        &self.0
+    }
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    values: usize,
+    conditions: Vec<Condition>,
+}
+
+impl Reader<'_> {
+    fn wrong(&self, path: &[String], reason: impl Into<String>) -> Invalid {
+        let field = std::iter::once(self.name).chain(path.iter().map(String::as_str)).collect::<Vec<_>>().join(".");
+        Invalid::new(field, reason)
+    }
+
+    fn fields(&mut self, path: &[String], fields: &Map<String, Value>) -> Result<(), Invalid> {
+        if path.len() >= DEEPEST {
+            return Err(self.wrong(path, format!("nests deeper than {DEEPEST} fields")));
+        }
+        for (key, value) in fields {
+            let mut path = path.to_vec();
+            path.push(key.clone());
+            if key.starts_with('$') {
+                return Err(self.wrong(&path, "is an operator where the name of a field should be"));
+            }
+            if key.len() > LONGEST_TEXT || key.contains('\0') {
+                return Err(self.wrong(&path, "is no name that a field can have"));
+            }
+            self.field(path, value)?;
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, path: Vec<String>, value: &Value) -> Result<(), Invalid> {
+        let Value::Object(inner) = value else { return self.condition(path, Test::Eq, value) };
+        if inner.is_empty() {
+            return self.condition(path, Test::Eq, value);
+        }
+        if !inner.keys().any(|key| key.starts_with('$')) {
+            return self.fields(&path, inner);
+        }
+        for (word, operand) in inner {
+            let Some(test) = Test::of_word(word) else {
+                let all = Test::ALL.map(|(name, _)| name).join(", ");
+                return Err(self.wrong(&path, format!("has `{word}` among operators, but there are only: {all}")));
+            };
+            self.condition(path.clone(), test, operand)?;
+        }
+        Ok(())
+    }
+
+    fn condition(&mut self, path: Vec<String>, test: Test, operand: &Value) -> Result<(), Invalid> {
+        if test.is_order() && !matches!(operand, Value::Number(_) | Value::String(_)) {
+            return Err(self.wrong(&path, "can be greater or less than a number or a text only"));
+        }
+        if has_nul(operand) {
+            return Err(self.wrong(&path, "contains the character U+0000, which no item has"));
+        }
+        self.count(&path, operand, DEEPEST)?;
+        self.conditions.push(Condition { path, test, operand: operand.clone() });
+        Ok(())
+    }
+
+    /// Counts the values of an operand, and measures them.
+    fn count(&mut self, path: &[String], operand: &Value, deepest: usize) -> Result<(), Invalid> {
+        self.values += 1;
+        if self.values > MOST_VALUES {
+            return Err(Invalid::new(self.name, format!("mentions more than {MOST_VALUES} values")));
+        }
+        let is_long = |text: &str| text.len() > LONGEST_TEXT;
+        let too_long = match operand {
+            Value::String(text) => is_long(text),
+            Value::Object(fields) => fields.keys().any(|key| is_long(key)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => false,
+        };
+        if too_long {
+            return Err(self.wrong(path, format!("has a text of more than {LONGEST_TEXT} bytes")));
+        }
+        let inner: Vec<&Value> = match operand {
+            Value::Array(items) => items.iter().collect(),
+            Value::Object(fields) => fields.values().collect(),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok(()),
+        };
+        if deepest == 0 {
+            return Err(self.wrong(path, format!("has a value that nests deeper than {DEEPEST}")));
+        }
+        inner.into_iter().try_for_each(|value| self.count(path, value, deepest - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(filter: Value) -> Result<Vec<(String, Test, Value)>, String> {
+        let fields = filter.as_object().cloned().expect("an object");
+        let filter = Filter::read("filter", &fields).map_err(|error| error.to_string())?;
+        let shown = |c: &Condition| (c.path.join("/"), c.test, c.operand.clone());
+        Ok(filter.conditions().iter().map(shown).collect())
+    }
+
+    #[test]
+    fn fields_are_compared_for_equality_or_by_operators_at_any_depth() {
+        let filter = json!({"a": 1, "b": {"$gt": 2, "$lte": 5}, "c": {"d": {"$ne": "x"}, "e": [1]}, "f": {}});
+        let expected = [
+            ("a", Test::Eq, json!(1)),
+            ("b", Test::Gt, json!(2)),
+            ("b", Test::Lte, json!(5)),
+            ("c/d", Test::Ne, json!("x")),
+            ("c/e", Test::Eq, json!([1])),
+            ("f", Test::Eq, json!({})),
+        ];
+        assert_eq!(read(filter), Ok(expected.map(|(path, test, value)| (path.to_owned(), test, value)).to_vec()));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused_by_name() {
+        let deep = (0..9).fold(json!(1), |inner, _| json!({"a": inner}));
+        let cases = [
+            (json!({"$or": []}), "filter.$or: is an operator where"),
+            (json!({"a": {"$in": [1]}}), "filter.a: has `$in` among operators"),
+            (json!({"a": {"$gt": 1, "b": 2}}), "filter.a: has `b` among operators"),
+            (json!({"a": {"b": {"$gt": [1]}}}), "filter.a.b: can be greater or less than"),
+            (json!({"a": "\0"}), "filter.a: contains the character U+0000"),
+            (json!({"a": vec![0; 101]}), "filter: mentions more than 100 values"),
+            (json!({"a": "x".repeat(5000)}), "filter.a: has a text of more than"),
+            (deep.clone(), "nests deeper than 8 fields"),
+            (json!({"a": {"$eq": deep}}), "filter.a: has a value that nests deeper"),
+        ];
+        for (filter, reason) in cases {
+            let refused = read(filter).expect_err(reason);
+            assert!(refused.contains(reason), "{refused}");
+        }
+    }
+}

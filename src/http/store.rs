@@ -1,0 +1,66 @@
+//! The Store: what is remembered beyond a thread.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ApiJson, Params, no_content};
+use super::wire::item::{
+    FoundItemView, FoundItems, FoundNamespaces, ItemDelete, ItemPut, ItemSearchBody, ItemView, NamespaceSearchBody,
+};
+use super::{Answer, Api};
+use crate::domain::Invalid;
+use crate::domain::item::{ItemAddress, Namespace};
+
+/// Remembers an item, instead of whatever is there.
+#[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
+    responses((status = 204, description = "It is stored"),
+        (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
+        (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
+pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
+    api.store.put(body.check()?).await?;
+    Ok(no_content())
+}
+
+/// Shows an item, or null if there is none.
+#[utoipa::path(get, path = "/store/items", tag = "Store",
+    params(("namespace" = String, Query, description = "Where it lies: the labels with periods between them"),
+        ("key" = String, Query, description = "Its key there"),
+        ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
+    responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
+pub(super) async fn get(State(api): State<Api>, params: Params) -> Answer<Option<ItemView>> {
+    let labels = params.text("namespace").unwrap_or_default().split('.').map(str::to_owned).collect();
+    let key = params.text("key").ok_or_else(|| Invalid::new("key", "must be given"))?;
+    let address = ItemAddress::new(Namespace::prefix("namespace", labels)?, key)?;
+    let refresh = params.text("refresh_ttl").is_some().then(|| params.flag("refresh_ttl")).transpose()?;
+    Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
+}
+
+/// Forgets an item, if there is one.
+#[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
+    responses((status = 204, description = "It is gone")))]
+pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
+    api.store.delete(body.check()?).await?;
+    Ok(no_content())
+}
+
+/// Finds items by where they lie and what they say.
+#[utoipa::path(post, path = "/store/items/search", tag = "Store", request_body = ItemSearchBody,
+    responses((status = 200, description = "A page of items", body = FoundItems),
+        (status = 424, description = "The embedding model failed", body = ErrorBody)))]
+pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ItemSearchBody>) -> Answer<FoundItems> {
+    let found = api.store.search(body.check()?).await?;
+    Ok(Json(FoundItems { items: found.into_iter().map(FoundItemView::from).collect() }))
+}
+
+/// Finds the namespaces in which there are items.
+#[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
+    responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
+pub(super) async fn namespaces(
+    State(api): State<Api>,
+    ApiJson(body): ApiJson<NamespaceSearchBody>,
+) -> Answer<FoundNamespaces> {
+    let found = api.store.namespaces(body.check()?).await?;
+    Ok(Json(FoundNamespaces { namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect() }))
+}

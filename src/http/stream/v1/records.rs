@@ -1,0 +1,213 @@
+//! The mode `events`: what begins, is said and ends, as records of runs within runs.
+//!
+//! Tracers of the field see a tree: the agent, below it a task for each step, below that a model or a tool, below a tool
+//! that delegates the subagent, and so on. Every record names its run and those above it. All of them are shown, those of
+//! subagents too. The records of the agent's own output are left out: the other modes are that output.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::Facts;
+use super::lane::LaneView;
+use super::metadata::{Source, of_agent};
+use super::steps::open_calls;
+use super::values::{Public, Written};
+use crate::domain::event::Origin;
+use crate::domain::id::{RunId, TaskId};
+use crate::domain::machine::TOOLS;
+use crate::domain::message::{Message, ToolCall};
+use crate::domain::state::{State, Update};
+use crate::http::stream::frame::{Frame, json as encoded};
+
+/// A run within the run, with what all its records have in common.
+pub(super) struct Running {
+    run_id: String,
+    name: String,
+    tags: Vec<String>,
+    metadata: Box<RawValue>,
+    parent_ids: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Record<'a, T> {
+    event: &'static str,
+    data: T,
+    run_id: &'a str,
+    name: &'a str,
+    tags: &'a [String],
+    metadata: &'a RawValue,
+    parent_ids: &'a [String],
+}
+
+/// What went in.
+#[derive(Serialize)]
+struct Began<'a, I> {
+    input: &'a I,
+}
+
+/// What came out.
+#[derive(Serialize)]
+struct Ended<'a, I, O> {
+    output: &'a O,
+    input: &'a I,
+}
+
+impl Running {
+    /// An agent: the main one is the run that the client knows.
+    pub(super) fn agent(facts: &Facts, origin: &Origin) -> Self {
+        let mut parent_ids = above(facts, &origin.namespace);
+        let run_id = parent_ids.pop().unwrap_or_default();
+        let mut metadata = of_agent(facts, origin);
+        metadata.insert("thread_id".to_owned(), json!(facts.thread));
+        let metadata = raw(String::from_utf8(encoded(&metadata)).unwrap_or_default());
+        Self { run_id, name: origin.agent.clone(), tags: vec![], metadata, parent_ids }
+    }
+
+    /// A task of an agent's step.
+    fn task(facts: &Facts, source: &Source<'_>) -> Self {
+        let step = source.step.map(|step| format!("graph:step:{step}"));
+        Self {
+            run_id: source.task.to_string(),
+            name: source.node.to_owned(),
+            tags: step.into_iter().collect(),
+            metadata: raw(Source { model: None, ..*source }.encode(facts).to_string()),
+            parent_ids: above(facts, &source.origin.namespace),
+        }
+    }
+
+    /// What a task calls: the model, or a tool.
+    fn called(facts: &Facts, source: &Source<'_>, run_id: String, name: String) -> Self {
+        let mut parent_ids = above(facts, &source.origin.namespace);
+        parent_ids.push(source.task.to_string());
+        let metadata = raw(source.encode(facts).to_string());
+        Self { run_id, name, tags: vec!["seq:step:1".to_owned()], metadata, parent_ids }
+    }
+
+    fn record<T: Serialize>(&self, event: &'static str, data: T) -> Frame {
+        let Self { run_id, name, tags, metadata, parent_ids } = self;
+        Frame::of("events", &Record { event, data, run_id, name, tags, metadata, parent_ids })
+    }
+
+    /// It begins.
+    pub(super) fn began(&self, event: &'static str, input: &impl Serialize) -> Frame {
+        self.record(event, Began { input })
+    }
+
+    /// Some of its output.
+    pub(super) fn said(&self, event: &'static str, chunk: &impl Serialize) -> Frame {
+        #[derive(Serialize)]
+        struct Said<'a, T> {
+            chunk: &'a T,
+        }
+        self.record(event, Said { chunk })
+    }
+
+    /// It ends.
+    pub(super) fn ended(&self, event: &'static str, output: &impl Serialize, input: &impl Serialize) -> Frame {
+        self.record(event, Ended { output, input })
+    }
+}
+
+/// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
+fn above(facts: &Facts, namespace: &[TaskId]) -> Vec<String> {
+    let below =
+        namespace.iter().flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
+    [facts.run.to_string()].into_iter().chain(below).collect()
+}
+
+/// The run of the tool that a task calls.
+fn tool_run(task: TaskId) -> String {
+    Uuid::new_v5(&task.0, b"tool").to_string()
+}
+
+fn raw(text: String) -> Box<RawValue> {
+    RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
+/// A question to a model: the task, and the model below it.
+pub(super) struct Asking {
+    task: Running,
+    model: Running,
+    state: State,
+}
+
+impl Asking {
+    pub(super) fn new(facts: &Facts, source: &Source<'_>, message: &str, state: Option<&State>) -> Self {
+        let provider = source.model.map_or("", |(provider, _)| provider);
+        let run_id = message.trim_start_matches("lc_run--").to_owned();
+        Self {
+            task: Running::task(facts, source),
+            model: Running::called(facts, source, run_id, class_of(provider)),
+            state: state.cloned().unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn begin(&self, out: &mut Vec<Frame>) {
+        out.push(self.task.began("on_chain_start", &self.state));
+        out.push(self.model.began("on_chat_model_start", &self.messages()));
+    }
+
+    pub(super) fn say(&self, chunk: &impl Serialize) -> Frame {
+        self.model.said("on_chat_model_stream", chunk)
+    }
+
+    pub(super) fn end(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
+        out.push(self.model.ended("on_chat_model_end", message, &self.messages()));
+        // The form in which the field's agents hand on what a model said.
+        let commands = json!([{"graph": null, "update": Public(update), "resume": null, "goto": []}]);
+        out.push(self.task.said("on_chain_stream", &commands));
+        out.push(self.task.ended("on_chain_end", &commands, &self.state));
+    }
+
+    fn messages(&self) -> Value {
+        json!({"messages": [self.state.messages]})
+    }
+}
+
+/// The name by which clients of the field know the models of a provider.
+fn class_of(provider: &str) -> String {
+    match provider {
+        "openai" => "ChatOpenAI".to_owned(),
+        "anthropic" => "ChatAnthropic".to_owned(),
+        "google_genai" => "ChatGoogleGenerativeAI".to_owned(),
+        "ollama" => "ChatOllama".to_owned(),
+        other => format!("Chat:{other}"),
+    }
+}
+
+/// A task that wrote something all at once.
+pub(super) fn hook(facts: &Facts, view: &LaneView, node: &str, update: &Update, out: &mut Vec<Frame>) {
+    let task = Running::task(facts, &view.source(node, 0));
+    let (input, output) = (view.state.clone().unwrap_or_default(), Public(update));
+    out.push(task.began("on_chain_start", &input));
+    out.push(task.said("on_chain_stream", &output));
+    out.push(task.ended("on_chain_end", &output, &input));
+}
+
+/// The calls of the last answer begin; those that `skip` names were made before.
+pub(super) fn begin_calls(facts: &Facts, view: &LaneView, skip: &[usize], out: &mut Vec<Frame>) {
+    let calls = view.state.as_ref().map(open_calls).unwrap_or_default();
+    for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
+        let source = view.source(TOOLS, at);
+        out.push(Running::task(facts, &source).began("on_chain_start", &[&call]));
+        let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
+        out.push(tool.began("on_tool_start", &call.args));
+    }
+}
+
+/// A call is answered.
+pub(super) fn end_call(facts: &Facts, view: &LaneView, at: usize, update: &Update, out: &mut Vec<Frame>) {
+    let source = view.source(TOOLS, at);
+    let message = update.messages.iter().find(|message| message.answers().is_some());
+    let call = view.state.as_ref().and_then(|state| open_calls(state).into_iter().nth(at)).unwrap_or_else(|| {
+        let name = message.and_then(|message| message.name.clone()).unwrap_or_default();
+        ToolCall::new(message.and_then(|message| message.answers()).unwrap_or_default(), name, Map::new())
+    });
+    let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
+    out.push(tool.ended("on_tool_end", &message, &call.args));
+    let task = Running::task(facts, &source);
+    out.push(task.said("on_chain_stream", &Written(update)));
+    out.push(task.ended("on_chain_end", &Written(update), &[&call]));
+}

@@ -1,0 +1,122 @@
+//! A provider's embeddings behind our trait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rig_core::driver::{self, DynModel};
+use rig_core::http_client::DynHttpClient;
+use rig_core::operation::Embedding;
+use rig_core::wire::{Encoded, Wire, WireFrame};
+use secrecy::SecretString;
+
+use super::build::{gemini, ollama, openai};
+use super::transport::{CallIds, Watched};
+use super::{Kind, ProviderConfig, Providers, errors, key, misconfigured};
+use crate::model::ModelError;
+use crate::model::embedding::{Embedder, ScriptedEmbedder, unit};
+use crate::model::retry::RetryPolicy;
+
+/// The longest that an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The models of OpenAI that make vectors of the length they are asked for. Other servers of that protocol may refuse to be
+/// asked.
+const OF_ANY_LENGTH: &str = "text-embedding-3-";
+
+impl Providers {
+    /// The embeddings of a name like `openai:text-embedding-3-small`, in vectors of `dims` numbers. If the provider cannot
+    /// be used as it is configured, asking it says why.
+    pub fn embedder(&self, name: &str, dims: usize) -> Arc<dyn Embedder> {
+        match self.find_embedder(name, dims) {
+            Ok(embedder) => embedder,
+            Err(error) => Arc::new(Unusable(error)),
+        }
+    }
+
+    fn find_embedder(&self, name: &str, dims: usize) -> Result<Arc<dyn Embedder>, ModelError> {
+        let (provider, model, config) = self.find(name)?;
+        if config.kind == Kind::Scripted {
+            return Ok(Arc::new(ScriptedEmbedder::new(dims)));
+        }
+        let key = key(provider, config)?;
+        let asked = model.starts_with(OF_ANY_LENGTH).then_some(dims);
+        let embeddings = connect(config, model, asked, (key.as_ref(), self.http.clone()))
+            .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
+        Ok(Arc::new(Remote { name: name.to_owned(), embeddings, dims, key, policy: self.policy }))
+    }
+}
+
+fn connect(
+    config: &ProviderConfig,
+    model: &str,
+    dims: Option<usize>,
+    (key, http): (Option<&SecretString>, DynHttpClient),
+) -> Option<DynModel<Embedding>> {
+    let kind = config.kind;
+    Some(match kind {
+        Kind::OpenAi => watched(kind, openai(config, key).connect(http.clone()).embedding(model, dims).wire, http),
+        Kind::GoogleGenAi => watched(kind, gemini(config, key).connect(http.clone()).embedding(model, dims).wire, http),
+        Kind::Ollama => watched(kind, ollama(config, key).connect(http.clone()).embedding(model, dims).wire, http),
+        Kind::Anthropic | Kind::Scripted => return None,
+    })
+}
+
+fn watched<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
+where
+    W: Wire<Op = Embedding, Payload = Encoded, Frame = WireFrame>,
+{
+    driver::Model::new(wire, Watched { http, kind, ids: CallIds::default() }).erase()
+}
+
+/// Embeddings over the network.
+struct Remote {
+    name: String,
+    embeddings: DynModel<Embedding>,
+    dims: usize,
+    key: Option<SecretString>,
+    policy: RetryPolicy,
+}
+
+impl Remote {
+    async fn attempt(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
+        let count = texts.len();
+        let answer = tokio::time::timeout(PATIENCE, self.embeddings.call(texts)).await.map_err(|_| {
+            let message = format!("no embeddings arrived for {} s", PATIENCE.as_secs());
+            ModelError::Unavailable { retry_after: None, message }
+        })?;
+        let answer = answer.map_err(|error| errors::map(&error, false, self.key.as_ref()))?;
+        if answer.embeddings.len() != count {
+            let message = format!("{} vectors came back for {count} texts", answer.embeddings.len());
+            return Err(ModelError::Unavailable { retry_after: None, message });
+        }
+        answer.embeddings.into_iter().map(|embedding| self.vector(embedding.vec)).collect()
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "providers send more digits than their vectors have")]
+    fn vector(&self, numbers: Vec<f64>) -> Result<Vec<f32>, ModelError> {
+        if numbers.len() != self.dims {
+            let (name, dims) = (&self.name, self.dims);
+            let text = format!("`{name}` makes vectors of {} numbers, but dims is {dims}", numbers.len());
+            return Err(misconfigured(text));
+        }
+        Ok(unit(numbers.into_iter().map(|number| number as f32).collect()))
+    }
+}
+
+#[async_trait]
+impl Embedder for Remote {
+    async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.policy.patiently(|| self.attempt(texts.clone())).await
+    }
+}
+
+/// Stands in for embeddings that cannot be had; says why when it is asked.
+struct Unusable(ModelError);
+
+#[async_trait]
+impl Embedder for Unusable {
+    async fn embed(&self, _: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
+        Err(self.0.clone())
+    }
+}

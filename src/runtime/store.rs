@@ -1,0 +1,232 @@
+//! The Store: what is remembered beyond a thread, for as long as it is to stay.
+//!
+//! Whoever writes an item asks here, clients as well as tools; reads go through here too, since reading may make an item stay
+//! longer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::db::items::{self, ItemSearch, MOST_COMPARED, NamespaceSearch};
+use crate::db::{Db, DbError, DbResult};
+use crate::domain::Invalid;
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
+use crate::domain::time::Clock;
+use crate::model::ModelError;
+
+mod index;
+
+pub use index::IndexParts;
+
+use index::{Index, IndexError};
+
+/// How many expired items are removed in one transaction.
+const SWEEP: u32 = 500;
+
+/// What the owner of the server may decide about the Store.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreSettings {
+    /// How long an item stays of which nothing is said; for ever, if none.
+    pub default_ttl: Option<Duration>,
+    /// Whether reading makes an item stay longer when nothing is said.
+    pub refresh_on_read: bool,
+    /// How often expired items are removed. They are gone for readers before.
+    pub sweep_interval: Duration,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self { default_ttl: None, refresh_on_read: true, sweep_interval: Duration::from_secs(300) }
+    }
+}
+
+/// Why something could not be remembered or found.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be as it is.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// What it is about could not be found out, since the model that is asked for that failed.
+    #[error("the embedding model failed: {0}")]
+    Embedding(ModelError),
+    /// The database failed.
+    #[error(transparent)]
+    Fault(#[from] DbError),
+}
+
+impl From<IndexError> for StoreError {
+    fn from(error: IndexError) -> Self {
+        match error {
+            IndexError::Invalid(error) => Self::Invalid(error),
+            IndexError::Model(error) => Self::Embedding(error),
+        }
+    }
+}
+
+/// A question to the Store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inquiry {
+    /// Which items are wanted.
+    pub wanted: ItemSearch,
+    /// What they are about, in words. Without an index it is not looked at.
+    pub query: Option<String>,
+    /// Whether those found stay longer for it; as configured, if nothing is said.
+    pub refresh: Option<bool>,
+}
+
+/// The Store. Cheap to clone.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    db: Db,
+    clock: Arc<dyn Clock>,
+    settings: StoreSettings,
+    index: Option<Index>,
+}
+
+impl Store {
+    /// The Store in this database.
+    ///
+    /// # Errors
+    /// When there is to be an index and the database does not answer.
+    pub async fn open(
+        db: Db,
+        clock: Arc<dyn Clock>,
+        settings: StoreSettings,
+        index: Option<IndexParts>,
+    ) -> DbResult<Self> {
+        let index = match index {
+            Some(parts) => Some(Index::open(&db, parts).await?),
+            None => None,
+        };
+        Ok(Self(Arc::new(Inner { db, clock, settings, index })))
+    }
+
+    /// Writes an item over whatever is there.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; nothing is written then.
+    pub async fn put(&self, wish: ItemWish) -> Result<(), StoreError> {
+        let (draft, now) = (self.draft(wish).await?, self.0.clock.now());
+        self.0.db.write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await })).await?;
+        Ok(())
+    }
+
+    /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
+    /// cannot be found.
+    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, StoreError> {
+        let ttl = match wish.stay {
+            Stay::AsConfigured => self.0.settings.default_ttl,
+            Stay::Forever => None,
+            Stay::For(ttl) => Some(ttl),
+        };
+        let draft = ItemDraft::new(wish.address, wish.value, ttl)?;
+        let vectors = match &self.0.index {
+            Some(index) => index.vectors(&draft.value, &wish.indexing).await?,
+            None => vec![],
+        };
+        Ok(ItemDraft { vectors, ..draft })
+    }
+
+    /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says otherwise.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn get(&self, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
+        let now = self.0.clock.now();
+        let found = self.0.db.read(move |tx| Box::pin(async move { items::find(tx, &address, now).await })).await?;
+        self.was_read(found.iter(), refresh).await?;
+        Ok(found)
+    }
+
+    /// Forgets an item. Returns whether there was one.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn delete(&self, address: ItemAddress) -> DbResult<bool> {
+        let now = self.0.clock.now();
+        self.0.db.write(move |tx| Box::pin(async move { items::delete(tx, &address, now).await })).await
+    }
+
+    /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and keys, or
+    /// with a query the closest first, and then only those that are in the index.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, StoreError> {
+        let Inquiry { wanted, query, refresh } = inquiry;
+        let near = match (&self.0.index, query.filter(|query| !query.trim().is_empty())) {
+            (Some(index), Some(query)) => Some(index.near(&query).await?),
+            (None, _) | (_, None) => None,
+        };
+        let now = self.0.clock.now();
+        let searched = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                match near {
+                    Some(near) => items::nearest(tx, &wanted, &near, now).await,
+                    None => {
+                        let found = items::search(tx, &wanted, now).await?;
+                        Ok(Some(found.into_iter().map(|item| FoundItem { item, score: None }).collect()))
+                    }
+                }
+            })
+        });
+        let found = searched.await?.ok_or_else(|| {
+            let reason = format!("has more than {MOST_COMPARED} texts below it; search in a narrower one");
+            Invalid::new("namespace_prefix", reason)
+        })?;
+        self.was_read(found.iter().map(|found| &found.item), refresh).await?;
+        Ok(found)
+    }
+
+    /// The namespaces in which there are items.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn namespaces(&self, wanted: NamespaceSearch) -> DbResult<Vec<Namespace>> {
+        let now = self.0.clock.now();
+        self.0.db.read(move |tx| Box::pin(async move { items::list_namespaces(tx, &wanted, now).await })).await
+    }
+
+    /// Lets those of the items that do not stay for ever stay longer, if reading does that.
+    async fn was_read(&self, items: impl Iterator<Item = &Item>, refresh: Option<bool>) -> DbResult<()> {
+        let ageing = items.filter(|item| item.expires_at.is_some());
+        let ageing: Vec<ItemAddress> = ageing.map(|item| item.address.clone()).collect();
+        if ageing.is_empty() || !refresh.unwrap_or(self.0.settings.refresh_on_read) {
+            return Ok(());
+        }
+        let now = self.0.clock.now();
+        self.0.db.write(move |tx| Box::pin(async move { items::refresh(tx, &ageing, now).await })).await
+    }
+
+    /// Removes expired items, again and again until the server stops. Other processes may do so as well.
+    pub async fn keep_swept(self, stop: CancellationToken) {
+        loop {
+            if let Err(error) = self.sweep(&stop).await {
+                tracing::warn!(%error, "could not remove expired items of the store");
+            }
+            let pause = tokio::time::sleep(self.0.settings.sweep_interval);
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    async fn sweep(&self, stop: &CancellationToken) -> DbResult<()> {
+        let mut all = 0;
+        while !stop.is_cancelled() {
+            let now = self.0.clock.now();
+            let swept = self.0.db.write(move |tx| Box::pin(async move { items::sweep(tx, now, SWEEP).await })).await?;
+            all += swept;
+            if swept < u64::from(SWEEP) {
+                break;
+            }
+        }
+        if all > 0 {
+            tracing::debug!(items = all, "expired items of the store removed");
+        }
+        Ok(())
+    }
+}
