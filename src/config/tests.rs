@@ -84,6 +84,15 @@ fn a_configuration_without_agents_is_odd_but_usable() {
     );
 }
 
+/// The complaints with all but the first of the keys that are allowed: the list grows with the product.
+fn shortened(complaints: &str) -> String {
+    let short = |line: &str| match line.split_once("unknown key; ").and(line.split_once("allowed are: ")) {
+        Some((start, keys)) => format!("{start}allowed are: {}, …", keys.split(',').next().unwrap_or_default()),
+        None => line.to_owned(),
+    };
+    complaints.lines().map(short).collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn all_problems_are_told_at_once_with_their_places() {
     let text = r#"extra = 1
@@ -103,11 +112,11 @@ builtin = "lookup"
 kind = "openai"
 "#;
     assert_eq!(
-        complaints(text),
+        shortened(&complaints(text)),
         "\
-adjutant.toml:1:1: error: extra: unknown key; allowed are: server, storage, runtime, log, providers, tools, agents, agents_dir
+adjutant.toml:1:1: error: extra: unknown key; allowed are: server, …
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
-adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, cors_origins, cors_credentials, cors_expose_headers, cors_max_age_s, cors_private_network, max_body_bytes, keep_alive_s, shutdown_s
+adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, …
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
 adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
@@ -404,13 +413,11 @@ fn problems_in_folders_are_told_with_their_files_and_lines() {
         ("agents/w/subagents/twice.md", "---\ndescription: Says it twice.\nsystem_prompt: A\n---\nB"),
     ]);
     assert_eq!(
-        place.complaints(),
+        shortened(&place.complaints()),
         "\
 agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the default
 agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
-agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, description, model, system_prompt, tools, subagents, \
-interrupt_on, response_format, context_schema, todos, files, recursion_limit, max_subagent_depth, general_purpose_subagent, \
-task_description, task_system_prompt, on_pending_interrupt, model_settings
+agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, …
 agents/w/agent.toml:1:1: error: model: is also given in the AGENTS.md beside this file
 agents/w/subagents/bad.md:3:4: error: the settings at the top are no YAML: mapping values are not allowed in this context
 agents/w/subagents/endless.md:1:1: error: the settings at the top must end with a line `---`

@@ -4,10 +4,23 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::client::Client;
-use crate::support::{TestServer, lookup, on_both_engines, script};
+use crate::support::{TestServer, lookup, mail, on_both_engines, script};
 
 /// The assistant that the definition `agent` has by itself.
 const AUTOMATIC: &str = "fe096781-5601-53d2-b2f6-0d3403f7e9ca";
+
+/// An agent that wants to know who asks.
+const STRICT: &str = r#"
+[agents.strict]
+model = "scripted:lab"
+system_prompt = "You are strict."
+tools = ["lookup"]
+
+[agents.strict.context_schema]
+type = "object"
+required = ["who"]
+properties = { who = { type = "string" } }
+"#;
 
 /// A new assistant, by its path.
 async fn assistant(client: &Client, body: Value) -> String {
@@ -153,6 +166,55 @@ on_both_engines! {
         assert_eq!((&thread["metadata"]["assistant_id"], &thread["metadata"]["graph_id"]), (&json!(id(&path)), &json!("agent")));
         assert_eq!(thread["config"]["recursion_limit"], 77);
         assert_eq!(alice.state().await["metadata"]["team"], "blue");
+    }
+
+    async fn a_context_has_to_fit_the_schema_of_the_agent(server: TestServer) {
+        server.is_configured_with(STRICT).await;
+        let (client, alice) = (server.client(), server.human("strict").await);
+        let refused = async |more: Value| client.post(&alice.path("/runs"), alice.wish("hello", more)).await.refused(422);
+        assert!(refused(json!({"context": {"who": 7}})).await.starts_with("context.who: "));
+        assert!(refused(json!({})).await.starts_with("context: "));
+        assert!(alice.runs().await.is_empty());
+        let path = assistant(&client, json!({"graph_id": "strict", "context": {"who": "me"}})).await;
+        let text = script().calls(lookup("c1", "x")).says("done");
+        let more = json!({"assistant_id": id(&path), "context": {"more": 1}});
+        client.post(&alice.path("/runs/wait"), alice.wish(&text, more)).await.ok();
+        assert_eq!(contexts(&server), [json!({"who": "me", "more": 1})]);
+        let schemas = client.get("/assistants/strict/schemas").await.ok();
+        assert_eq!(schemas["context_schema"]["required"], json!(["who"]));
+        assert_eq!(schemas["config_schema"], schemas["context_schema"]);
+    }
+
+    async fn an_answer_goes_on_with_the_context_of_the_question(server: TestServer) {
+        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let path = assistant(&client, json!({"graph_id": "agent", "context": {"where": "here"}})).await;
+        let more = json!({"assistant_id": id(&path), "context": {"who": "me"}});
+        for (human, call) in [(&alice, "m1"), (&bob, "m2")] {
+            let wish = human.wish(script().calls(mail(call, "x")).says("sent"), more.clone());
+            client.post(&human.path("/runs/wait"), wish).await.ok();
+        }
+        let resumed = json!({"assistant_id": id(&path), "command": {"resume": {"decisions": [{"type": "approve"}]}}});
+        client.post(&alice.path("/runs/wait"), resumed).await.ok();
+        let answer = json!({"decisions": [{"type": "approve"}]});
+        let resolved = bob.resolves(&bob.question().await, answer).await.ok();
+        bob.run_of_id(resolved["run_id"].as_str().unwrap()).finishes().await;
+        let told: Vec<Value> = server.tools.calls_of("send_email").iter().map(|call| call["context"].clone()).collect();
+        assert_eq!(told, vec![json!({"where": "here", "who": "me"}); 2]);
+    }
+
+    async fn the_question_of_a_deleted_assistant_stays_unanswered(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let path = assistant(&client, json!({"graph_id": "agent"})).await;
+        let wish = alice.wish(script().calls(mail("m1", "x")).says("sent"), json!({"assistant_id": id(&path)}));
+        client.post(&alice.path("/runs/wait"), wish).await.ok();
+        client.delete(&path).await.ok();
+        let question = alice.question().await;
+        let refused = alice.resolves(&question, json!({"decisions": [{"type": "approve"}]})).await;
+        assert!(refused.refused(409).starts_with("The assistant that asked was deleted"));
+        assert_eq!(alice.question().await, question);
+        // The assistant that the agent has by itself may still be asked to go on.
+        alice.approves(&question).await.finishes().await;
+        assert_eq!(server.tools.calls_of("send_email").len(), 1);
     }
 
     async fn the_recursion_limit_of_an_assistant_holds(server: TestServer) {

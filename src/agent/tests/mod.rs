@@ -4,6 +4,7 @@ mod cast;
 mod children;
 mod crash;
 mod crash_windows;
+mod drawings;
 mod hooks;
 mod memory;
 mod runs;
