@@ -16,7 +16,7 @@ use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::{Clock, SystemClock};
 use crate::events::Events;
-use crate::http::{self, Api, ApiSettings, CorsSettings};
+use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::runtime::{IndexParts, Parts, Retention, Runs, Store, StoreSettings};
@@ -96,6 +96,10 @@ impl App {
             store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
+            openings: Openings::new(OpeningLimits {
+                per_thread: self.config.server.max_streams_per_thread,
+                per_client: self.config.server.max_streams_per_client,
+            }),
             settings: ApiSettings {
                 max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),

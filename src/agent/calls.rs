@@ -13,8 +13,8 @@ use super::driver::{Left, Notes, with_ids};
 use super::journal::{Note, Stop};
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::{AfterCrash, OnError};
-use crate::domain::event::{Fact, Work};
-use crate::domain::id::CheckpointId;
+use crate::domain::event::Fact;
+use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::{Asker, Decision, Decisions, Question, QuestionKind};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -55,20 +55,18 @@ impl Loop<'_> {
     ) -> Result<(), Left> {
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
-        let mut jobs = vec![];
+        let (mut jobs, mut children) = (vec![], vec![]);
         for at in ready.iter().copied() {
             if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
-                let child = *child;
-                self.flush(machine, notes).await?;
-                let work = self.go_on_with_child(machine, at, child).await?;
-                running.push(work);
+                children.push((at, *child));
             } else if let Some(job) = self.prepare(machine, notes, at) {
                 jobs.push(job);
             }
         }
-        self.announce(machine, notes, &jobs).await?;
-        if notes.is_empty() {
-            self.journal.begin(Work::Calls);
+        self.announce(machine, notes, &jobs, &children).await?;
+        for (at, child) in children {
+            let work = self.go_on_with_child(machine, at, child).await?;
+            running.push(work);
         }
         for job in jobs {
             let state = Arc::clone(&state);
@@ -117,8 +115,21 @@ impl Loop<'_> {
         Some(Job { at, call, scope: self.scope.answered(answer) })
     }
 
-    /// Makes durable that these calls begin, where it matters: from here on a crash leaves their outcome unknown.
-    async fn announce(&self, machine: &mut Machine, notes: &mut Notes, jobs: &[Job]) -> Result<(), Stop> {
+    /// Notes that these calls begin and that these children go on; makes it durable where it matters: where a crash
+    /// leaves the outcome of a call unknown from here on, and where it will be long until the next commit.
+    async fn announce(
+        &self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        jobs: &[Job],
+        children: &[(usize, RunId)],
+    ) -> Result<(), Stop> {
+        let mut begin: Vec<usize> = jobs.iter().map(|job| job.at).chain(children.iter().map(|(at, _)| *at)).collect();
+        begin.sort_unstable();
+        let calls: Vec<(usize, String)> = begin.into_iter().filter_map(|at| Some((at, machine.call(at)?.id))).collect();
+        if !calls.is_empty() {
+            notes.push(Note::Fact(Fact::Calling { head: machine.head, calls }));
+        }
         let tool = |job: &Job| self.agent.toolbox.get(&job.call.name);
         let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
         let mut marked = false;
@@ -132,7 +143,7 @@ impl Loop<'_> {
         if marked {
             return self.journal.commit(machine, std::mem::take(notes)).await;
         }
-        if reach_out { self.flush(machine, notes).await } else { Ok(()) }
+        if reach_out || !children.is_empty() { self.flush(machine, notes).await } else { Ok(()) }
     }
 
     /// Makes one call, through the policies.

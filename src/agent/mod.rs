@@ -130,6 +130,7 @@ impl Breakpoints {
 /// The event that tells how a loop ended.
 fn ended(ending: &Ending, depth: u32) -> Fact {
     use crate::domain::run::RunStatus;
+    let waits = matches!(ending, Ending::Parked(_) | Ending::Paused);
     let (status, error) = match ending {
         Ending::Done | Ending::Paused => (RunStatus::Success, None),
         // To its client a run that waits has done what it could; a child that waits is not done.
@@ -137,7 +138,7 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
         Ending::Parked(_) => (RunStatus::Interrupted, None),
         Ending::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
     };
-    Fact::Ended { status, error }
+    Fact::Ended { status, error, waits }
 }
 
 #[cfg(test)]

@@ -26,6 +26,10 @@ pub struct Server {
     pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// How many streams of one thread may be open at once.
+    pub max_streams_per_thread: usize,
+    /// How many streams of threads one client may have open at once: who shows the same API key, or who shows none.
+    pub max_streams_per_client: usize,
     /// How often a stream without news sends a sign of life, in seconds.
     pub keep_alive_s: f64,
     /// How long running steps may take to come to a commit when the server stops, in seconds.
@@ -42,6 +46,8 @@ impl Default for Server {
             cors_max_age_s: 600.0,
             cors_private_network: false,
             max_body_bytes: 32 * 1024 * 1024,
+            max_streams_per_thread: 256,
+            max_streams_per_client: 4096,
             keep_alive_s: 5.0,
             shutdown_s: 30.0,
         }

@@ -489,3 +489,17 @@ agent agent (editor): model scripted:demo, tools none
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }
+
+#[test]
+fn times_to_live_are_read_and_checked() {
+    let text =
+        "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
+    let config = Place::with(&[("adjutant.toml", text)]).load().config;
+    let (threads, checkpointer) = (config.threads.ttl.unwrap(), config.checkpointer.ttl.unwrap());
+    assert_eq!((threads.strategy, threads.after().as_secs()), (SweepStrategy::Delete, 5400));
+    assert_eq!((checkpointer.strategy, checkpointer.after().as_secs()), (SweepStrategy::KeepLatest, 30));
+    assert_eq!(threads.interval().as_secs(), 60);
+    let said = complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
+    assert!(said.contains("checkpointer.ttl.strategy"), "{said}");
+    assert!(complaints("[threads.ttl]\ndefault_ttl = 0\n").contains("threads.ttl.default_ttl"));
+}

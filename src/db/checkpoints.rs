@@ -12,7 +12,7 @@ mod machine;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, get, history, load_state, next_after};
+pub use load::{HistoryQuery, Sketch, get, history, load_state, next_after, sketches};
 pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;

@@ -103,9 +103,6 @@ pub(super) enum Readers {
     Postgres(PgPool),
 }
 
-/// Begins a read that sees one moment of the database in all its statements.
-pub(super) const BEGIN_READ: &str = "begin isolation level repeatable read read only";
-
 const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// Fewer than the connections, so that reads find one.
@@ -113,8 +110,9 @@ const POSTGRES_WRITERS: usize = 8;
 /// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs over.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 /// Every search of ours has its index. Left to itself, the planner reads a whole table where it expects many matches,
-/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow.
-const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1";
+/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow. What
+/// has no index after all then looks so dear to it that it would compile a program first: that is not worth it.
+const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that was idle for longer than this is tried before it is used.

@@ -125,3 +125,15 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(after).bind(limit).fetch_all(conn).await)?;
     rows.into_iter().map(|row| row.read(thread)).collect()
 }
+
+/// The lowest and the highest number in the log of a thread; none when it is empty.
+pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
+    const SQL: &str = "select min(first), max(last) from (\
+        select (select min(seq) from checkpoints where thread_id = $1) as first, \
+            (select max(seq) from checkpoints where thread_id = $1) as last \
+        union all select (select min(seq) from events where thread_id = $1), \
+            (select max(seq) from events where thread_id = $1)) as ends";
+    let (first, last): (Option<i64>, Option<i64>) =
+        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_one(conn).await)?;
+    Ok(first.zip(last))
+}

@@ -10,6 +10,7 @@ mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod questions;
+mod retention;
 mod runs;
 mod tables;
 mod threads;

@@ -76,6 +76,8 @@ pub struct Checkpoint {
     pub run: Option<RunId>,
     /// Its place in the log of the thread.
     pub seq: i64,
+    /// Whether it is the first of a branch: its parent had a child already.
+    pub forks: bool,
     /// What came after it, as far as it came.
     pub position: Position,
     /// The sum of all writes up to it.

@@ -47,10 +47,10 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The agent of a child run.
-    pub fn of_child(run: &Run) -> Self {
+    /// The agent of a run, be it the main agent's or a child's.
+    pub fn of(run: &Run) -> Self {
         Self {
-            lane: Lane::Child(run.id),
+            lane: if run.lineage.parent.is_none() { Lane::Main } else { Lane::Child(run.id) },
             namespace: run.lineage.namespace.clone(),
             agent: run.lineage.agent().to_owned(),
             path: run.lineage.path.clone(),
@@ -87,8 +87,6 @@ impl EventBody {
 pub enum Work {
     /// It asks its model.
     Model,
-    /// It makes the calls of the last answer.
-    Calls,
 }
 
 /// What is stored in the log beside checkpoints.
@@ -103,6 +101,14 @@ pub enum Fact {
         attempt: u32,
         /// Whether it goes on where an earlier run stopped.
         resumed: bool,
+    },
+    /// Calls of the last answer begin, or go on: tools are called, subagents set to work. Calls that are answered without
+    /// being made are not among them.
+    Calling {
+        /// The step's checkpoint.
+        head: Option<CheckpointId>,
+        /// The calls: their index in the step and their id.
+        calls: Vec<(usize, String)>,
     },
     /// One of several parallel calls was answered while others still run.
     Answered {
@@ -123,6 +129,8 @@ pub enum Fact {
     },
     /// A breakpoint of the client was reached.
     Paused,
+    /// The run was undone. Nothing else is left of it; this keeps its numbers from being given out again.
+    Undone,
     /// A tool or policy tells clients something.
     Custom {
         /// What.
@@ -134,6 +142,9 @@ pub enum Fact {
         status: RunStatus,
         /// Why, when it failed.
         error: Option<Failure>,
+        /// Whether it stopped to wait: for answers, or at a breakpoint of the client.
+        #[serde(default)]
+        waits: bool,
     },
 }
 

@@ -155,15 +155,22 @@ impl ThreadLog {
         if ring.coming && ring.run == Some(run) {
             return Glance::Here(vec![]);
         }
-        let after = ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before));
-        if ring.next == 0 {
-            return Glance::Stored(None);
+        ring.glance(ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before)))
+    }
+
+    /// What memory has after `after`, of whatever run.
+    pub(super) fn glance_at_all(&self, after: i64) -> Glance {
+        self.ring().glance(after)
+    }
+
+    /// Lets go of what readers can also read from the database, if no run is at work here. Those who still wait for
+    /// pieces of answers get the answers instead.
+    pub(super) fn forget(&self) {
+        let mut ring = self.ring();
+        if !ring.active {
+            ring.slots = VecDeque::new();
+            ring.floor = ring.next - 1;
         }
-        if after < ring.floor {
-            return Glance::Stored(Some(ring.floor));
-        }
-        let from = ring.slots.partition_point(|slot| slot.seq <= after);
-        Glance::Here(ring.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
     /// The number up to which everything is visible; none when that has to be asked of the database.
@@ -202,6 +209,18 @@ impl ThreadLog {
 }
 
 impl Ring {
+    /// What there is after `after`.
+    fn glance(&self, after: i64) -> Glance {
+        if self.next == 0 {
+            return Glance::Stored(None);
+        }
+        if after < self.floor {
+            return Glance::Stored(Some(self.floor));
+        }
+        let from = self.slots.partition_point(|slot| slot.seq <= after);
+        Glance::Here(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
+    }
+
     /// Forgets the oldest events beyond [`KEPT`].
     fn trim(&mut self) {
         while self.slots.len() > KEPT && self.slots.front().is_some_and(|slot| slot.event.is_some()) {

@@ -17,11 +17,14 @@ use crate::domain::state::State;
 
 mod follow;
 mod log;
+mod origins;
 mod tail;
+mod thread_tail;
 
 pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
 pub use tail::{After, Tail};
+pub use thread_tail::{Heard, ThreadTail};
 
 /// The logs of all threads.
 #[derive(Clone)]
@@ -56,6 +59,37 @@ impl Events {
     /// Reads the events of a run of the main agent, those of its children included.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
         Tail::new(self, run, after)
+    }
+
+    /// Reads the events of a thread, of all its runs and those that are still to come, from the one after number `after` on.
+    pub fn tail_of_thread(&self, thread: ThreadId, after: i64) -> ThreadTail {
+        ThreadTail::new(self, thread, after)
+    }
+
+    /// The run at work, if there still is such a run.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn run(&self, run: RunId) -> DbResult<Option<Run>> {
+        self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await
+    }
+
+    /// The number before the first event of the run in whose course number `seq` was given out; 0 before all runs. Whoever
+    /// takes a stream up again at `seq` has to read from there to understand what follows.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
+        let read = self.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        Ok(read.await?.map_or(0, |(_, first)| first - 1))
+    }
+
+    /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn reach(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
+        self.db.read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await })).await
     }
 
     /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.

@@ -1,6 +1,6 @@
 //! A reader of the log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +9,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::Events;
 use super::log::{Glance, ThreadLog};
-use crate::db::events::{Logged, LoggedEvent};
+use super::origins::Origins;
+use crate::db::events::LoggedEvent;
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{Event, EventBody, Fact, Origin};
+use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::run::Run;
 
 /// How many stored events are read at once.
-const PAGE: i64 = 256;
+pub(super) const PAGE: i64 = 256;
 
 /// How often a reader looks at the database when no run works on the thread in this process: the run may be at work in
 /// another one, or may have been cancelled before it began.
@@ -40,7 +41,7 @@ pub struct Tail {
     run: Run,
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
-    origins: HashMap<Lane, Arc<Origin>>,
+    origins: Origins,
     /// Whether events of the run have come from memory: it is the one at work here.
     live: bool,
     ended: bool,
@@ -56,14 +57,7 @@ impl Tail {
             After::Seq(seq) => Some(seq.max(0)),
             After::Now => None,
         };
-        let main = Origin {
-            lane: Lane::Main,
-            namespace: vec![],
-            agent: run.lineage.path.first().cloned().unwrap_or_default(),
-            path: run.lineage.path.iter().take(1).cloned().collect(),
-            cause: None,
-        };
-        let origins = HashMap::from([(Lane::Main, Arc::new(main))]);
+        let origins = Origins::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
         Self { db, log, run, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
@@ -170,7 +164,7 @@ impl Tail {
             }
             last = logged.seq;
             if logged.run == Some(run) {
-                let event = self.event(logged).await?;
+                let event = self.origins.event(logged).await?;
                 self.waiting.push_back(Arc::new(event));
             }
         }
@@ -179,30 +173,6 @@ impl Tail {
             Some(_) | None => last,
         });
         Ok(self.after != Some(after))
-    }
-
-    async fn event(&mut self, logged: LoggedEvent) -> DbResult<Event> {
-        let origin = match self.origins.get(&logged.lane) {
-            Some(origin) => Arc::clone(origin),
-            None => self.look_up(logged.lane).await?,
-        };
-        let body = match logged.what {
-            Logged::Entry(entry) => EventBody::Entry(Arc::new(entry)),
-            Logged::Fact(fact) => EventBody::Fact(fact),
-        };
-        Ok(Event { seq: logged.seq, run: self.run.id, at: logged.at, origin, body })
-    }
-
-    /// Which agent a lane belongs to.
-    async fn look_up(&mut self, lane: Lane) -> DbResult<Arc<Origin>> {
-        let main = || self.origins[&Lane::Main].clone();
-        let Lane::Child(child) = lane else {
-            return Ok(main());
-        };
-        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await })).await?;
-        let origin = found.map_or_else(main, |run| Arc::new(Origin::of_child(&run)));
-        self.origins.insert(lane, Arc::clone(&origin));
-        Ok(origin)
     }
 
     async fn start_from_now(&mut self) -> DbResult<i64> {

@@ -171,6 +171,32 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
+    /// As many streams are open as this server allows one `whose` (`thread`, `client`) to have.
+    pub fn too_many_streams(whose: &str, limit: usize) -> Self {
+        let message = format!("This {whose} has {limit} open streams, and more are not allowed. Close one first.");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message)
+    }
+
+    /// A request for a thread's stream that cannot be met.
+    pub fn bad_stream_request(reason: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
+    }
+
+    /// A command that is no JSON.
+    pub fn bad_command() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body")
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What is wrong, for programs.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
     /// What is wrong, for people.
     pub fn message(&self) -> &str {
         &self.message

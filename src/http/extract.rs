@@ -51,6 +51,7 @@ pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError>
     parse(body, b'[', "a JSON list")
 }
 
+/// Why a body could not be read.
 pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
 }
@@ -409,6 +410,12 @@ impl Select {
         }
         item
     }
+}
+
+/// Who is asking, as far as that can be told: the key that is shown, a digest of it to be exact.
+pub fn client_of(headers: &HeaderMap) -> String {
+    let shown = ["x-api-key", "authorization"].into_iter().find_map(|name| headers.get(name));
+    shown.map_or_else(String::new, |key| Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string())
 }
 
 /// Answers 204.

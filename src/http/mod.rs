@@ -24,13 +24,17 @@ use crate::runtime::{Runs, Store};
 mod about;
 mod approvals;
 mod assistants;
+mod commands;
 mod cors;
 mod crons;
 pub mod error;
+mod event_stream;
 pub mod extract;
 mod idempotency;
 pub mod openapi;
+mod openings;
 mod runs;
+mod scene;
 mod state;
 mod stateless;
 mod store;
@@ -42,6 +46,7 @@ mod waiting;
 pub mod wire;
 
 pub use cors::CorsSettings;
+pub use openings::{OpeningLimits, Openings};
 
 use error::ApiError;
 
@@ -60,6 +65,8 @@ pub struct Api {
     pub clock: Arc<dyn Clock>,
     /// What is counted.
     pub metrics: Metrics,
+    /// The open streams of threads.
+    pub openings: Openings,
     /// What the owner of the server decided.
     pub settings: ApiSettings,
 }
@@ -122,6 +129,9 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::join_stream))
         .routes(routes!(runs::cancel))
         .routes(routes!(runs::children))
+        // The stream of a thread, and commands to it.
+        .routes(routes!(commands::post))
+        .routes(routes!(event_stream::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))

@@ -118,8 +118,10 @@ impl Follower {
                 let new: Vec<Interrupt> = interrupts.iter().filter(is_new).cloned().collect();
                 self.asked.extend(new);
             }
-            EventBody::Fact(Fact::Ended { status, error }) => self.end = Some((*status, error.clone())),
-            EventBody::Fact(Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. })
+            EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
+            EventBody::Fact(
+                Fact::Calling { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. },
+            )
             | EventBody::Delta(_)
             | EventBody::Begun(_) => {}
         }

@@ -7,18 +7,20 @@ use super::sweeper::{HELD, TEMPORARY};
 use super::{CancelAction, StartError, Target, Wish, resume};
 use crate::agent::ChildWish;
 use crate::agent::assemble::{Agents, Known};
+use crate::db::events::PlacedFact;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::OnPendingInterrupt;
+use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
 
 /// A run that was admitted.
@@ -40,13 +42,23 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
     Ok(())
 }
 
+/// What does not depend on the wish.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Occasion {
+    /// Who may take the run at once.
+    pub(super) worker: Option<WorkerId>,
+    /// When it is.
+    pub(super) now: Timestamp,
+    /// How long a thread is kept that is made for the run.
+    pub(super) ttl: Option<Ttl>,
+}
+
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
     agents: &Agents,
-    worker: Option<WorkerId>,
-    now: Timestamp,
+    Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
         Ok(cast) => cast,
@@ -55,7 +67,7 @@ pub(super) async fn start(
     if let Err(invalid) = check(wish, &cast.known.agent.plan) {
         return Ok(Err(invalid.into()));
     }
-    let (thread, is_new) = match find_thread(tx, wish, now).await? {
+    let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
         Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -123,7 +135,12 @@ async fn displace(
 }
 
 /// The thread of a wish, and whether it is still to be made.
-async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<Result<(Thread, bool), StartError>> {
+async fn find_thread(
+    tx: &mut Tx<'_>,
+    wish: &Wish,
+    ttl: Option<Ttl>,
+    now: Timestamp,
+) -> DbResult<Result<(Thread, bool), StartError>> {
     let (id, may_make) = match wish.target {
         Target::Thread(id) => (id, false),
         Target::ThreadOrNew(id) => (id, true),
@@ -136,7 +153,7 @@ async fn find_thread(tx: &mut Tx<'_>, wish: &Wish, now: Timestamp) -> DbResult<R
         return Ok(Err(StartError::NoThread(id)));
     }
     // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
-    let ttl = (wish.target == Target::Stateless { keep: false }).then_some(TEMPORARY);
+    let ttl = if wish.target == (Target::Stateless { keep: false }) { Some(TEMPORARY) } else { ttl };
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 
@@ -323,9 +340,13 @@ pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, n
     leave_thread(tx, run, status, error, now).await
 }
 
-/// Undoes what a run did, and deletes it: the thread stands where it stood before.
-pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+/// Undoes what a run did, and deletes it: the thread stands where it stood before. Only the numbers in its log go on, from
+/// `last` on, if that is higher: clients know them.
+pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
+    let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+    let (thread, lane, fact) = (run.thread, Lane::Main, &Fact::Undone);
+    db::events::insert(tx, &[PlacedFact { thread, seq, run: run.id, lane, fact, at: now }]).await?;
     db::checkpoints::restore_positions(tx, run.id).await?;
     db::interrupts::restore(tx, run.thread, run.id).await?;
     db::runs::restore_children(tx, run.id).await?;

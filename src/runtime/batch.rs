@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Runs, Shown, StartError, Wish, admission};
+use super::admission::{self, Occasion};
+use super::{Runs, Shown, StartError, Wish};
 use crate::agent::assemble::Agents;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
-use crate::domain::time::Timestamp;
 
 impl Runs {
     /// Starts runs that bring their own threads, all of them or none, and with a key once: together with the key it is
@@ -24,12 +24,12 @@ impl Runs {
         for (at, wish) in wishes.iter().enumerate() {
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, occasion) = (Arc::clone(&self.0.agents), self.0.occasion());
         let job = self.0.db.write_once(
             key,
-            now,
+            occasion.now,
             move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &wishes, &agents, now).await }),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &agents, occasion).await }),
         );
         let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
@@ -42,11 +42,11 @@ async fn admit_all(
     tx: &mut Tx<'_>,
     wishes: &[Wish],
     agents: &Agents,
-    now: Timestamp,
+    occasion: Occasion,
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
     let mut runs: Vec<Run> = vec![];
     for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, agents, None, now).await? {
+        match admission::start(tx, wish, agents, occasion).await? {
             Ok(admitted) => runs.push(admitted.run),
             Err(refusal) => {
                 for run in runs {

@@ -232,7 +232,8 @@ impl Runs {
 
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, occasion) = (Arc::clone(&self.0.agents), self.0.occasion());
+        let now = occasion.now;
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
                 // In the order in which the deletion of a thread takes them.
@@ -247,7 +248,7 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                admission::start(tx, &wish, &agents, None, now).await.map(Some)
+                admission::start(tx, &wish, &agents, occasion).await.map(Some)
             })
         });
         match fired.await? {

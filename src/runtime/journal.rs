@@ -70,22 +70,16 @@ struct Laid {
 
 impl LaneJournal {
     pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>) -> Self {
-        let origin = Origin {
-            lane: Lane::Main,
-            namespace: vec![],
-            agent: desk.run.lineage.agent().to_owned(),
-            path: desk.run.lineage.path.clone(),
-            cause: None,
-        };
+        let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        Self { desk, run, origin: Arc::new(origin), segment: Mutex::new(segment), began }
+        Self { desk, run, origin, segment: Mutex::new(segment), began }
     }
 
     fn child_journal(&self, run: &Run, segment: Option<i64>) -> Box<dyn Journal> {
         Box::new(Self {
             desk: Arc::clone(&self.desk),
             run: run.id,
-            origin: Arc::new(Origin::of_child(run)),
+            origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
         })
@@ -147,11 +141,16 @@ impl LaneJournal {
                 let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
                 batch.asked.extend(asked);
             }
-            Fact::Ended { status, error } => {
+            Fact::Ended { status, error, .. } => {
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
             }
-            Fact::Started { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Custom { .. } => {}
+            Fact::Started { .. }
+            | Fact::Calling { .. }
+            | Fact::Answered { .. }
+            | Fact::Paused
+            | Fact::Undone
+            | Fact::Custom { .. } => {}
         }
         batch.facts.push((seq, fact.clone()));
         EventBody::Fact(fact)

@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId, WorkerId};
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
@@ -22,6 +22,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod answering;
 mod assistants;
 mod batch;
 mod cancel;
@@ -37,6 +38,7 @@ mod threads;
 mod worker;
 mod writing;
 
+pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
@@ -45,7 +47,7 @@ pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 
-use admission::Admitted;
+use admission::{Admitted, Occasion};
 use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
@@ -191,12 +193,9 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let (permit, may_claim) = self.free_slot();
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, may_claim, now).await }));
+        let (agents, (permit, occasion)) = (Arc::clone(&self.0.agents), self.occasion());
+        let write =
+            self.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, occasion).await }));
         Ok(self.take_up(write.await??, permit))
     }
 
@@ -206,15 +205,15 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        let (permit, may_claim) = self.free_slot();
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, (permit, occasion)) = (Arc::clone(&self.0.agents), self.occasion());
+        let now = occasion.now;
         let kept = move |admitted: &Admitted| match shown {
             Some(shown) => shown(std::slice::from_ref(&admitted.run)),
             None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
         };
         let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
             Box::pin(async move {
-                let mut admitted = admission::start(tx, &wish, &agents, may_claim, now).await?;
+                let mut admitted = admission::start(tx, &wish, &agents, occasion).await?;
                 if let (Ok(admitted), None) = (&mut admitted, shown) {
                     admission::hold(tx, &mut admitted.run, now).await?;
                 }
@@ -224,11 +223,11 @@ impl Runs {
         Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
     }
 
-    /// A slot in which a run may begin at once, if there is a free one, and who may claim it for that.
-    fn free_slot(&self) -> (Option<OwnedSemaphorePermit>, Option<WorkerId>) {
+    /// A slot in which a run may begin at once, if there is a free one, and how it is met.
+    fn occasion(&self) -> (Option<OwnedSemaphorePermit>, Occasion) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let may_claim = permit.is_some().then_some(self.0.id);
-        (permit, may_claim)
+        let worker = permit.is_some().then_some(self.0.id);
+        (permit, Occasion { worker, ..self.0.occasion() })
     }
 
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
@@ -362,6 +361,12 @@ impl Runs {
         }
         self.0.quiet(run.thread).await;
         Ok(())
+    }
+
+    /// The hooks of the subagent of this name, as it is `depth` delegations below the agent with this `graph_id`.
+    pub fn plan_of_subagent(&self, graph_id: &str, name: &str, depth: u32) -> Option<Plan> {
+        let known = self.0.agents.of_graph(graph_id)?;
+        Some(known.agent.subagents.as_ref()?.get(name, depth)?.plan.clone())
     }
 
     /// The hooks of the agent with this `graph_id`.

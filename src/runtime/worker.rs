@@ -89,6 +89,11 @@ impl Worker {
         }
     }
 
+    /// How a wish is met now, if its run has to wait for its turn.
+    pub(super) fn occasion(&self) -> super::admission::Occasion {
+        super::admission::Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
+    }
+
     /// Begins runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut adopted: Option<Instant> = None;
@@ -302,7 +307,7 @@ impl Worker {
             }
         }
         let journal = LaneJournal::main(Arc::clone(desk), None);
-        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure) }));
+        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
@@ -315,7 +320,7 @@ impl Worker {
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
                 let error = Failure::new("UserInterrupt", "The run was cancelled by request.");
-                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error) };
+                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error), waits: false };
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
@@ -330,17 +335,24 @@ impl Worker {
     /// Undoes what a run did.
     async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
         self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
-        let (desk, now) = (Arc::clone(desk), self.clock.now());
-        self.db
+        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
+        let last = log.is_open().then(|| log.reserve(1));
+        let desk = Arc::clone(desk);
+        let undone = self
+            .db
             .write(move |tx| {
                 Box::pin(async move {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    super::admission::undo(tx, &desk.run, now).await
+                    super::admission::undo(tx, &desk.run, last, now).await
                 })
             })
-            .await
+            .await;
+        if let Some(last) = last {
+            log.abandon(last, 1);
+        }
+        undone
     }
 
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run

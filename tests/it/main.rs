@@ -42,3 +42,4 @@ mod thread_stream;
 mod threads;
 mod todos;
 mod tools;
+mod v2;

@@ -77,6 +77,10 @@ on_both_engines! {
         let kept = client.post("/threads", json!({"ttl": {"ttl": 60}})).await.ok();
         let thread = client.thread().await;
         is_gone(&server, &thread).await;
+        let by_run = Uuid::new_v4();
+        let body = json!({"assistant_id": "agent", "input": {"messages": "hi"}, "if_not_exists": "create"});
+        client.post(&format!("/threads/{by_run}/runs/wait"), body).await.ok();
+        is_gone(&server, &by_run.to_string()).await;
         let kept = format!("/threads/{}", kept["thread_id"].as_str().unwrap());
         assert_eq!(client.get(&kept).await.status, 200);
     }

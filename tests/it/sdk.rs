@@ -87,9 +87,7 @@ on_both_engines! {
     }
 
     async fn every_method_of_the_python_sdk_works(server: TestServer) {
-        let Some(mut scene) = in_python("every_method.py", &server) else { return };
-        scene.args(["server", "assistants", "threads", "thread_streams", "answers", "branches", "approvals", "background"]);
-        scene.args(["crons", "store"]);
+        let Some(scene) = in_python("every_method.py", &server) else { return };
         the_readme_lists(&runs_to_its_end(scene).await, 1);
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
 use uuid::Uuid;
 
-use crate::support::{Engine, Human, TestServer, lookup, on_both_engines, script, task, transcript};
+use crate::support::{Engine, Human, TestServer, lookup, mail, on_both_engines, script, task, transcript};
 
 /// The nodes that are next, oldest checkpoint first.
 fn nexts(history: &[Value]) -> Vec<Value> {
@@ -146,6 +146,79 @@ on_both_engines! {
         alice.starts(body).await.finishes().await;
         assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
         assert_eq!(server.tools.keys_of("lookup").len(), 2);
+    }
+
+    async fn a_subagent_has_a_history_of_its_own(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let child = script().calls(mail("m1", "bob")).says("sent by child");
+        alice.says(script().calls(task("t1", "mailer", &child)).says("all done")).await;
+        let state = client.get(&alice.path("/state?subgraphs=true")).await.ok();
+        let below = &state["tasks"][0];
+        let namespace = format!("tools:{}", below["id"].as_str().unwrap());
+        assert_eq!(below["checkpoint"]["checkpoint_ns"], namespace);
+        assert_eq!(below["state"]["next"], json!(["HumanInTheLoopMiddleware.after_model"]));
+        assert_eq!(below["state"]["interrupts"], state["interrupts"]);
+        assert_eq!(below["state"]["metadata"]["lc_agent_name"], "mailer");
+        assert_eq!(alice.state().await["tasks"][0]["state"], Value::Null);
+        let question = alice.question().await;
+        alice.approves(&question).await.finishes().await;
+        let wanted = json!({"limit": 50, "checkpoint": {"checkpoint_ns": namespace}});
+        let history = client.post(&alice.path("/history"), wanted).await.ok();
+        let history = history.as_array().unwrap();
+        assert_eq!(transcript(&history[0]["values"]).last().unwrap(), "ai: sent by child");
+        assert!(history.iter().all(|state| state["checkpoint"]["checkpoint_ns"] == namespace));
+        assert_eq!(history.last().unwrap()["metadata"]["source"], "input");
+        let at = json!({"checkpoint": history[1]["checkpoint"]});
+        assert_eq!(&client.post(&alice.path("/state/checkpoint"), at).await.ok()["values"], &history[1]["values"]);
+        let other = json!({"checkpoint": {"checkpoint_ns": format!("tools:{}", Uuid::new_v4())}});
+        assert_eq!(client.post(&alice.path("/history"), other).await.ok(), json!([]));
+        let wrong = json!({"checkpoint": {"checkpoint_ns": "elsewhere"}});
+        assert_eq!(client.post(&alice.path("/history"), wrong).await.status, 422);
+    }
+
+    async fn a_history_is_searched_by_metadata(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        let run = alice.starts(alice.wish("two", json!({"metadata": {"colour": "red"}}))).await;
+        run.finishes().await;
+        let search = async |metadata: Value, more: Value| {
+            let mut body = json!({"limit": 50, "metadata": metadata});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            client.post(&alice.path("/history"), body).await.ok().as_array().unwrap().clone()
+        };
+        let red = search(json!({"colour": "red"}), json!({})).await;
+        let all = alice.history().await;
+        assert_eq!(red, all[..3]);
+        assert_eq!(search(json!({"run_id": run.id, "source": "input"}), json!({})).await, all[2..3]);
+        assert_eq!(search(json!({"source": "input"}), json!({"limit": 1})).await, all[2..3]);
+        let before = json!({"before": {"configurable": {"checkpoint_id": all[2]["checkpoint_id"]}}});
+        assert_eq!(search(json!({"source": "input"}), before).await, all[5..]);
+        assert!(search(json!({"colour": "blue"}), json!({})).await.is_empty());
+    }
+
+    async fn only_what_is_wanted_of_a_state_is_shown(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        let state = alice.state().await;
+        let shown = client.get(&alice.path("/state?select=values.messages&select=next")).await.ok();
+        assert_eq!(shown, json!({"values": {"messages": state["values"]["messages"]}, "next": []}));
+        let body = json!({"limit": 2, "select": ["checkpoint_id"]});
+        let history = client.post(&alice.path("/history"), body).await.ok();
+        assert_eq!(history[0], json!({"checkpoint_id": state["checkpoint_id"]}));
+        assert_eq!(client.get(&alice.path("/state?select=shoe_size")).await.status, 422);
+    }
+
+    async fn a_write_may_set_every_public_field_and_tells_where_it_forked(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        let first = alice.history().await[1]["checkpoint_id"].clone();
+        let values = json!({"todos": [{"content": "paint", "status": "pending"}]});
+        let body = json!({"values": values, "checkpoint_id": first});
+        client.post(&alice.path("/state"), body).await.ok();
+        let state = alice.state().await;
+        assert_eq!(state["values"]["todos"], values["todos"]);
+        assert_eq!((&state["metadata"]["source"], &state["metadata"]["checkpoint_id"]), (&json!("update"), &first));
+        assert_eq!(state["parent_checkpoint_id"], first);
     }
 
     async fn an_unknown_checkpoint_is_refused(server: TestServer) {

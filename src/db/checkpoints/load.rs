@@ -6,12 +6,12 @@ use std::sync::Arc;
 use sqlx::query_as;
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, lane_id, lane_of, torn};
+use super::{EntryColumns, Head, TABLE, lane_id, lane_of, source_of, torn};
 use crate::db::engine::on_engine;
 use crate::db::fold::Fold;
 use crate::db::json::Cell;
 use crate::db::{DbResult, Tx};
-use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
+use crate::domain::checkpoint::{Checkpoint, Entry, Lane, Source};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::state::State;
@@ -101,6 +101,7 @@ struct CheckpointRow {
     checkpoint_id: Uuid,
     lane: Uuid,
     seq: i64,
+    segment: i64,
     parent_id: Option<Uuid>,
     step: i64,
     source: String,
@@ -132,6 +133,7 @@ impl CheckpointRow {
             lane: lane_of(self.lane),
             run: self.run_id.map(RunId),
             seq: self.seq,
+            forks: self.segment == self.seq && self.parent_id.is_some(),
             position,
             state: State::default(),
             created_at: Timestamp(self.created_at),
@@ -141,7 +143,7 @@ impl CheckpointRow {
 
 macro_rules! select {
     () => {
-        "select checkpoint_id, lane, seq, parent_id, step, source, node, run_id, writes, shown, position, created_at \
+        "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, position, created_at \
          from checkpoints"
     };
 }
@@ -205,6 +207,59 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
     }
     found.reverse();
     Ok(found)
+}
+
+/// How a checkpoint came to be, without what it wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sketch {
+    /// The checkpoint.
+    pub id: CheckpointId,
+    /// Its number in the log of the thread.
+    pub seq: i64,
+    /// Its number in the lane.
+    pub step: i64,
+    /// Why it exists.
+    pub source: Source,
+    /// The run of the main agent in whose course it was made.
+    pub run: Option<RunId>,
+    /// The checkpoint before it, if it is the first of a branch.
+    pub fork_of: Option<CheckpointId>,
+}
+
+#[derive(sqlx::FromRow)]
+struct SketchRow {
+    checkpoint_id: Uuid,
+    seq: i64,
+    segment: i64,
+    parent_id: Option<Uuid>,
+    step: i64,
+    source: String,
+    run_id: Option<Uuid>,
+}
+
+/// The checkpoints of a lane whose number is below `before`, the newest first, without what they wrote.
+pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
+    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, run_id from checkpoints \
+        where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4";
+    let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .bind(before)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    let read = |row: SketchRow| {
+        let cell = Cell { table: TABLE, column: "source", id: &row.checkpoint_id };
+        Ok(Sketch {
+            id: CheckpointId(row.checkpoint_id),
+            seq: row.seq,
+            step: row.step,
+            source: source_of(&row.source).ok_or_else(|| cell.corrupt())?,
+            run: row.run_id.map(RunId),
+            fork_of: row.parent_id.filter(|_| row.segment == row.seq).map(CheckpointId),
+        })
+    };
+    rows.into_iter().map(read).collect()
 }
 
 /// The step that came next in a lane after the place `seq` of the log.

@@ -75,7 +75,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 25] = [
+const SEARCHES: [(&str, &str); 30] = [
     (
         "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
          order by due_at, cron_id limit 9",
@@ -129,6 +129,29 @@ const SEARCHES: [(&str, &str); 25] = [
          and step.segment = upto.segment where upto.checkpoint_id = {id} and upto.thread_id = {id} \
          and upto.lane = {id} order by step.seq",
         "checkpoints_by_lane",
+    ),
+    (
+        "select thread_id from threads where expires_at <= 5 and status <> 'busy' order by expires_at, thread_id limit 9",
+        "threads_by_expiry",
+    ),
+    (
+        "select thread_id from threads where (pruned_at is null or pruned_at < state_updated_at) \
+         and state_updated_at <= 5 and status <> 'busy' order by state_updated_at, thread_id limit 9",
+        "threads_unpruned",
+    ),
+    (
+        "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq < 9 order by seq desc limit 9",
+        "checkpoints_by_lane",
+    ),
+    (
+        "select checkpoint_id from checkpoints where thread_id = {id} and lane = {id} and seq > 9 and source = 'update' \
+         and run_id is null order by seq limit 1",
+        "checkpoints_by_lane",
+    ),
+    (
+        "select * from runs where thread_id = {id} and depth = 0 and status = 'error' \
+      order by created_at desc, run_id desc limit 10",
+        "runs_by_thread",
     ),
     ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),

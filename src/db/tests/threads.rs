@@ -4,7 +4,7 @@ use super::{Db, object, on_both, read, run_at, saying, stored_thread, thread_at,
 use crate::db::checkpoints::{self, Placed};
 use crate::db::events::{self, PlacedFact};
 use crate::db::threads::{self, ThreadChange, ThreadSearch, ThreadSort};
-use crate::db::{DbError, runs};
+use crate::db::{DbError, DbResult, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::Filter;
@@ -19,6 +19,7 @@ on_both!(
     is_left,
     is_searched,
     contains_metadata,
+    is_found_by_what_was_stored_before_there_were_terms,
     goes_with_everything_on_it,
     is_fit
 );
@@ -166,6 +167,27 @@ async fn contains_metadata(db: Db) {
         let wanted = ThreadSearch { metadata: filter(wanted.clone()), ..ThreadSearch::default() };
         assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
     }
+}
+
+async fn is_found_by_what_was_stored_before_there_were_terms(db: Db) {
+    let mut thread = thread_at(1);
+    thread.metadata = object(json!({"colour": "red"}));
+    let id = thread.id;
+    write!(db, |tx| threads::insert(tx, &thread));
+    write!(db, |tx| async {
+        for sql in ["delete from thread_terms", "insert into threads_to_index select thread_id from threads"] {
+            crate::db::engine::on_engine!(tx, |conn| sqlx::query(sql).execute(conn).await.map(drop))?;
+        }
+        DbResult::Ok(())
+    });
+    let red = || ThreadSearch { metadata: filter(json!({"colour": "red"})), ..ThreadSearch::default() };
+    let wanted = red();
+    assert_eq!(read!(db, |tx| threads::count(tx, &wanted)), 0);
+    assert_eq!(write!(db, |tx| threads::index_some(tx, 9)), 1);
+    assert_eq!(write!(db, |tx| threads::index_some(tx, 9)), 0);
+    let wanted = red();
+    let found = read!(db, |tx| threads::search(tx, &wanted));
+    assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [id]);
 }
 
 async fn goes_with_everything_on_it(db: Db) {

@@ -3,6 +3,7 @@
 use serde_json::Map;
 
 use super::*;
+use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
 use crate::db::events::PlacedFact;
@@ -94,7 +95,7 @@ fn event(run: &Run, seq: i64, fact: Fact) -> Event {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
 }
 
 /// The numbers of all events that `tail` reads until it ends.

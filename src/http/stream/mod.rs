@@ -3,31 +3,30 @@
 //! Whoever follows a run, from its start, from the middle, or once more after it is over, reads the log through a
 //! [`Tail`]. Reading is pulled by the client: one who reads slowly holds up himself and nobody else.
 
-use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use bytes::{Bytes, BytesMut};
-use futures::Stream;
+use axum::response::Response;
+use bytes::BytesMut;
 use serde_json::json;
-use tokio::time::{Interval, MissedTickBehavior, interval_at};
-use tokio_util::sync::ReusableBoxFuture;
 
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
+use follower::{Feed, Then};
 pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
+mod follower;
 pub mod frame;
 #[cfg(test)]
 mod tests;
+pub mod thread;
 pub mod v1;
+pub mod v2;
 
 /// How a client wants to follow a run.
 pub struct StreamRequest {
@@ -52,12 +51,8 @@ pub struct StreamRequest {
 /// Answers with the events of a run as they come. `tail` decides from where.
 pub fn respond(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog { events, thread: request.facts.thread, tail };
-    let mut response = Body::from_stream(body(log, request)).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    let heartbeat = request.heartbeat;
+    follower::respond(RunFeed::new(request), log, heartbeat)
 }
 
 /// What a follower reads.
@@ -90,37 +85,43 @@ impl Log for RunLog {
     }
 }
 
-/// The bytes of the answer.
-fn body<L: Log>(log: L, request: StreamRequest) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let follower = Follower::new(log, request);
-    futures::stream::unfold(follower, |mut follower| async move {
-        let bytes = follower.write().await?;
-        Some((Ok(bytes), follower))
-    })
-}
-
-/// How much is put into one write at most, when more is ready than that.
-const WRITE: usize = 64 * 1024;
-
-/// What was read, and the log to read on from.
-type Read<L> = (L, DbResult<Option<Arc<Event>>>);
-
 /// One client that follows a run.
-struct Follower<L> {
-    /// The read under way. It is never given up halfway, only looked at.
-    read: ReusableBoxFuture<'static, Read<L>>,
+struct RunFeed<L> {
     presenter: Presenter,
-    buffer: BytesMut,
-    heartbeat: Interval,
     resumable: bool,
     seen: Option<Cursor>,
     on_leave: OnLeave,
-    over: bool,
+    log: PhantomData<fn() -> L>,
 }
 
-impl<L: Log> Follower<L> {
-    fn new(log: L, request: StreamRequest) -> Self {
-        let StreamRequest { facts, modes, subgraphs, resumable, seen, filter, heartbeat, on_leave } = request;
+impl<L: Log> Feed for RunFeed<L> {
+    type Source = L;
+    type Item = DbResult<Option<Arc<Event>>>;
+
+    async fn read(mut log: L) -> (L, Self::Item) {
+        let event = log.next().await;
+        (log, event)
+    }
+
+    async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Then {
+        let event = match event {
+            Ok(Some(event)) => event,
+            Ok(None) => return self.end(),
+            Err(error) => return self.fail(&error, buffer),
+        };
+        match self.look_up(log, &event).await {
+            Ok(base) => {
+                self.present(&event, base, buffer);
+                Then::Go
+            }
+            Err(error) => self.fail(&error, buffer),
+        }
+    }
+}
+
+impl<L: Log> RunFeed<L> {
+    fn new(request: StreamRequest) -> Self {
+        let StreamRequest { facts, modes, subgraphs, resumable, seen, filter, heartbeat: _, on_leave } = request;
         let asked: Modes =
             if modes.is_empty() { [Mode::Values].into_iter().collect() } else { modes.into_iter().collect() };
         let mut presenter = match filter {
@@ -131,58 +132,7 @@ impl<L: Log> Follower<L> {
             presenter.recall(place.said);
             place.cursor
         });
-        let period = heartbeat.max(Duration::from_millis(1));
-        let mut heartbeat = interval_at(tokio::time::Instant::now() + period, period);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        Self {
-            read: ReusableBoxFuture::new(read(log)),
-            presenter,
-            buffer: BytesMut::new(),
-            heartbeat,
-            resumable,
-            seen,
-            on_leave: OnLeave(on_leave),
-            over: false,
-        }
-    }
-
-    /// What is to be sent next: everything that is ready, or a sign of life. None at the end.
-    async fn write(&mut self) -> Option<Bytes> {
-        while self.buffer.is_empty() && !self.over {
-            let (log, event) = tokio::select! {
-                biased;
-                read = &mut self.read => read,
-                _ = self.heartbeat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-            };
-            self.take(log, event).await;
-            self.take_ready().await;
-        }
-        (!self.buffer.is_empty()).then(|| self.buffer.split().freeze())
-    }
-
-    /// Takes what is there already, without waiting.
-    async fn take_ready(&mut self) {
-        while !self.over && self.buffer.len() < WRITE {
-            let std::task::Poll::Ready((log, event)) = futures::poll!(&mut self.read) else {
-                return;
-            };
-            self.take(log, event).await;
-        }
-    }
-
-    async fn take(&mut self, mut log: L, event: DbResult<Option<Arc<Event>>>) {
-        let event = match event {
-            Ok(Some(event)) => event,
-            Ok(None) => return self.end(),
-            Err(error) => return self.fail(&error),
-        };
-        match self.look_up(&mut log, &event).await {
-            Ok(base) => {
-                self.present(&event, base);
-                self.read.set(read(log));
-            }
-            Err(error) => self.fail(&error),
-        }
+        Self { presenter, resumable, seen, on_leave: OnLeave(on_leave), log: PhantomData }
     }
 
     /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
@@ -198,7 +148,7 @@ impl<L: Log> Follower<L> {
         }
     }
 
-    fn present(&mut self, event: &Event, base: Option<Arc<State>>) {
+    fn present(&mut self, event: &Event, base: Option<Arc<State>>, buffer: &mut BytesMut) {
         let frames = self.presenter.present(event, base);
         let mut own = 0..;
         for mut frame in frames {
@@ -210,29 +160,24 @@ impl<L: Log> Follower<L> {
             let is_new = |seen: Cursor| cursor > seen || frame.belated && cursor == seen;
             if self.seen.is_none_or(is_new) {
                 frame.id = self.resumable.then(|| Place { cursor, said: self.presenter.unfinished(frame.said) });
-                frame.write(&mut self.buffer);
+                frame.write(buffer);
             }
         }
     }
 
     /// The run is over: the client may leave now.
-    fn end(&mut self) {
-        self.over = true;
+    fn end(&mut self) -> Then {
         self.on_leave.0 = None;
+        Then::End
     }
 
     /// The log cannot be read. The run goes on; only this client is told.
-    fn fail(&mut self, error: &crate::db::DbError) {
+    fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
         tracing::error!(%error, "a stream broke off");
         let told = json!({"error": "InternalServerError", "message": "An internal error occurred"});
-        Frame::of("error", &told).write(&mut self.buffer);
-        self.end();
+        Frame::of("error", &told).write(buffer);
+        self.end()
     }
-}
-
-async fn read<L: Log>(mut log: L) -> Read<L> {
-    let event = log.next().await;
-    (log, event)
 }
 
 /// Acts when it is dropped before the run is over: the client has left.

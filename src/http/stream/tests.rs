@@ -1,7 +1,9 @@
 //! The answer as a client reads it, over a log that the test writes.
 
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use futures::StreamExt;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
@@ -47,7 +49,7 @@ fn custom(word: &str) -> Fact {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {
@@ -83,9 +85,13 @@ async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
     body(Written(log), request).map(text).collect().await
 }
 
-fn text(bytes: Result<Bytes, Infallible>) -> String {
-    let Ok(bytes) = bytes;
-    String::from_utf8_lossy(&bytes).into_owned()
+fn body(log: Written, request: StreamRequest) -> impl futures::Stream<Item = io::Result<Bytes>> {
+    let heartbeat = request.heartbeat;
+    follower::body(RunFeed::new(request), log, heartbeat)
+}
+
+fn text(bytes: io::Result<Bytes>) -> String {
+    String::from_utf8_lossy(&bytes.expect("the stream does not break off")).into_owned()
 }
 
 #[tokio::test]

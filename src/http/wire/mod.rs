@@ -7,11 +7,12 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use crate::domain::Invalid;
-use crate::domain::id::CheckpointId;
+use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::Failure;
 
 pub mod assistant;
 pub mod child;
+pub mod command;
 pub mod cron;
 pub mod interrupt;
 pub mod item;
@@ -33,19 +34,6 @@ pub fn json(view: &impl serde::Serialize) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
-/// Whether `whole` has everything that `part` has: every key of its objects, every item of its lists.
-pub fn contains(whole: &Value, part: &Value) -> bool {
-    match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => {
-            part.iter().all(|(key, value)| whole.get(key).is_some_and(|found| contains(found, value)))
-        }
-        (Value::Array(whole), Value::Array(part)) => {
-            part.iter().all(|value| whole.iter().any(|found| contains(found, value)))
-        }
-        (whole, part) => whole == part,
-    }
-}
-
 /// A checkpoint named by its id, or by an object with its id (`checkpoint`), which wins.
 ///
 /// # Errors
@@ -58,6 +46,31 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
     }
     let id = within("checkpoint_id").or(id);
     id.map(|id| id.parse::<Uuid>().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id())).transpose()
+}
+
+/// A place in the history of an agent, named by an object: the namespace of a subagent (`checkpoint_ns`, empty or absent
+/// for the main agent), and a checkpoint.
+///
+/// # Errors
+/// If the namespace is none, or the id is no UUID.
+pub fn place(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
+    let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
+    let id = within("checkpoint_id").map(|id| id.parse().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id()));
+    Ok((namespace(within("checkpoint_ns"))?, id.transpose()?))
+}
+
+/// The tasks of a namespace as streams and tasks give it: `tools:<task>|tools:<task>`.
+///
+/// # Errors
+/// If it is none.
+pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
+    let tasks = text.filter(|text| !text.is_empty()).map(|text| text.split('|'));
+    let read = |part: &str| {
+        let task = part.strip_prefix("tools:").and_then(|id| id.parse().ok()).map(TaskId);
+        let reason = "is no namespace of a subagent, as in tools:<task>|tools:<task>";
+        task.ok_or_else(|| Invalid::new("checkpoint.checkpoint_ns", reason))
+    };
+    tasks.into_iter().flatten().map(read).collect()
 }
 
 /// One of several words, or the field that holds another one.
@@ -83,16 +96,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containment_looks_into_objects_and_lists() {
-        let whole = json!({"a": 1, "b": {"c": 2, "d": [1, 2]}});
-        assert!(contains(&whole, &json!({})));
-        assert!(contains(&whole, &json!({"b": {"c": 2}})));
-        assert!(contains(&whole, &json!({"b": {"d": [2]}})));
-        assert!(!contains(&whole, &json!({"b": {"c": 3}})));
-        assert!(!contains(&whole, &json!({"x": null})));
-    }
-
-    #[test]
     fn a_checkpoint_is_named_by_id_or_object() {
         let id = CheckpointId::mint();
         let object = json!({"checkpoint_id": id.0, "checkpoint_ns": ""});
@@ -105,5 +108,16 @@ mod tests {
         );
         let inner = json!({"checkpoint_id": id.0, "checkpoint_ns": "tools:x"});
         assert!(checkpoint(None, inner.as_object()).is_err());
+    }
+
+    #[test]
+    fn a_namespace_names_the_tasks_down_to_a_subagent() {
+        let (one, two) = (TaskId(Uuid::from_u128(1)), TaskId(Uuid::from_u128(2)));
+        assert_eq!(namespace(None), Ok(vec![]));
+        assert_eq!(namespace(Some("")), Ok(vec![]));
+        assert_eq!(namespace(Some(&format!("tools:{one}|tools:{two}"))), Ok(vec![one, two]));
+        for wrong in ["tools", "tools:x", &format!("model:{one}"), &format!("tools:{one}|")] {
+            assert!(namespace(Some(wrong)).is_err(), "{wrong}");
+        }
     }
 }

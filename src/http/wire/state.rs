@@ -9,13 +9,16 @@ use uuid::Uuid;
 
 use super::Object;
 use super::interrupt::brief;
+use crate::db::checkpoints::Sketch;
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Source};
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Plan, START, TOOLS};
-use crate::domain::run::Run;
+use crate::domain::run::{Run, namespace_text};
 use crate::domain::state::Update;
 use crate::domain::thread::Thread;
+use crate::http::error::ApiError;
+use crate::http::extract::Select;
 
 /// The state of a thread at a checkpoint, and what comes next.
 #[derive(Debug, Serialize, ToSchema)]
@@ -63,12 +66,11 @@ pub struct TaskView {
     /// Its questions: `{id, value}`.
     #[schema(value_type = Vec<Object>)]
     pub interrupts: Vec<Value>,
-    /// Always null.
+    /// With `subgraphs`: where the subagent stands that works on it.
+    pub checkpoint: Option<CheckpointView>,
+    /// With `subgraphs`: the state of the subagent that works on it, in the shape of this one.
     #[schema(value_type = Option<Object>)]
-    pub checkpoint: Option<Object>,
-    /// Always null.
-    #[schema(value_type = Option<Object>)]
-    pub state: Option<Object>,
+    pub state: Option<Box<StateView>>,
     /// What it wrote, once it is done.
     #[schema(value_type = Option<Object>)]
     pub result: Option<Value>,
@@ -82,14 +84,19 @@ pub struct CheckpointView {
     pub checkpoint_id: Uuid,
     /// The thread.
     pub thread_id: Uuid,
-    /// Always empty: the main agent's.
+    /// The namespace of the subagent whose it is; empty for the main agent.
     pub checkpoint_ns: String,
 }
 
 impl CheckpointView {
-    /// Names a checkpoint.
+    /// Names a checkpoint of the main agent.
     pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
         Self { checkpoint_id: id.0, thread_id: thread.0, checkpoint_ns: String::new() }
+    }
+
+    /// Names one of a subagent.
+    pub fn within(thread: ThreadId, id: CheckpointId, namespace: &[TaskId]) -> Self {
+        Self { checkpoint_ns: namespace_text(namespace), ..Self::new(thread, id) }
     }
 }
 
@@ -98,13 +105,15 @@ impl CheckpointView {
 pub struct Scene {
     /// The thread.
     pub thread: Thread,
+    /// The run of the subagent whose history it is; none for the main agent's.
+    pub child: Option<Run>,
     /// The checkpoints, the newest first.
     pub checkpoints: Vec<Checkpoint>,
     /// The step that came after the first of them.
     pub after: Option<Entry>,
     /// The runs in whose course they were made.
     pub runs: HashMap<RunId, Run>,
-    /// The thread's questions, by the main agent's task that asks or whose subagent asks.
+    /// The thread's questions, by the agent's task that asks or whose subagent asks.
     pub asked: Vec<(TaskId, Asked)>,
 }
 
@@ -125,11 +134,16 @@ impl Scene {
             tasks,
             metadata: Some(self.metadata(at, agent_name)),
             created_at: Some(checkpoint.created_at.to_string()),
-            checkpoint: Some(CheckpointView::new(thread, id)),
-            parent_checkpoint: parent.map(|parent| CheckpointView::new(thread, parent)),
+            checkpoint: Some(CheckpointView::within(thread, id, self.namespace())),
+            parent_checkpoint: parent.map(|parent| CheckpointView::within(thread, parent, self.namespace())),
             checkpoint_id: Some(id.0),
             parent_checkpoint_id: parent.map(|parent| parent.0),
         }
+    }
+
+    /// The tasks down to the agent whose history it is.
+    pub fn namespace(&self) -> &[TaskId] {
+        self.child.as_ref().map(|child| child.lineage.namespace.as_slice()).unwrap_or_default()
     }
 
     /// The step that the loop took from the checkpoint at an index.
@@ -170,24 +184,40 @@ impl Scene {
     /// How the checkpoint at an index came to be.
     fn metadata(&self, at: usize, agent_name: &str) -> Object {
         let checkpoint = &self.checkpoints[at];
+        let entry = &checkpoint.entry;
+        let origin = Sketch {
+            id: entry.id,
+            seq: checkpoint.seq,
+            step: entry.step,
+            source: entry.source,
+            run: checkpoint.run,
+            fork_of: entry.parent.filter(|_| checkpoint.forks),
+        };
         let run = checkpoint.run.and_then(|run| self.runs.get(&run));
-        let mut shown = Object::new();
-        if let Some(graph) = self.thread.metadata.get("graph_id") {
-            shown.insert("graph_id".to_owned(), graph.clone());
-        }
-        shown.insert("lc_agent_name".to_owned(), json!(agent_name));
-        if let Some(run) = run {
-            shown.extend(self.thread.metadata.clone());
-            shown.extend(run_metadata(run));
-        }
-        shown.extend([
-            ("thread_id".to_owned(), json!(self.thread.id)),
-            ("source".to_owned(), json!(checkpoint.entry.source.word())),
-            ("step".to_owned(), json!(checkpoint.entry.step)),
-            ("parents".to_owned(), json!({})),
-        ]);
-        shown
+        metadata_of(&self.thread, &origin, run, self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()))
     }
+}
+
+/// How a checkpoint of a thread came to be, in the course of `run` if of any, and in the history of the agent of this name.
+pub fn metadata_of(thread: &Thread, origin: &Sketch, run: Option<&Run>, agent_name: &str) -> Object {
+    let mut shown = Object::new();
+    if let Some(graph) = thread.metadata.get("graph_id") {
+        shown.insert("graph_id".to_owned(), graph.clone());
+    }
+    if let Some(run) = run {
+        shown.extend(thread.metadata.clone());
+        shown.extend(run_metadata(run));
+    } else if let (Source::Update, Some(from)) = (origin.source, origin.fork_of) {
+        shown.insert("checkpoint_id".to_owned(), json!(from));
+    }
+    shown.extend([
+        ("lc_agent_name".to_owned(), json!(agent_name)),
+        ("thread_id".to_owned(), json!(thread.id)),
+        ("source".to_owned(), json!(origin.source.word())),
+        ("step".to_owned(), json!(origin.step)),
+        ("parents".to_owned(), json!({})),
+    ]);
+    shown
 }
 
 /// What a run leaves in the metadata of its checkpoints: its own notes, and the simple settings of its config.
@@ -200,7 +230,6 @@ fn run_metadata(run: &Run) -> Object {
     shown.extend([
         ("assistant_id".to_owned(), json!(run.assistant)),
         ("user_id".to_owned(), json!("")),
-        ("lc_agent_name".to_owned(), json!(run.lineage.agent())),
         ("run_attempt".to_owned(), json!(run.attempt)),
         ("run_id".to_owned(), json!(run.id)),
     ]);
@@ -272,12 +301,15 @@ impl StateUpdated {
 /// Which checkpoint is wanted.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct StateAt {
-    /// An object with `checkpoint_id`.
+    /// An object with `checkpoint_id`; with `checkpoint_ns` for one of a subagent, the newest when that is all.
     #[schema(value_type = Object)]
     pub checkpoint: Object,
-    /// Accepted; subagents' states are not part of the answer.
+    /// Whether tasks show the states of the subagents that work on them.
     #[serde(default)]
     pub subgraphs: Option<bool>,
+    /// Only these fields; `values.<key>` for one field of the values.
+    #[serde(default)]
+    pub select: Option<Vec<String>>,
 }
 
 /// Which part of a history is wanted.
@@ -292,9 +324,60 @@ pub struct HistorySearch {
     /// Only those whose metadata contains this.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Accepted: an object that names the main agent's history.
+    /// Whose history: `{"checkpoint_ns": "tools:<task>"}` for that of the subagent which works on a task.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
+    /// Only these fields; `values.<key>` for one field of the values.
+    pub select: Option<Vec<String>>,
+}
+
+/// The fields that `select` may name.
+const FIELDS: [&str; 10] = [
+    "values",
+    "next",
+    "tasks",
+    "metadata",
+    "created_at",
+    "checkpoint",
+    "parent_checkpoint",
+    "interrupts",
+    "checkpoint_id",
+    "parent_checkpoint_id",
+];
+
+/// Which fields of states a client wants to see, and which of their values.
+#[derive(Debug, Clone, Default)]
+pub struct StateSelect {
+    fields: Select,
+    values: Vec<String>,
+}
+
+impl StateSelect {
+    /// Fields, and keys of the values as in `values.messages`; all when there are none.
+    ///
+    /// # Errors
+    /// If a field is unknown.
+    pub fn checked(names: Vec<String>) -> Result<Self, ApiError> {
+        let mut values = vec![];
+        let mut field = |name: String| match name.strip_prefix("values.") {
+            Some(key) => {
+                values.push(key.to_owned());
+                "values".to_owned()
+            }
+            None => name,
+        };
+        let fields: Vec<String> = names.into_iter().map(&mut field).collect();
+        Ok(Self { fields: Select::checked(fields, &FIELDS)?, values })
+    }
+
+    /// Leaves only what is wanted of a state.
+    pub fn pick(&self, view: &StateView) -> Value {
+        let mut shown = self.fields.pick(super::json(view));
+        if let (false, Some(Value::Object(values))) = (self.values.is_empty(), shown.get_mut("values")) {
+            values.retain(|name, _| self.values.contains(name));
+        }
+        shown
+    }
 }
 
 #[cfg(test)]

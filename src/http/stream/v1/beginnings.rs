@@ -129,12 +129,17 @@ impl Presenter {
 /// Whether an event tells that its agent makes calls.
 fn tells_of_calls(body: &EventBody) -> bool {
     match body {
-        EventBody::Begun(Work::Calls) | EventBody::Fact(Fact::Answered { .. }) => true,
+        EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => true,
         EventBody::Entry(entry) => entry.source == Source::Loop && entry.node == TOOLS,
         EventBody::Begun(Work::Model)
         | EventBody::Delta(_)
         | EventBody::Fact(
-            Fact::Started { .. } | Fact::Asked { .. } | Fact::Paused | Fact::Custom { .. } | Fact::Ended { .. },
+            Fact::Started { .. }
+            | Fact::Asked { .. }
+            | Fact::Paused
+            | Fact::Undone
+            | Fact::Custom { .. }
+            | Fact::Ended { .. },
         ) => false,
     }
 }

@@ -245,7 +245,7 @@ impl Presenter {
             }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
-            Fact::Ended { status, error } => {
+            Fact::Ended { status, error, .. } => {
                 if let (RunStatus::Success, Some(state)) = (status, self.recorded(view)) {
                     let agent = Running::agent(&self.facts, &view.origin);
                     out.push(agent.ended("on_chain_end", state, &Value::Null));
@@ -254,7 +254,7 @@ impl Presenter {
                     out.extend(error_frame(*status, error.as_ref()));
                 }
             }
-            Fact::Paused | Fact::Custom { .. } => {}
+            Fact::Calling { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
         }
     }
 

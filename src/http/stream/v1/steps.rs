@@ -59,12 +59,12 @@ impl Coming {
                 Some(_) | None => Self::Calls,
             },
             EventBody::Fact(Fact::Started { .. }) => Self::NewTurn,
-            EventBody::Begun(Work::Calls) | EventBody::Fact(Fact::Answered { .. }) => Self::Calls,
+            EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => Self::Calls,
             EventBody::Fact(Fact::Ended { error: Some(failure), .. }) if failure.class != "GraphRecursionError" => {
                 Self::Unknown
             }
             EventBody::Fact(Fact::Custom { .. }) => Self::Unknown,
-            EventBody::Fact(Fact::Paused | Fact::Ended { .. }) => Self::Stopped,
+            EventBody::Fact(Fact::Paused | Fact::Undone | Fact::Ended { .. }) => Self::Stopped,
         }
     }
 }

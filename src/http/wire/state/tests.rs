@@ -42,6 +42,7 @@ impl History {
             lane: Lane::Main,
             run: Some(run().id),
             seq: 0,
+            forks: false,
             position,
             state,
             created_at: Timestamp(0),
@@ -51,7 +52,7 @@ impl History {
 
     fn scene(self) -> Scene {
         let runs = HashMap::from([(run().id, run())]);
-        Scene { thread: thread(), checkpoints: self.checkpoints, after: None, runs, asked: vec![] }
+        Scene { thread: thread(), child: None, checkpoints: self.checkpoints, after: None, runs, asked: vec![] }
     }
 }
 

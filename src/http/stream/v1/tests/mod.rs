@@ -161,7 +161,7 @@ impl Play {
     }
 
     pub(super) fn end(&mut self, agent: &Agent) {
-        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None });
+        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None, waits: false });
     }
 
     /// What a reader gets of these events.

@@ -1,0 +1,150 @@
+use std::time::Duration;
+
+use super::{Db, on_both, read, run_at, said, saying, stored_thread, thread_at, write};
+use crate::db::checkpoints::{self, HistoryQuery, Placed};
+use crate::db::events::{self, PlacedFact};
+use crate::db::{retention, runs, threads};
+use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::event::Fact;
+use crate::domain::id::ThreadId;
+use crate::domain::machine::{Phase, Position};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
+use crate::domain::time::Timestamp;
+
+on_both!(
+    finds_what_is_over,
+    restarts_the_time_with_every_change,
+    finds_histories_that_are_old,
+    keeps_the_newest_state,
+    leaves_a_thread_at_work_alone,
+    tells_what_a_thread_takes
+);
+
+fn kept(now: i64, micros: u64) -> Thread {
+    let ttl = Ttl { after: Duration::from_micros(micros), strategy: TtlStrategy::KeepLatest };
+    thread_at(now).kept_for(Some(ttl))
+}
+
+async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
+    let entry = entry.clone();
+    write!(db, |tx| async {
+        let placed = Placed {
+            thread,
+            lane: Lane::Main,
+            seq,
+            segment: None,
+            run: None,
+            entry: &entry,
+            position: &Position { phase: Phase::Ended, ..Position::default() },
+            at: Timestamp(seq),
+        };
+        checkpoints::insert(tx, &placed).await
+    });
+}
+
+async fn finds_what_is_over(db: Db) {
+    let (first, second, busy) = (kept(1, 10), kept(2, 5), Thread { status: ThreadStatus::Busy, ..kept(1, 1) });
+    let (one, two) = (first.id, second.id);
+    for thread in [first, second, busy, thread_at(1)] {
+        write!(db, |tx| threads::insert(tx, &thread));
+    }
+    let found = async |now, limit| read!(db, |tx| retention::expired(tx, Timestamp(now), limit));
+    assert_eq!(found(6, 9).await, []);
+    assert_eq!(found(7, 9).await, [two]);
+    assert_eq!(found(11, 9).await, [two, one]);
+    assert_eq!(found(11, 1).await, [two]);
+    write!(db, |tx| retention::rest(tx, two));
+    assert_eq!(found(11, 9).await, [one]);
+}
+
+async fn restarts_the_time_with_every_change(db: Db) {
+    let thread = kept(1, 10);
+    let (id, ttl) = (thread.id, thread.ttl);
+    write!(db, |tx| threads::insert(tx, &thread));
+    let expires = async || read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.expires_at);
+    assert_eq!(expires().await, Some(Timestamp(11)));
+    write!(db, |tx| threads::set(tx, id, threads::ThreadChange::default(), Timestamp(20)));
+    assert_eq!(expires().await, Some(Timestamp(30)));
+    let run = run_at(id, 1);
+    let left = threads::Left { run: run.id, status: ThreadStatus::Idle, error: None };
+    write!(db, |tx| threads::leave(tx, id, &left, Timestamp(40)));
+    assert_eq!(expires().await, Some(Timestamp(50)));
+    let nothing = serde_json::Map::new();
+    let patched = write!(db, |tx| threads::patch(tx, id, &nothing, None, Timestamp(60))).expect("the thread");
+    assert_eq!((patched.ttl, patched.expires_at), (ttl, Some(Timestamp(70))));
+    let other = stored_thread(&db).await;
+    write!(db, |tx| threads::set(tx, other, threads::ThreadChange::default(), Timestamp(20)));
+    assert_eq!(read!(db, |tx| threads::find(tx, other)).and_then(|thread| thread.expires_at), None);
+}
+
+async fn finds_histories_that_are_old(db: Db) {
+    let (old, young) = (thread_at(1), thread_at(9));
+    let id = old.id;
+    for thread in [old, young] {
+        write!(db, |tx| threads::insert(tx, &thread));
+    }
+    let found = async |until| read!(db, |tx| retention::unpruned(tx, Timestamp(until), 9));
+    assert_eq!(found(5).await, [id]);
+    assert!(write!(db, |tx| retention::keep_latest(tx, id, Timestamp(6))));
+    assert_eq!(found(5).await, []);
+    let change = threads::ThreadChange { state_changed: true, ..Default::default() };
+    write!(db, |tx| threads::set(tx, id, change, Timestamp(7)));
+    assert_eq!(found(7).await, [id]);
+}
+
+async fn keeps_the_newest_state(db: Db) {
+    let id = stored_thread(&db).await;
+    let mut steps = vec![saying("s0", None, 0)];
+    for at in 1..5 {
+        let parent = steps.last().map(|step| step.id);
+        steps.push(saying(&format!("s{at}"), parent, at));
+    }
+    for (seq, step) in (1..).zip(&steps) {
+        put(&db, id, seq, step).await;
+    }
+    let run = run_at(id, 1);
+    let (run_id, fact) = (run.id, Fact::Paused);
+    write!(db, |tx| runs::insert(tx, &run, None));
+    write!(db, |tx| runs::set_status(tx, run_id, crate::domain::run::RunStatus::Success, None, Timestamp(2)));
+    write!(db, |tx| async {
+        let placed = PlacedFact { thread: id, seq: 9, run: run_id, lane: Lane::Main, fact: &fact, at: Timestamp(9) };
+        events::insert(tx, &[placed]).await
+    });
+    assert!(write!(db, |tx| retention::keep_latest(tx, id, Timestamp(20))));
+    db.states().clear();
+    let all = HistoryQuery { limit: 99, before: None };
+    let history = read!(db, |tx| checkpoints::history(tx, id, Lane::Main, all));
+    assert_eq!(history.len(), 1);
+    assert_eq!((history[0].entry.id, history[0].entry.parent), (steps[4].id, None));
+    assert_eq!(said(&history[0].state), ["s0", "s1", "s2", "s3", "s4"]);
+    // Numbers of the log are not given twice.
+    assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 9);
+    let next = saying("s5", Some(steps[4].id), 5);
+    put(&db, id, 10, &next).await;
+    db.states().clear();
+    let found = read!(db, |tx| checkpoints::get(tx, id, next.id)).expect("the checkpoint");
+    assert_eq!(said(&found.state), ["s0", "s1", "s2", "s3", "s4", "s5"]);
+}
+
+async fn leaves_a_thread_at_work_alone(db: Db) {
+    let id = stored_thread(&db).await;
+    let first = saying("s0", None, 0);
+    put(&db, id, 1, &first).await;
+    put(&db, id, 2, &saying("s1", Some(first.id), 1)).await;
+    let run = run_at(id, 1);
+    write!(db, |tx| runs::insert(tx, &run, None));
+    assert!(!write!(db, |tx| retention::keep_latest(tx, id, Timestamp(20))));
+    let all = HistoryQuery { limit: 99, before: None };
+    assert_eq!(read!(db, |tx| checkpoints::history(tx, id, Lane::Main, all)).len(), 2);
+    assert!(!write!(db, |tx| retention::keep_latest(tx, ThreadId::mint(), Timestamp(20))));
+}
+
+async fn tells_what_a_thread_takes(db: Db) {
+    let id = stored_thread(&db).await;
+    put(&db, id, 1, &saying("hello", None, 0)).await;
+    let shares = read!(db, |tx| retention::storage(tx, id)).expect("the thread");
+    let rows: Vec<_> = shares.iter().map(|share| (share.table, share.rows, share.bytes > 0)).collect();
+    let expected = [("checkpoints", 1, true), ("events", 0, false), ("runs", 0, false), ("interrupts", 0, false)];
+    assert_eq!(rows, expected);
+    assert_eq!(read!(db, |tx| retention::storage(tx, ThreadId::mint())), None);
+}

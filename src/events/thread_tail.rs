@@ -1,0 +1,141 @@
+//! A reader of everything that happens on a thread, run after run.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::Events;
+use super::log::{Glance, ThreadLog};
+use super::origins::Origins;
+use super::tail::PAGE;
+use crate::db::{self, Db, DbResult, Engine};
+use crate::domain::event::Event;
+use crate::domain::id::{RunId, ThreadId};
+
+/// How long nothing has to happen until a reader takes the thread to be quiet, and how often it looks at the database
+/// when another process may work on the thread.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// What a reader of a thread hears.
+#[derive(Debug, Clone)]
+pub enum Heard {
+    /// Something happened.
+    Event(Arc<Event>),
+    /// Nothing happens for the time being. Told once; what comes next is the next thing that happens.
+    Quiet,
+    /// The server leaves: nothing more will be heard here.
+    Over,
+}
+
+/// A reader of the events of a thread. It pulls: a reader that is slow, or gone, costs nobody anything, and one that falls
+/// behind is served from what is stored.
+pub struct ThreadTail {
+    db: Db,
+    log: Arc<ThreadLog>,
+    thread: ThreadId,
+    /// The number of the last event that was read.
+    after: i64,
+    waiting: VecDeque<Arc<Event>>,
+    /// The agents of the run whose stored events were read last.
+    origins: Option<Origins>,
+    quiet: bool,
+    leaving: CancellationToken,
+}
+
+impl ThreadTail {
+    pub(super) fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
+        let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
+        Self { db, log, thread, after, waiting: VecDeque::new(), origins: None, quiet: false, leaving }
+    }
+
+    /// Waits for what comes next.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn next(&mut self) -> DbResult<Heard> {
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                self.quiet = false;
+                return Ok(Heard::Event(event));
+            }
+            let mut bell = self.log.bell();
+            let active = self.log.is_active();
+            if self.take_in().await? {
+                continue;
+            }
+            if active {
+                // A sender lives as long as the log, and the log as long as this reader.
+                let _ = bell.changed().await;
+                continue;
+            }
+            // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
+            if self.read_stored(None).await? {
+                continue;
+            }
+            if self.leaving.is_cancelled() {
+                return Ok(Heard::Over);
+            }
+            let looks_again = !self.quiet || self.db.engine() == Engine::Postgres;
+            let rings = self.leaving.run_until_cancelled(bell.changed());
+            let rang = if looks_again { timeout(QUIET, rings).await.is_ok() } else { rings.await.is_some() };
+            if !rang && !self.quiet {
+                self.quiet = true;
+                self.log.forget();
+                return Ok(Heard::Quiet);
+            }
+        }
+    }
+
+    /// Reads what there is. False if there is nothing yet.
+    async fn take_in(&mut self) -> DbResult<bool> {
+        match self.log.glance_at_all(self.after) {
+            Glance::Here(events) => {
+                let Some(last) = events.last() else { return Ok(false) };
+                self.after = last.seq;
+                self.waiting.extend(events);
+                Ok(true)
+            }
+            Glance::Stored(floor) => self.read_stored(floor).await,
+        }
+    }
+
+    /// Reads a page of stored events up to `floor`, where memory takes over.
+    async fn read_stored(&mut self, floor: Option<i64>) -> DbResult<bool> {
+        let (thread, after) = (self.thread, self.after);
+        let page =
+            self.db.read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await })).await?;
+        // Whether there may be more up to the floor.
+        let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
+        let mut last = after;
+        for logged in page {
+            if floor.is_some_and(|floor| logged.seq > floor) {
+                full = false;
+                break;
+            }
+            last = logged.seq;
+            // What a client wrote outside of all runs is part of the state from which the next run begins.
+            let Some(run) = logged.run else { continue };
+            if let Some(origins) = self.origins_of(run).await? {
+                let event = origins.event(logged).await?;
+                self.waiting.push_back(Arc::new(event));
+            }
+        }
+        self.after = match floor {
+            Some(floor) if !full => floor,
+            Some(_) | None => last,
+        };
+        Ok(self.after != after)
+    }
+
+    /// The agents of a run; none if the run is gone, and with it whatever is told of it.
+    async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut Origins>> {
+        if self.origins.as_ref().is_none_or(|origins| origins.run() != run) {
+            let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await?;
+            self.origins = found.map(|run| Origins::new(self.db.clone(), &run));
+        }
+        Ok(self.origins.as_mut())
+    }
+}

@@ -1,0 +1,41 @@
+//! The stream of a thread: everything that happens on it, from its first run on, for as long as the client listens.
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::Value;
+
+use super::Api;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ThreadPath, client_of};
+use super::stream::thread::{self, ThreadReader};
+use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
+use super::wire::command::ThreadStreamRequest;
+
+/// Streams the events of a thread.
+///
+/// First comes what is past, from the first run on or from `since` on, then what happens. The stream does not end with a
+/// run. A thread that does not exist is waited for.
+#[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
+    params(ThreadPath), request_body = ThreadStreamRequest,
+    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
+        (status = 400, description = "There is no such channel", body = ErrorBody),
+        (status = 413, description = "It is larger than allowed", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+pub(super) async fn post(
+    State(api): State<Api>,
+    path: ThreadPath,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let request: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
+    let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
+    let ticket = api.openings.admit(path.thread_id, &client_of(&headers))?;
+    let since = whole_number(&request, "since").unwrap_or(0);
+    let after = if since == 0 { 0 } else { api.events.anchor(path.thread_id, since / FRAMES).await? };
+    let presenter = Presenter::new(Wanted { filters: vec![filter], since });
+    let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);
+    let tail = api.events.tail_of_thread(path.thread_id, after);
+    Ok(thread::respond(reader, tail, api.settings.heartbeat, ticket))
+}

@@ -1,0 +1,133 @@
+//! An answer that does not end before there is nothing more to tell: what is ready goes out in one write, and a line that
+//! is silent for long gives signs of life.
+
+use std::io;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio_util::sync::ReusableBoxFuture;
+
+/// What a follower reads, and how it becomes bytes.
+pub(super) trait Feed: Send + 'static {
+    /// What is read from.
+    type Source: Send + 'static;
+    /// What is read.
+    type Item: Send + 'static;
+
+    /// Waits for the next item.
+    fn read(source: Self::Source) -> impl Future<Output = (Self::Source, Self::Item)> + Send + 'static;
+
+    /// Appends to `buffer` what becomes of the item.
+    fn take(
+        &mut self,
+        source: &mut Self::Source,
+        item: Self::Item,
+        buffer: &mut BytesMut,
+    ) -> impl Future<Output = Then> + Send;
+}
+
+/// What comes after an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    /// More.
+    Go,
+    /// Nothing: everything was told.
+    End,
+    /// Nothing here: there is more to tell, but not on this connection, which breaks off so that the client notices.
+    Break,
+}
+
+/// How much is put into one write at most, when more is ready than that.
+const WRITE: usize = 64 * 1024;
+
+/// Answers with server-sent events that follow `feed`.
+pub(super) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
+    let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// The bytes of the answer.
+pub(super) fn body<F: Feed>(
+    feed: F,
+    source: F::Source,
+    heartbeat: Duration,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    let follower = Follower::new(feed, source, heartbeat);
+    futures::stream::unfold(follower, |mut follower| async move {
+        let bytes = follower.write().await?;
+        Some((bytes, follower))
+    })
+}
+
+/// Beats regularly, from one period after now on.
+pub(super) fn beat(period: Duration) -> Interval {
+    let period = period.max(Duration::from_millis(1));
+    let mut beat = interval_at(Instant::now() + period, period);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    beat
+}
+
+/// One client that follows.
+struct Follower<F: Feed> {
+    /// The read under way. It is never given up halfway, only looked at.
+    read: ReusableBoxFuture<'static, (F::Source, F::Item)>,
+    feed: F,
+    buffer: BytesMut,
+    heartbeat: Interval,
+    then: Then,
+}
+
+impl<F: Feed> Follower<F> {
+    fn new(feed: F, source: F::Source, heartbeat: Duration) -> Self {
+        let read = ReusableBoxFuture::new(F::read(source));
+        Self { read, feed, buffer: BytesMut::new(), heartbeat: beat(heartbeat), then: Then::Go }
+    }
+
+    /// What is to be sent next: everything that is ready, or a sign of life. None at the end.
+    async fn write(&mut self) -> Option<io::Result<Bytes>> {
+        while self.buffer.is_empty() && self.then == Then::Go {
+            let (source, item) = tokio::select! {
+                biased;
+                read = &mut self.read => read,
+                _ = self.heartbeat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
+            };
+            self.take(source, item).await;
+            self.take_ready().await;
+        }
+        match self.then {
+            _ if !self.buffer.is_empty() => Some(Ok(self.buffer.split().freeze())),
+            Then::Go | Then::End => None,
+            Then::Break => {
+                self.then = Then::End;
+                Some(Err(io::Error::other("the stream goes on elsewhere")))
+            }
+        }
+    }
+
+    /// Takes what is there already, without waiting.
+    async fn take_ready(&mut self) {
+        while self.then == Then::Go && self.buffer.len() < WRITE {
+            let Poll::Ready((source, item)) = futures::poll!(&mut self.read) else {
+                return;
+            };
+            self.take(source, item).await;
+        }
+    }
+
+    async fn take(&mut self, mut source: F::Source, item: F::Item) {
+        self.then = self.feed.take(&mut source, item, &mut self.buffer).await;
+        if self.then == Then::Go {
+            self.read.set(F::read(source));
+        }
+    }
+}

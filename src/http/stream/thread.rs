@@ -1,0 +1,113 @@
+//! The events of a thread, run after run, as they go out to one client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::Response;
+use bytes::BytesMut;
+use serde_json::{Value, json};
+
+use super::follower::{self, Feed, Then};
+use super::v2::{Frame, Presenter, RunFacts};
+use crate::db::DbResult;
+use crate::domain::event::Event;
+use crate::domain::id::{RunId, ThreadId};
+use crate::events::{Events, Heard, ThreadTail};
+
+/// Makes frames of what a reader of a thread hears, and looks up what is needed for that.
+pub struct ThreadReader {
+    events: Events,
+    thread: ThreadId,
+    /// What the client wants is in here.
+    pub presenter: Presenter,
+    /// A run of which nothing is told any more: it was undone.
+    gone: Option<RunId>,
+}
+
+impl ThreadReader {
+    /// A reader of `thread`.
+    pub fn new(events: Events, thread: ThreadId, presenter: Presenter) -> Self {
+        Self { events, thread, presenter, gone: None }
+    }
+
+    /// The frames that an event becomes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<Frame>> {
+        if self.gone == Some(event.run) {
+            return Ok(vec![]);
+        }
+        if let Some(id) = self.presenter.wants_run(event) {
+            let Some(run) = self.events.run(id).await? else {
+                self.gone = Some(id);
+                return Ok(vec![]);
+            };
+            let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default().to_owned();
+            self.presenter.learn(RunFacts { id, graph });
+        }
+        let base = match self.presenter.wants_state(event) {
+            Some(checkpoint) => Some(self.events.state_at(self.thread, checkpoint).await?),
+            None => None,
+        };
+        Ok(self.presenter.present(event, base))
+    }
+}
+
+/// Waits for what a reader of a thread hears next.
+pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<Heard>) {
+    let heard = tail.next().await;
+    (tail, heard)
+}
+
+/// The last frame of a stream that cannot go on.
+pub fn broken() -> Value {
+    json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
+}
+
+/// One client that follows a thread. `guard` is dropped when the client leaves.
+struct ThreadFeed<G> {
+    reader: ThreadReader,
+    _guard: G,
+}
+
+impl<G: Send + 'static> Feed for ThreadFeed<G> {
+    type Source = ThreadTail;
+    type Item = DbResult<Heard>;
+
+    async fn read(tail: ThreadTail) -> (ThreadTail, Self::Item) {
+        listen(tail).await
+    }
+
+    async fn take(&mut self, _: &mut ThreadTail, heard: Self::Item, buffer: &mut BytesMut) -> Then {
+        let event: Arc<Event> = match heard {
+            Ok(Heard::Event(event)) => event,
+            Ok(Heard::Quiet) => {
+                self.reader.presenter.rest();
+                return Then::Go;
+            }
+            // A stream that ends in good order is taken for the end of the run.
+            Ok(Heard::Over) => return Then::Break,
+            Err(error) => return fail(&error, buffer),
+        };
+        match self.reader.frames(&event).await {
+            Ok(frames) => {
+                frames.iter().for_each(|frame| frame.write(buffer));
+                Then::Go
+            }
+            Err(error) => fail(&error, buffer),
+        }
+    }
+}
+
+/// The log cannot be read; only this client is told.
+fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
+    tracing::error!(%error, "a stream of a thread broke off");
+    super::frame::Frame::of("error", &broken()).write(buffer);
+    Then::End
+}
+
+/// Answers with the events of a thread, those of the past first, until the client leaves; `guard` is dropped then.
+pub fn respond<G: Send + 'static>(reader: ThreadReader, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
+    follower::respond(ThreadFeed { reader, _guard: guard }, tail, heartbeat)
+}

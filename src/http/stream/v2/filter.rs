@@ -1,0 +1,237 @@
+//! What a reader of a thread wants to see: channels, and which agents.
+
+use serde_json::Value;
+
+/// The channels, in the order in which refusals list them.
+const CHANNELS: [&str; 9] =
+    ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"];
+/// How a channel for custom events of one name begins.
+const NAMED: &str = "custom:";
+
+/// How many entries the lists of a filter may have.
+const LONGEST_LIST: usize = 256;
+
+/// A channel of the thread's stream. All but `input` are also the `method` of their events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// The state after each step that changed it.
+    Values,
+    /// What each step wrote.
+    Updates,
+    /// Messages, block by block.
+    Messages,
+    /// Tool calls as they begin and end.
+    Tools,
+    /// Runs and subagents as they begin and end.
+    Lifecycle,
+    /// Questions to a human.
+    Input,
+    /// Checkpoints as they are made.
+    Checkpoints,
+    /// Tasks as they begin and end.
+    Tasks,
+    /// What tools and policies tell.
+    Custom,
+}
+
+impl Channel {
+    /// The `method` of its events.
+    pub fn method(self) -> &'static str {
+        match self {
+            Self::Input => "input.requested",
+            Self::Values => "values",
+            Self::Updates => "updates",
+            Self::Messages => "messages",
+            Self::Tools => "tools",
+            Self::Lifecycle => "lifecycle",
+            Self::Checkpoints => "checkpoints",
+            Self::Tasks => "tasks",
+            Self::Custom => "custom",
+        }
+    }
+
+    fn bit(self) -> u16 {
+        1 << self as u16
+    }
+}
+
+/// What one subscription wants to see.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Filter {
+    channels: u16,
+    /// Custom events of these names, when not all are wanted.
+    named: Vec<String>,
+    /// Agents at or below one of these places; everybody when there are none.
+    namespaces: Vec<Vec<String>>,
+    /// How far below.
+    depth: Option<usize>,
+}
+
+impl Filter {
+    /// Reads the `channels`, `namespaces` and `depth` of a request.
+    ///
+    /// # Errors
+    /// Says which channels there are. A malformed place or depth is as good as none, as clients of the field expect.
+    pub fn read(params: &Value) -> Result<Self, String> {
+        let channels = params.get("channels").and_then(Value::as_array).filter(|channels| !channels.is_empty());
+        let channels = channels.ok_or("channels is required and must be a non-empty array")?;
+        if channels.len() > LONGEST_LIST {
+            return Err(format!("channels has more than {LONGEST_LIST} entries"));
+        }
+        let mut filter = Self { namespaces: places(params), depth: depth(params), ..Self::default() };
+        let unknown: Vec<String> = channels
+            .iter()
+            .filter(|channel| !channel.as_str().is_some_and(|word| filter.add(word)))
+            .map(|channel| channel.as_str().map_or_else(|| channel.to_string(), str::to_owned))
+            .collect();
+        if unknown.is_empty() {
+            return Ok(filter);
+        }
+        let (unknown, allowed) = (unknown.join(", "), CHANNELS.join(", "));
+        Err(format!("channels contains unsupported entries: {unknown}. Allowed: {allowed}, or any `custom:<name>`."))
+    }
+
+    /// False if there is no such channel.
+    fn add(&mut self, word: &str) -> bool {
+        if let Some(name) = word.strip_prefix(NAMED).filter(|name| !name.is_empty()) {
+            self.named.push(name.to_owned());
+            return true;
+        }
+        let at = CHANNELS.iter().position(|channel| *channel == word);
+        self.channels |= at.map_or(0, |at| 1 << at);
+        at.is_some()
+    }
+
+    /// Whether an event of `channel` about the agent at `namespace` is wanted; `name` is that of a custom event.
+    pub fn wants(&self, channel: Channel, namespace: &[String], name: Option<&str>) -> bool {
+        let is_named = || channel == Channel::Custom && name.is_some_and(|name| self.named.iter().any(|n| n == name));
+        (self.has(channel) || is_named()) && self.covers(namespace)
+    }
+
+    /// Whether the channel is wanted of anybody.
+    pub fn has(&self, channel: Channel) -> bool {
+        self.channels & channel.bit() != 0
+    }
+
+    fn covers(&self, namespace: &[String]) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|place| self.is_below(place, namespace))
+    }
+
+    fn is_below(&self, place: &[String], namespace: &[String]) -> bool {
+        namespace.len() >= place.len()
+            && place.iter().zip(namespace).all(|(wanted, segment)| is_segment(wanted, segment))
+            && self.depth.is_none_or(|depth| namespace.len() - place.len() <= depth)
+    }
+}
+
+/// Whether a segment is meant: itself, or all of that name.
+fn is_segment(wanted: &str, segment: &str) -> bool {
+    wanted == segment || !wanted.contains(':') && segment.split(':').next() == Some(wanted)
+}
+
+fn places(params: &Value) -> Vec<Vec<String>> {
+    let list = params.get("namespaces").and_then(Value::as_array);
+    let place = |place: &Value| -> Option<Vec<String>> {
+        let segments = place.as_array()?;
+        segments.iter().map(|segment| segment.as_str().map(str::to_owned)).collect()
+    };
+    let places = list.filter(|list| list.len() <= LONGEST_LIST).map(|list| list.iter().map(place).collect());
+    places.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
+}
+
+fn depth(params: &Value) -> Option<usize> {
+    usize::try_from(whole_number(params, "depth")?).ok()
+}
+
+/// A whole number, 0 or more, if that is what the field holds.
+pub fn whole_number(params: &Value, field: &str) -> Option<i64> {
+    params.get(field)?.as_i64().filter(|number| *number >= 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn at(segments: &[&str]) -> Vec<String> {
+        segments.iter().map(|segment| (*segment).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_channel_is_the_bit_of_its_word() {
+        let all = [
+            Channel::Values,
+            Channel::Updates,
+            Channel::Messages,
+            Channel::Tools,
+            Channel::Lifecycle,
+            Channel::Input,
+            Channel::Checkpoints,
+            Channel::Tasks,
+            Channel::Custom,
+        ];
+        for (channel, word) in all.into_iter().zip(CHANNELS) {
+            let filter = Filter::read(&json!({"channels": [word]})).unwrap();
+            assert!(all.iter().all(|other| filter.has(*other) == (*other == channel)), "{word}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_channel_is_refused_and_the_known_ones_are_listed() {
+        let error = Filter::read(&json!({"channels": ["values", "debug", 7, "custom:"]})).unwrap_err();
+        assert!(
+            error.starts_with("channels contains unsupported entries: debug, 7, custom:. Allowed: values, updates")
+        );
+        for none in [json!({}), json!({"channels": []}), json!({"channels": "values"})] {
+            assert_eq!(Filter::read(&none).unwrap_err(), "channels is required and must be a non-empty array");
+        }
+    }
+
+    #[test]
+    fn a_place_is_meant_literally_or_by_its_name() {
+        let filter = |namespaces: Value, depth: Value| {
+            Filter::read(&json!({"channels": ["values"], "namespaces": namespaces, "depth": depth})).unwrap()
+        };
+        let wants = |filter: &Filter, place: &[&str]| filter.wants(Channel::Values, &at(place), None);
+        let by_name = filter(json!([["tools"]]), Value::Null);
+        assert!(wants(&by_name, &["tools:1"]) && wants(&by_name, &["tools:1", "tools:2"]) && !wants(&by_name, &[]));
+        let literal = filter(json!([["tools:1"]]), json!(0));
+        assert!(wants(&literal, &["tools:1"]));
+        assert!(!wants(&literal, &["tools:2"]) && !wants(&literal, &["tools:1", "tools:2"]));
+        let root = filter(json!([[]]), json!(1));
+        assert!(wants(&root, &[]) && wants(&root, &["tools:1"]) && !wants(&root, &["tools:1", "tools:2"]));
+    }
+
+    #[test]
+    fn what_is_malformed_filters_nothing() {
+        for params in [
+            json!({"channels": ["values"], "namespaces": [["a"], 7]}),
+            json!({"channels": ["values"], "namespaces": "a"}),
+            json!({"channels": ["values"], "depth": 0}),
+            json!({"channels": ["values"], "namespaces": [[]], "depth": true}),
+        ] {
+            let filter = Filter::read(&params).unwrap();
+            assert!(filter.wants(Channel::Values, &at(&["tools:1", "tools:2"]), None), "{params}");
+        }
+    }
+
+    #[test]
+    fn custom_events_are_wanted_all_or_by_name() {
+        let named = Filter::read(&json!({"channels": ["custom:progress"]})).unwrap();
+        assert!(named.wants(Channel::Custom, &[], Some("progress")));
+        assert!(!named.wants(Channel::Custom, &[], Some("other")) && !named.wants(Channel::Custom, &[], None));
+        let all = Filter::read(&json!({"channels": ["custom"]})).unwrap();
+        assert!(all.wants(Channel::Custom, &[], None) && all.wants(Channel::Custom, &[], Some("progress")));
+    }
+
+    #[test]
+    fn only_whole_numbers_count() {
+        let params = json!({"a": 3, "b": true, "c": -1, "d": 1.5, "e": "3"});
+        let read = |field: &str| whole_number(&params, field);
+        assert_eq!(
+            [read("a"), read("b"), read("c"), read("d"), read("e"), read("f")],
+            [Some(3), None, None, None, None, None]
+        );
+    }
+}

@@ -1,0 +1,358 @@
+//! The channel `messages`: what models say, block by block.
+//!
+//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. When the finished message
+//! comes, whatever the reader still lacks of it is said then. A frame about a message is called by the message and by what
+//! it says of it, so a client that hears a message twice, once live and once replayed, knows every frame again: the whole
+//! text of a replay has the name of the first piece.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::outlet::{Outlet, Place};
+use super::values::{reasoning, without_id};
+use crate::domain::event::{Chunk, Delta};
+use crate::domain::message::{Content, Message, Role};
+
+/// What a model is saying, and said, as one reader has heard it.
+#[derive(Default)]
+pub(super) struct Speech {
+    current: Option<Answer>,
+    /// The ids of messages that were said to their end.
+    told: HashSet<String>,
+}
+
+/// An answer as far as one reader has heard it.
+struct Answer {
+    id: String,
+    blocks: Vec<Block>,
+    begun: bool,
+    ended: bool,
+    /// The number of the piece that has to come next.
+    next: u32,
+    /// Whether a piece was missed; the rest waits for the whole message then.
+    broken: bool,
+}
+
+struct Block {
+    kind: Kind,
+    said: String,
+    /// In how many pieces.
+    pieces: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Reasoning,
+    Text,
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// Anything else, which comes as a whole.
+    Whole(Value),
+}
+
+#[derive(Serialize)]
+struct Piece<'a> {
+    event: &'static str,
+    index: usize,
+    delta: Added<'a>,
+    /// The same in the older form, which some clients know alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<Added<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Added<'a> {
+    #[serde(rename = "text-delta")]
+    Text { text: &'a str },
+    #[serde(rename = "reasoning-delta")]
+    Reasoning { reasoning: &'a str },
+    #[serde(rename = "tool-call-delta")]
+    Args { args: &'a str },
+    #[serde(rename = "tool_call_chunk")]
+    Chunk { args: &'a str },
+}
+
+impl Speech {
+    /// Takes a piece of an answer.
+    pub(super) fn piece(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
+        let head = &delta.answer;
+        if self.told.contains(&head.message) {
+            return;
+        }
+        if delta.chunk == Chunk::Begin && !self.is_about(&head.message) {
+            self.break_off(place, out);
+            let mut answer = Answer::new(&head.message);
+            answer.begin(place, &head.provider, out);
+            answer.next = delta.ordinal + 1;
+            self.current = Some(answer);
+            return;
+        }
+        if !self.is_about(&head.message) {
+            return;
+        }
+        if delta.chunk == Chunk::Void {
+            return self.break_off(place, out);
+        }
+        if let Some(answer) = &mut self.current {
+            answer.take(place, delta, out);
+        }
+    }
+
+    fn is_about(&self, message: &str) -> bool {
+        self.current.as_ref().is_some_and(|answer| answer.id == message)
+    }
+
+    /// What was being said will not be said to its end.
+    fn break_off(&mut self, place: &Place, out: &mut Outlet<'_>) {
+        if let Some(answer) = self.current.take()
+            && answer.begun
+            && !answer.ended
+        {
+            let name = format!("{}:error", answer.id);
+            out.put_spoken(place, name, || json!({"event": "error", "message": "The answer broke off."}));
+            self.told.insert(answer.id);
+        }
+    }
+
+    /// Says what this reader still lacks of a finished message.
+    pub(super) fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
+        let id = message.id.as_deref().unwrap_or_default();
+        if !message.is_ai() || self.told.contains(id) {
+            return;
+        }
+        if !self.is_about(id) {
+            self.break_off(place, out);
+        }
+        let mut answer = self.current.take().unwrap_or_else(|| Answer::new(id));
+        answer.complete(place, message, out);
+        self.told.insert(id.to_owned());
+    }
+}
+
+impl Answer {
+    fn new(id: &str) -> Self {
+        Self { id: id.to_owned(), blocks: vec![], begun: false, ended: false, next: 0, broken: false }
+    }
+
+    fn begin(&mut self, place: &Place, provider: &str, out: &mut Outlet<'_>) {
+        self.begun = true;
+        out.put_spoken(
+            place,
+            format!("{}:start", self.id),
+            || json!({"event": "message-start", "role": "ai", "id": self.id, "metadata": {"provider": provider}}),
+        );
+    }
+
+    fn take(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
+        self.broken |= delta.ordinal != self.next;
+        if self.broken || self.ended {
+            return;
+        }
+        self.next += 1;
+        match &delta.chunk {
+            Chunk::Text(text) => self.say(place, &Kind::Text, text, out),
+            Chunk::Reasoning(text) => self.say(place, &Kind::Reasoning, text, out),
+            Chunk::Call { index, id, name, args } => {
+                let known =
+                    self.blocks.iter().find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
+                let new = || Kind::Call {
+                    index: *index,
+                    id: id.clone().unwrap_or_default(),
+                    name: name.clone().unwrap_or_default(),
+                };
+                let kind = known.map_or_else(new, |block| block.kind.clone());
+                self.say(place, &kind, args, out);
+            }
+            Chunk::End { response_metadata, usage } => {
+                // What cannot be read yet is for the finished message to show.
+                if let Some(contents) = self.blocks.iter().map(Block::content).collect::<Option<Vec<_>>>() {
+                    self.end(place, &contents, (response_metadata, usage.as_ref()), out);
+                }
+            }
+            Chunk::Begin | Chunk::Void => {}
+        }
+    }
+
+    /// Says more of a block, which begins if it is new.
+    fn say(&mut self, place: &Place, kind: &Kind, more: &str, out: &mut Outlet<'_>) {
+        let index = self.open(place, kind, out);
+        if more.is_empty() {
+            return;
+        }
+        let block = &mut self.blocks[index];
+        let name = format!("{}:{}:{}", self.id, kind.word(), block.pieces);
+        block.pieces += 1;
+        block.said.push_str(more);
+        out.put_spoken(place, name, || {
+            let (delta, content) = match kind {
+                Kind::Reasoning => (Added::Reasoning { reasoning: more }, None),
+                Kind::Text | Kind::Whole(_) => (Added::Text { text: more }, None),
+                Kind::Call { .. } => (Added::Args { args: more }, Some(Added::Chunk { args: more })),
+            };
+            Piece { event: "content-block-delta", index, delta, content }
+        });
+    }
+
+    /// The place of a block among the blocks.
+    fn open(&mut self, place: &Place, kind: &Kind, out: &mut Outlet<'_>) -> usize {
+        if let Some(known) = self.blocks.iter().position(|block| block.kind == *kind) {
+            return known;
+        }
+        let index = self.blocks.len();
+        self.blocks.push(Block { kind: kind.clone(), said: String::new(), pieces: 0 });
+        out.put_spoken(
+            place,
+            format!("{}:{}:start", self.id, kind.word()),
+            || json!({"event": "content-block-start", "index": index, "content": kind.empty()}),
+        );
+        index
+    }
+
+    fn end(
+        &mut self,
+        place: &Place,
+        contents: &[Value],
+        (metadata, usage): (&Map<String, Value>, Option<&Value>),
+        out: &mut Outlet<'_>,
+    ) {
+        self.ended = true;
+        for (index, (block, content)) in self.blocks.iter().zip(contents).enumerate() {
+            out.put_spoken(
+                place,
+                format!("{}:{}:finish", self.id, block.kind.word()),
+                || json!({"event": "content-block-finish", "index": index, "content": content}),
+            );
+        }
+        out.put_spoken(place, format!("{}:finish", self.id), || {
+            let mut finish = json!({"event": "message-finish", "metadata": without_id(metadata)});
+            if let Some(Value::Object(usage)) = usage {
+                let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+                let told = usage.iter().filter(|(_, value)| !is_empty(value));
+                finish["usage"] = told.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>().into();
+            }
+            finish
+        });
+    }
+
+    fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
+        let Role::Ai { usage_metadata, .. } = &message.role else { return };
+        if self.ended {
+            return;
+        }
+        if !self.begun {
+            let provider = message.response_metadata.get("model_provider").and_then(Value::as_str);
+            self.begin(place, provider.unwrap_or_default(), out);
+        }
+        let mut finals = vec![];
+        for (kind, text, content) in parts(message) {
+            let kind = self.known(kind);
+            let index = self.open(place, &kind, out);
+            if let Some(rest) = rest_of(&self.blocks[index].said, &text).map(str::to_owned) {
+                self.say(place, &kind, &rest, out);
+            }
+            finals.push((index, content));
+        }
+        let contents = self.blocks.iter().enumerate().map(|(at, block)| {
+            let known = finals.iter().find(|(index, _)| *index == at).map(|(_, content)| content.clone());
+            known.or_else(|| block.content()).unwrap_or_else(|| block.kind.empty())
+        });
+        let contents: Vec<Value> = contents.collect();
+        self.end(place, &contents, (&message.response_metadata, usage_metadata.as_ref()), out);
+    }
+
+    /// A call that was heard of is the same block, wherever it stands in the finished message.
+    fn known(&self, kind: Kind) -> Kind {
+        let Kind::Call { id, .. } = &kind else { return kind };
+        let same = |block: &&Block| matches!(&block.kind, Kind::Call { id: known, .. } if known == id);
+        self.blocks.iter().find(same).map_or(kind.clone(), |block| block.kind.clone())
+    }
+}
+
+impl Kind {
+    /// What names of frames call it.
+    fn word(&self) -> String {
+        match self {
+            Self::Reasoning => "reasoning".to_owned(),
+            Self::Text => "text".to_owned(),
+            Self::Call { id, .. } => format!("call:{id}"),
+            Self::Whole(block) => format!("block:{:x}", fnv(&block.to_string())),
+        }
+    }
+
+    /// The block before anything is said in it.
+    fn empty(&self) -> Value {
+        match self {
+            Self::Reasoning => json!({"type": "reasoning", "reasoning": ""}),
+            Self::Text => json!({"type": "text", "text": ""}),
+            Self::Call { index, id, name } => {
+                json!({"type": "tool_call_chunk", "id": id, "name": name, "args": "", "index": index})
+            }
+            Self::Whole(block) => block.clone(),
+        }
+    }
+}
+
+impl Block {
+    /// What was said in it; none if that cannot be told before the message is finished.
+    fn content(&self) -> Option<Value> {
+        match &self.kind {
+            Kind::Reasoning => Some(json!({"type": "reasoning", "reasoning": self.said})),
+            Kind::Text => Some(json!({"type": "text", "text": self.said})),
+            Kind::Call { id, name, .. } => {
+                let text = if self.said.trim().is_empty() { "{}" } else { &self.said };
+                let args: Map<String, Value> = serde_json::from_str(text).ok()?;
+                Some(json!({"type": "tool_call", "id": id, "name": name, "args": args}))
+            }
+            Kind::Whole(block) => Some(block.clone()),
+        }
+    }
+}
+
+/// The blocks of a finished message: what they are, the text said in them, and how they look at the end.
+fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
+    let mut parts = vec![];
+    if let Some(thought) = reasoning(message) {
+        parts.push((Kind::Reasoning, thought.to_owned(), json!({"type": "reasoning", "reasoning": thought})));
+    }
+    let text = message.content.text();
+    if !text.is_empty() {
+        let content = json!({"type": "text", "text": text});
+        parts.push((Kind::Text, text, content));
+    }
+    if let Content::Blocks(blocks) = &message.content {
+        const SAID_ELSEWHERE: [&str; 8] =
+            ["text", "input_text", "output_text", "tool_use", "tool_call", "function_call", "reasoning", "thinking"];
+        let is_other = |block: &&Value| block["type"].as_str().is_some_and(|kind| !SAID_ELSEWHERE.contains(&kind));
+        parts.extend(
+            blocks.iter().filter(is_other).map(|block| (Kind::Whole(block.clone()), String::new(), block.clone())),
+        );
+    }
+    for (index, call) in message.tool_calls().iter().enumerate() {
+        let kind = Kind::Call { index, id: call.id.clone(), name: call.name.clone() };
+        let content = json!({"type": "tool_call", "id": call.id, "name": call.name, "args": call.args});
+        parts.push((kind, json!(call.args).to_string(), content));
+    }
+    let readable = message.tool_calls().len();
+    for (at, call) in message.invalid_tool_calls().iter().enumerate() {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let kind = Kind::Call { index: readable + at, id: text(&call.id), name: text(&call.name) };
+        parts.push((kind, text(&call.args), json!(call)));
+    }
+    parts
+}
+
+/// What of `whole` is to be said after `said`: nothing if that was no beginning of it, for the end of the block tells all.
+fn rest_of<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
+    whole.strip_prefix(said).filter(|rest| !rest.is_empty())
+}
+
+/// FNV-1a: the same in every process.
+fn fnv(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

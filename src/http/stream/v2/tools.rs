@@ -1,0 +1,133 @@
+//! The channels `tools` and `tasks`: calls as they begin and end.
+
+use serde_json::{Map, Value, json};
+
+use super::filter::Channel;
+use super::lane::LaneView;
+use super::outlet::{Name, Outlet};
+use super::values::Writes;
+use crate::domain::call::EDITED_CALLS;
+use crate::domain::id::TaskId;
+use crate::domain::interrupt::{Action, Interrupt};
+use crate::domain::machine::TOOLS;
+use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update};
+
+/// Shows that calls begin. One that was begun before a crash is not shown twice.
+pub(super) fn begin(view: &mut LaneView, calls: &[(usize, String)], out: &mut Outlet<'_>) {
+    for (at, id) in calls {
+        if view.made.insert(id.clone(), *at).is_some() {
+            continue;
+        }
+        let call = || view.state.as_ref().and_then(|state| call_of(state, id));
+        out.put(Channel::Tools, &view.place, Name::Placed, || {
+            let (name, args) = call().map_or_else(Default::default, |call| (call.name, call.args));
+            json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": args})
+        });
+        out.put(Channel::Tasks, &view.place, Name::Placed, || {
+            let task = TaskId::of_step(view.head, TOOLS, *at);
+            json!({"id": task, "name": TOOLS, "input": call().map(|call| [call])})
+        });
+    }
+}
+
+/// The call of this id as it runs: the model's, or the reviewer's in its place.
+fn call_of(state: &State, id: &str) -> Option<ToolCall> {
+    let edited = state.fields.get(EDITED_CALLS).and_then(|edited| edited.get(id));
+    if let Some(Ok(action)) = edited.map(|action| serde_json::from_value::<Action>(action.clone())) {
+        return Some(ToolCall::new(id, action.name, action.args));
+    }
+    state.last_ai()?.tool_calls().iter().find(|call| call.id == id).cloned()
+}
+
+/// Shows what came of the call at `at`. `delegated` when a subagent worked on it.
+pub(super) fn end(view: &mut LaneView, at: usize, writes: &Update, delegated: bool, out: &mut Outlet<'_>) {
+    let result = writes.messages.iter().find(|message| message.answers().is_some());
+    let failed = result.filter(|message| is_error(message)).map(|message| message.content.text());
+    let made = result.and_then(|message| view.made.remove(message.answers()?)).is_some();
+    if let Some(message) = result.filter(|_| made) {
+        let id = message.answers().unwrap_or_default();
+        match &failed {
+            Some(text) => tell_error(view, id, text, out),
+            None => {
+                out.put(Channel::Tools, &view.place, Name::Placed, || {
+                    let output = if delegated { command(writes, message) } else { json!(message) };
+                    json!({"event": "tool-finished", "tool_call_id": id, "output": output})
+                });
+                mirror(view, message, delegated, out);
+            }
+        }
+    }
+    out.put(Channel::Tasks, &view.place, Name::Placed, || {
+        let task = TaskId::of_step(view.head, TOOLS, at);
+        json!({"id": task, "name": TOOLS, "result": Writes(writes), "error": failed, "interrupts": []})
+    });
+    out.put_of_node(Channel::Updates, &view.place, TOOLS, || json!({"node": TOOLS, "values": Writes(writes)}));
+}
+
+/// Shows that the calls which have no result yet will have none.
+pub(super) fn give_up(view: &mut LaneView, reason: &str, out: &mut Outlet<'_>) {
+    for id in std::mem::take(&mut view.made).into_keys() {
+        tell_error(view, &id, reason, out);
+    }
+}
+
+/// Shows that a task waits for the answer to these questions.
+pub(super) fn park(view: &LaneView, (task, node): (TaskId, &str), asked: &[&Interrupt], out: &mut Outlet<'_>) {
+    out.put(Channel::Tasks, &view.place, Name::Placed, || {
+        let value = |asked: &&Interrupt| json!({"id": asked.id, "value": asked.question.value});
+        let interrupts: Vec<Value> = asked.iter().map(value).collect();
+        json!({"id": task, "name": node, "result": {}, "error": null, "interrupts": interrupts})
+    });
+}
+
+/// Shows what a node other than the calls did.
+pub(super) fn node(view: &LaneView, node: &str, writes: &Update, out: &mut Outlet<'_>) {
+    let task = TaskId::of_step(view.head, node, 0);
+    out.put(Channel::Tasks, &view.place, Name::Placed, || json!({"id": task, "name": node, "input": null}));
+    out.put(
+        Channel::Tasks,
+        &view.place,
+        Name::Placed,
+        || json!({"id": task, "name": node, "result": Writes(writes), "error": null, "interrupts": []}),
+    );
+    out.put_of_node(Channel::Updates, &view.place, node, || json!({"node": node, "values": Writes(writes)}));
+}
+
+fn tell_error(view: &LaneView, id: &str, text: &str, out: &mut Outlet<'_>) {
+    out.put(
+        Channel::Tools,
+        &view.place,
+        Name::Placed,
+        || json!({"event": "tool-error", "tool_call_id": id, "message": text}),
+    );
+}
+
+fn is_error(message: &Message) -> bool {
+    matches!(message.role, Role::Tool { status: ToolStatus::Error, .. })
+}
+
+/// What a delegation comes to: not a message, but writes into the state of who delegated.
+fn command(writes: &Update, message: &Message) -> Value {
+    let mut update = match json!(Writes(writes)) {
+        Value::Object(update) => update,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
+    };
+    // As the delegation wrote it: the message gets its name and its id only in the state.
+    let message = Message { name: None, id: None, ..message.clone() };
+    update.insert("messages".to_owned(), json!([message]));
+    json!({"graph": null, "update": update, "resume": null, "goto": []})
+}
+
+/// Shows a result as a message at a place of its own. That of a delegation is no text but a write into the state.
+fn mirror(view: &LaneView, message: &Message, delegated: bool, out: &mut Outlet<'_>) {
+    let call = message.answers().unwrap_or_default();
+    let place = view.place.of_call(call);
+    let text = || json!({"type": "text", "text": if delegated { String::new() } else { message.content.text() }});
+    let mut put = |data: &dyn Fn() -> Value| out.put(Channel::Messages, &place, Name::Placed, data);
+    put(&|| json!({"event": "message-start", "role": "tool", "id": message.id, "tool_call_id": call}));
+    put(&|| json!({"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}}));
+    put(&|| json!({"event": "content-block-delta", "index": 0, "content": text()}));
+    put(&|| json!({"event": "content-block-finish", "index": 0, "content": text()}));
+    put(&|| json!({"event": "message-finish", "metadata": {}}));
+}

@@ -1,0 +1,148 @@
+//! States and writes in the form in which the thread's stream shows them: messages without what only providers need.
+
+use std::sync::Arc;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
+
+use crate::domain::message::{Content, Message, Role};
+use crate::domain::state::{State, Update, is_private};
+
+/// A state.
+pub(super) struct Values<'a>(pub &'a State);
+
+impl Serialize for Values<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let State { messages, files, fields } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("messages", &Trimmed(messages))?;
+        map.serialize_entry("files", files)?;
+        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// What a step wrote.
+pub(super) struct Writes<'a>(pub &'a Update);
+
+impl Writes<'_> {
+    /// Whether clients see any of it.
+    pub(super) fn is_empty(&self) -> bool {
+        let Update { messages, files, fields } = self.0;
+        messages.is_empty() && files.is_empty() && fields.keys().all(|name| is_private(name))
+    }
+}
+
+impl Serialize for Writes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Update { messages, files, fields } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        if !messages.is_empty() {
+            map.serialize_entry("messages", &Trimmed(messages))?;
+        }
+        if !files.is_empty() {
+            map.serialize_entry("files", files)?;
+        }
+        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+struct Trimmed<'a>(&'a [Arc<Message>]);
+
+impl Serialize for Trimmed<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
+        self.0.iter().try_for_each(|message| list.serialize_element(&Spoken(message)))?;
+        list.end()
+    }
+}
+
+/// One message.
+struct Spoken<'a>(&'a Message);
+
+impl Serialize for Spoken<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let message = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        let kind = match &message.role {
+            Role::Human => "human",
+            Role::System => "system",
+            Role::Ai { .. } => "ai",
+            Role::Tool { .. } => "tool",
+            Role::Remove => "remove",
+        };
+        map.serialize_entry("type", kind)?;
+        if message.is_ai() {
+            map.serialize_entry("content", &blocks(message))?;
+        } else {
+            map.serialize_entry("content", &message.content)?;
+        }
+        map.serialize_entry("id", &message.id)?;
+        if let Some(name) = &message.name {
+            map.serialize_entry("name", name)?;
+        }
+        match &message.role {
+            Role::Ai { tool_calls, invalid_tool_calls, .. } => {
+                let mut metadata = without_id(&message.response_metadata);
+                metadata.insert("output_version".to_owned(), json!("v1"));
+                map.serialize_entry("response_metadata", &metadata)?;
+                if !tool_calls.is_empty() {
+                    map.serialize_entry("tool_calls", tool_calls)?;
+                }
+                if !invalid_tool_calls.is_empty() {
+                    map.serialize_entry("invalid_tool_calls", invalid_tool_calls)?;
+                }
+            }
+            Role::Tool { tool_call_id, artifact, status } => {
+                some_metadata(&mut map, &message.response_metadata)?;
+                map.serialize_entry("tool_call_id", tool_call_id)?;
+                map.serialize_entry("status", status)?;
+                map.serialize_entry("artifact", artifact)?;
+            }
+            Role::Human | Role::System | Role::Remove => some_metadata(&mut map, &message.response_metadata)?,
+        }
+        map.end()
+    }
+}
+
+fn some_metadata<M: SerializeMap>(map: &mut M, metadata: &Map<String, Value>) -> Result<(), M::Error> {
+    if metadata.is_empty() { Ok(()) } else { map.serialize_entry("response_metadata", metadata) }
+}
+
+/// What a model said, as blocks: reasoning, text, calls.
+fn blocks(message: &Message) -> Vec<Value> {
+    let mut blocks = vec![];
+    if let Some(reasoning) = reasoning(message) {
+        blocks.push(json!({"type": "reasoning", "reasoning": reasoning}));
+    }
+    match &message.content {
+        Content::Text(text) if text.is_empty() => {}
+        Content::Text(text) => blocks.push(json!({"type": "text", "text": text, "index": blocks.len()})),
+        Content::Blocks(own) => {
+            let is_call =
+                |block: &Value| matches!(block["type"].as_str(), Some("tool_use" | "tool_call" | "function_call"));
+            blocks.extend(own.iter().filter(|block| !is_call(block)).cloned());
+        }
+    }
+    let calls = message.tool_calls().iter();
+    blocks.extend(calls.map(|call| json!({"type": "tool_call", "id": call.id, "name": call.name, "args": call.args})));
+    blocks.extend(message.invalid_tool_calls().iter().map(|call| json!(call)));
+    blocks
+}
+
+/// What the provider told about an answer, without its own id for it, which is not that of the message.
+pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
+    metadata.iter().filter(|(name, _)| *name != "id").map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// What a model thought before it answered.
+pub(super) fn reasoning(message: &Message) -> Option<&str> {
+    let said = message.additional_kwargs.get("reasoning_content").and_then(Value::as_str);
+    said.filter(|said| !said.is_empty())
+}

@@ -1,0 +1,147 @@
+//! Somebody who looks at a thread through its stream, and gives it commands.
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::server::TestServer;
+use super::sse::{Frame, Sse};
+
+/// All channels.
+pub(crate) const ALL: [&str; 9] =
+    ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"];
+
+/// Somebody who looks at one thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Viewer {
+    client: Client,
+    /// The thread; it need not be there yet.
+    pub(crate) thread: String,
+}
+
+impl Viewer {
+    /// Somebody who looks at a thread that nobody has made yet.
+    pub(crate) fn of_new(server: &TestServer) -> Self {
+        Self::of(server, &uuid::Uuid::new_v4().to_string())
+    }
+
+    /// Somebody who looks at this thread.
+    pub(crate) fn of(server: &TestServer, thread: &str) -> Self {
+        Self { client: server.client(), thread: thread.to_owned() }
+    }
+
+    /// Gives a command; the whole answer.
+    pub(crate) async fn commands(&self, method: &str, params: Value) -> Value {
+        let path = format!("/threads/{}/commands", self.thread);
+        self.client.post(&path, json!({"id": 7, "method": method, "params": params})).await.ok()
+    }
+
+    /// Gives a command that is obeyed; the result.
+    pub(crate) async fn obeyed(&self, method: &str, params: Value) -> Value {
+        let answer = self.commands(method, params).await;
+        assert_eq!((&answer["type"], &answer["id"]), (&json!("success"), &json!(7)), "{answer}");
+        answer["result"].clone()
+    }
+
+    /// The code with which a command is refused.
+    pub(crate) async fn refused(&self, method: &str, params: Value) -> String {
+        let answer = self.commands(method, params).await;
+        assert_eq!((&answer["type"], answer["message"].is_string()), (&json!("error"), true), "{answer}");
+        answer["error"].as_str().unwrap().to_owned()
+    }
+
+    /// Starts a run of an agent with a message; the run's id.
+    pub(crate) async fn starts(&self, agent: &str, text: impl ToString) -> String {
+        let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
+        let result = self.obeyed("run.start", json!({"assistant_id": agent, "input": input})).await;
+        result["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// Answers a question.
+    pub(crate) async fn responds(&self, asked: &Frame, decisions: Value) {
+        let params = json!({
+            "interrupt_id": data(asked)["interrupt_id"],
+            "namespace": asked.data["params"]["namespace"],
+            "response": {"decisions": decisions},
+        });
+        assert_eq!(self.obeyed("input.respond", params).await, json!({}));
+    }
+
+    /// Opens the stream with this filter.
+    pub(crate) async fn opens(&self, body: Value) -> Sse {
+        self.client.post_stream(&format!("/threads/{}/stream/events", self.thread), body).await
+    }
+
+    /// Opens the stream with all channels.
+    pub(crate) async fn looks(&self) -> Sse {
+        self.opens(json!({"channels": ALL})).await
+    }
+
+    /// What is on the thread by now, up to where the last of so many runs ended.
+    pub(crate) async fn looks_back(&self, runs: usize) -> Vec<Frame> {
+        until_ends(&mut self.looks().await, runs).await
+    }
+}
+
+/// Reads on until so many runs came to their end.
+pub(crate) async fn until_ends(stream: &mut Sse, runs: usize) -> Vec<Frame> {
+    let mut frames = vec![];
+    for _ in 0..runs {
+        frames.extend(stream.until(is_terminal).await);
+    }
+    frames
+}
+
+/// Whether a run ended here.
+pub(crate) fn is_terminal(frame: &Frame) -> bool {
+    let ends = ["completed", "failed", "interrupted"];
+    frame.event == "lifecycle" && depth(frame) == 0 && ends.iter().any(|end| data(frame)["event"] == *end)
+}
+
+/// What the event tells.
+pub(crate) fn data(frame: &Frame) -> &Value {
+    &frame.data["params"]["data"]
+}
+
+/// How many levels below the main agent it happened.
+pub(crate) fn depth(frame: &Frame) -> usize {
+    frame.data["params"]["namespace"].as_array().unwrap().len()
+}
+
+/// The number of the event.
+pub(crate) fn seq(frame: &Frame) -> i64 {
+    frame.data["seq"].as_i64().unwrap()
+}
+
+/// The name of the event.
+pub(crate) fn name(frame: &Frame) -> &str {
+    frame.data["event_id"].as_str().unwrap()
+}
+
+/// The events of some channels in short: `method event` with `@depth` for subagents, pieces of one block put together.
+pub(crate) fn in_short(frames: &[Frame], methods: &[&str]) -> Vec<String> {
+    let mut lines: Vec<String> = vec![];
+    for frame in frames.iter().filter(|frame| methods.contains(&frame.event.as_str())) {
+        let line = line(frame);
+        if lines.last() != Some(&line) || !line.contains("content-block-delta") {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+fn line(frame: &Frame) -> String {
+    let data = data(frame);
+    let what = match frame.event.as_str() {
+        "values" => data["messages"].as_array().map_or(0, Vec::len).to_string(),
+        "tools" => format!("{} {}", data["event"], data["tool_call_id"]),
+        "lifecycle" => format!("{} {}", data["event"], data["graph_name"]),
+        "input.requested" => data["value"]["action_requests"][0]["name"].to_string(),
+        "messages" => format!("{} {}", data["event"], data.get("index").unwrap_or(&data["role"])),
+        _ => String::new(),
+    };
+    let depth = match depth(frame) {
+        0 => String::new(),
+        depth => format!("@{depth}"),
+    };
+    format!("{}{depth} {what}", frame.event).replace('"', "").replace(" null", "").trim_end().to_owned()
+}
