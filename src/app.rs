@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use axum::serve::ListenerExt;
 use futures::FutureExt;
+use secrecy::SecretString;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
@@ -19,7 +20,7 @@ use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{IndexParts, Parts, Retention, Runs, Store, StoreSettings};
+use crate::runtime::{IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
@@ -74,6 +75,7 @@ impl App {
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
             retention: retention(&config),
+            webhooks: webhooks(&config.webhooks).context("could not prepare for webhooks")?,
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
@@ -143,6 +145,38 @@ fn retention(config: &Config) -> Retention {
     let intervals = threads.iter().chain(&checkpoints).map(|section| section.interval());
     let interval = intervals.min().unwrap_or(Retention::default().interval);
     Retention { threads: threads.map(ttl), checkpoints: checkpoints.map(ttl), interval }
+}
+
+/// Who may be told that a run has ended.
+fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
+    let settings = WebhookSettings {
+        allow_private: section.allow_private,
+        private_hosts: section.private_hosts.clone(),
+        allowed_hosts: section.allowed_hosts.clone(),
+        require_https: section.require_https,
+        headers: section.headers.clone(),
+        secret: secret(section.key())?,
+        timeout: section.timeout(),
+        attempts: section.attempts,
+        retry: section.retry(),
+        keep: section.keep(),
+    };
+    Webhooks::new(settings, http::wire::report::render).map_err(|error| anyhow!("{error}"))
+}
+
+/// The secret from where it is kept.
+fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
+    Ok(match source {
+        KeySource::Inline(secret) => Some(secret),
+        KeySource::Variable { name, value } => {
+            Some(value.ok_or_else(|| anyhow!("the environment variable {name} is not set"))?)
+        }
+        KeySource::File(path) => {
+            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Some(text.trim().to_owned().into())
+        }
+        KeySource::None => None,
+    })
 }
 
 /// Whose pages may call the server.

@@ -14,7 +14,7 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
-use adjutant::runtime::{AssistantRef, Parts, Retention, Runs, Target, Wish};
+use adjutant::runtime::{AssistantRef, Parts, Retention, Runs, Target, WebhookSettings, Webhooks, Wish};
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
 use serde_json::{Map, Value, json};
@@ -40,6 +40,22 @@ pub(crate) fn databases() -> Vec<Option<String>> {
     std::iter::once(None).chain(postgres.map(Some)).collect()
 }
 
+/// No run of the lab names a webhook.
+fn nobody_is_told() -> WebhookSettings {
+    WebhookSettings {
+        allow_private: false,
+        private_hosts: vec![],
+        allowed_hosts: vec![],
+        require_https: true,
+        headers: BTreeMap::new(),
+        secret: None,
+        timeout: Duration::from_secs(10),
+        attempts: 1,
+        retry: Duration::from_secs(5),
+        keep: Duration::from_secs(60),
+    }
+}
+
 impl Lab {
     /// On the database at `url`, or on a new file.
     pub(crate) async fn open(url: Option<&str>) -> Self {
@@ -62,6 +78,7 @@ impl Lab {
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
             retention: Retention::default(),
+            webhooks: Webhooks::new(nobody_is_told(), |_| Map::new()).expect("a client"),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,

@@ -12,6 +12,7 @@ use crate::domain::definition::{
     AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition,
     TaskDialect, UntilTool, Workspace,
 };
+use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
@@ -99,6 +100,7 @@ struct Draft {
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
     context_schema: Option<Value>,
+    state: BTreeMap<String, FieldDefinition>,
     todos: bool,
     files: Workspace,
     step_limit: u32,
@@ -151,6 +153,7 @@ impl Workshop {
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
+            state: definition.state.clone(),
             todos: definition.todos,
             files: definition.files,
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
@@ -192,6 +195,7 @@ impl Workshop {
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
             context_schema: None,
+            state: parent.state.clone(),
             todos: subagent.todos,
             files: parent.files,
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
@@ -250,16 +254,18 @@ impl Workshop {
         }
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
+        let declared = DeclaredFields::new(&draft.state);
         Agent {
             name: draft.name,
             model,
             settings: draft.settings,
             system_prompt,
-            plan: plan(&stack, draft.step_limit),
+            plan: plan(&stack, draft.step_limit, declared.rules()),
             stack,
             toolbox,
             checks,
             fields,
+            declared,
             context: draft.context_schema.map(ContextSchema::new),
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
@@ -267,7 +273,7 @@ impl Workshop {
 }
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
-pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
+pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
     let names = |moment: Moment| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
         here.map(move |policy| format!("{}.{}", policy.name(), moment.word())).collect::<Vec<_>>()
@@ -279,6 +285,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32) -> Plan {
         after_model: backwards(Moment::AfterModel),
         after_agent: backwards(Moment::AfterAgent),
         step_limit,
+        rules,
     }
 }
 

@@ -244,6 +244,17 @@ impl Loop<'_> {
                 .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
             None => answer,
         };
+        // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
+        let answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
+            (Err(wrong), Some(call)) => Answer::error(
+                &call,
+                format!(
+                    "The result of `{}` was not taken: it writes the state field `{}`, which {}.",
+                    call.name, wrong.field, wrong.reason
+                ),
+            ),
+            (_, _) => answer,
+        };
         settle(machine, at, answer);
     }
 

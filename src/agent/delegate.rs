@@ -15,7 +15,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
-use crate::domain::state::{ORDERED_PROMPT, State, Update, crosses_to_subagents};
+use crate::domain::state::{ORDERED_PROMPT, State, Update};
 use crate::tool::{Delegation, Scope, Voice};
 
 /// How a child came back.
@@ -203,18 +203,20 @@ const NOTHING_SAID: &str = "The subagent finished without saying anything.";
 fn written(state: &State, input: &Update) -> Update {
     let files = state.files.iter().filter(|(path, file)| input.files.get(*path) != Some(&Some(Arc::clone(file))));
     let gone = input.files.keys().filter(|path| !state.files.contains_key(*path));
-    let fields = state
-        .fields
-        .iter()
-        .filter(|(name, value)| crosses_to_subagents(name) && input.fields.get(*name) != Some(value));
+    let fields = state.fields.iter().filter(|(name, _)| state.shares(name)).filter_map(|(name, value)| {
+        let rule = state.rules.get(name).copied().unwrap_or_default();
+        Some((name.clone(), rule.difference(input.fields.get(name), value)?))
+    });
     Update {
         messages: vec![],
         files: files
             .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
             .chain(gone.map(|path| (path.clone(), None)))
             .collect(),
-        fields: fields.map(|(name, value)| (name.clone(), value.clone())).collect(),
+        fields: fields.collect(),
+        ..Update::none()
     }
+    .ruled(&state.rules)
 }
 
 /// What the delegating model is told about a child that failed.

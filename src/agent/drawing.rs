@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::Agent;
+use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, START, TOOLS};
@@ -86,11 +87,15 @@ impl Agent {
 
     /// What goes into this agent and comes out of it.
     pub fn schemas(&self) -> Schemas {
-        let object = |title: &str, with_output: bool| {
+        let object = |title: &str, unseen: &[Visibility]| {
+            let with_output = !unseen.contains(&Visibility::Output);
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
             let shown = self.fields.iter().filter(|field| with_output || !is_output_only(field.name));
             properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
+            let declared = self.declared.iter().filter(|(_, field)| !unseen.contains(&field.visibility));
+            properties
+                .extend(declared.map(|(name, field)| (name.to_owned(), field.schema.clone().unwrap_or(json!({})))));
             json!({"$defs": {"Message": message(), "ToolCall": tool_call()}, "title": title, "type": "object",
                 "properties": properties, "required": ["messages"]})
         };
@@ -101,9 +106,9 @@ impl Agent {
             .clone()
             .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
         Schemas {
-            input: object(&title("Input"), false),
-            output: object(&title("Output"), true),
-            state: object(&title("State"), true),
+            input: object(&title("Input"), &[Visibility::Output, Visibility::Private]),
+            output: object(&title("Output"), &[Visibility::Input, Visibility::Private]),
+            state: object(&title("State"), &[Visibility::Private]),
             config,
             context,
         }

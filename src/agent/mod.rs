@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::context::ContextSchema;
 use crate::domain::event::Fact;
+use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Moment, Plan};
@@ -68,6 +69,8 @@ pub struct Agent {
     pub fields: Vec<Field>,
     /// What the context of its runs has to fit, if its owner says so.
     pub context: Option<ContextSchema>,
+    /// The declared fields of the state.
+    pub declared: DeclaredFields,
     /// Whom it can delegate to; none if it cannot.
     pub subagents: Option<Arc<Roster>>,
 }

@@ -24,6 +24,7 @@ mod problem;
 mod sections;
 mod store;
 mod verdict;
+mod webhooks;
 
 pub use arguments::{Arguments, Command, Settings};
 pub use problem::{Position, Problem, Problems};
@@ -33,6 +34,7 @@ pub use sections::{
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
+pub use webhooks::Webhooks;
 
 use problem::{Origin, Origins};
 
@@ -64,6 +66,8 @@ pub struct Config {
     pub threads: Kept,
     /// How long the histories of threads are kept.
     pub checkpointer: Kept,
+    /// Who may be told that a run has ended.
+    pub webhooks: Webhooks,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.
@@ -117,6 +121,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     for provider in config.providers.values_mut() {
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
+    config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let nonsense = check::check(&config, &reading.findings);
     for finding in nonsense {
         let field = reading.gaps.source_of(&finding.field);

@@ -288,7 +288,7 @@ impl ProviderKind {
     }
 }
 
-/// Where the key of a provider comes from.
+/// Where a secret comes from.
 #[derive(Debug, Clone)]
 pub enum KeySource {
     /// The configuration itself.
@@ -306,23 +306,30 @@ pub enum KeySource {
     None,
 }
 
-impl ProviderSection {
-    /// Where its key comes from.
-    pub fn key(&self) -> KeySource {
-        if let Some(name) = &self.api_key_env {
+impl KeySource {
+    /// The one of these three that is given.
+    pub(super) fn of(variable: Option<&String>, file: Option<&PathBuf>, inline: Option<&SecretString>) -> Self {
+        if let Some(name) = variable {
             let value = super::variable(name).map(|value| SecretString::from(value.trim().to_owned()));
-            return KeySource::Variable { name: name.clone(), value };
+            return Self::Variable { name: name.clone(), value };
         }
-        match (&self.api_key_file, &self.api_key) {
-            (Some(path), _) => KeySource::File(path.clone()),
-            (None, Some(key)) => KeySource::Inline(key.clone()),
-            (None, None) => KeySource::None,
+        match (file, inline) {
+            (Some(path), _) => Self::File(path.clone()),
+            (None, Some(key)) => Self::Inline(key.clone()),
+            (None, None) => Self::None,
         }
     }
 }
 
+impl ProviderSection {
+    /// Where its key comes from.
+    pub fn key(&self) -> KeySource {
+        KeySource::of(self.api_key_env.as_ref(), self.api_key_file.as_ref(), self.api_key.as_ref())
+    }
+}
+
 /// A time that was checked when the configuration was read; one that makes no sense counts as none.
-fn seconds(value: f64) -> Duration {
+pub(super) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
 }
 

@@ -42,7 +42,7 @@ impl Fold {
                     None => self.state.files.remove(&path),
                 };
             }
-            self.state.fields.extend(update.fields);
+            self.state.write(update.fields, &update.rules);
         }
     }
 

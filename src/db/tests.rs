@@ -4,6 +4,7 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod deliveries;
 mod idempotency;
 mod items;
 mod plans;

@@ -66,6 +66,10 @@ id!(
     CronId
 );
 id!(
+    /// Identifies a report of a run, however often it is sent.
+    DeliveryId
+);
+id!(
     /// Identifies a server process for as long as it lives; leases name it.
     WorkerId
 );

@@ -21,6 +21,7 @@ use super::interrupt::{Asker, Interrupt, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
+mod clash;
 mod outside;
 mod plan;
 
@@ -171,6 +172,7 @@ impl Machine {
     pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
         self.position = Position::default();
         let before = self.enter(ids[0], Source::Input, START, vec![]);
+        let input = input.ruled(&plan.rules);
         self.state.apply(&input);
         let after = self.enter(ids[1], Source::Loop, START, vec![input]);
         self.arrive(plan, Moment::BeforeAgent, 0);
@@ -301,7 +303,8 @@ impl Machine {
         self.forget_questions();
         let ends = answers.iter().any(|answer| answer.ends);
         let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
-        let writes: Vec<Update> = answers.into_iter().map(|answer| answer.writes).collect();
+        let mut writes: Vec<Update> = answers.into_iter().map(|answer| answer.writes.ruled(&plan.rules)).collect();
+        clash::tell(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
         let mut entry = self.enter(id, Source::Loop, TOOLS, writes);
         entry.shown = shown;

@@ -7,6 +7,7 @@
 //! | thread | a conversation: its state and its history |
 //! | run | one execution on a thread; a *child run* has a parent |
 //! | cron | a wish for runs that are started by the clock, again and again |
+//! | delivery | the report of a run that ended, on its way to whoever asked for it |
 //! | machine | where a run stands |
 //! | checkpoint | a stored machine, with its parent in the history |
 //! | lane | the history of one agent on a thread: the main agent's, or one child run's |
@@ -23,7 +24,9 @@ pub mod checkpoint;
 pub mod context;
 pub mod cron;
 pub mod definition;
+pub mod delivery;
 pub mod event;
+pub mod field;
 pub mod filter;
 pub mod goto;
 pub mod graph;

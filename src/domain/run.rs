@@ -161,8 +161,15 @@ pub struct RunRequest {
     /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Assigned>,
-    /// The platform fields of the request that only the answer repeats (`webhook`, `feedback_keys`, `durability`).
+    /// The platform fields of the request that the answer repeats (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
+}
+
+impl RunRequest {
+    /// Where the end of the run is to be told, if anywhere.
+    pub fn webhook(&self) -> Option<&str> {
+        self.extra.get("webhook").and_then(Value::as_str)
+    }
 }
 
 /// Who does what was asked for.

@@ -10,6 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::field::{FieldRule, Visibility};
 use super::message::{Message, REMOVE_ALL, Role};
 use super::time::Timestamp;
 
@@ -22,6 +23,8 @@ pub struct State {
     pub files: BTreeMap<String, Arc<File>>,
     /// Every other field, by name.
     pub fields: BTreeMap<String, Value>,
+    /// The rules of those fields that have any.
+    pub rules: BTreeMap<String, FieldRule>,
 }
 
 /// A file in the state.
@@ -74,6 +77,9 @@ pub struct Update {
     /// Files written, or deleted (`None`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, Option<Arc<File>>>,
+    /// The rules of those fields that have any.
+    #[serde(default, rename = "_rules", skip_serializing_if = "BTreeMap::is_empty")]
+    pub rules: BTreeMap<String, FieldRule>,
     /// Other fields set.
     #[serde(flatten)]
     pub fields: BTreeMap<String, Value>,
@@ -104,14 +110,36 @@ impl Update {
     pub fn merge(&mut self, later: Update) {
         self.messages.extend(later.messages);
         self.files.extend(later.files);
-        self.fields.extend(later.fields);
+        self.rules.extend(later.rules);
+        for (name, value) in later.fields {
+            let value = match (self.rules.get(&name), self.fields.remove(&name)) {
+                (Some(rule), Some(first)) => rule.combine(first, value),
+                (_, _) => value,
+            };
+            self.fields.insert(name, value);
+        }
+    }
+
+    /// Whether clients do not see this field of it.
+    pub fn hides(&self, field: &str) -> bool {
+        is_private(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
     /// The same update without the fields that clients do not see.
     pub fn public(&self) -> Update {
         let mut shown = self.clone();
-        shown.fields.retain(|name, _| !is_private(name));
+        shown.fields.retain(|name, _| !self.hides(name));
+        shown.rules.clear();
         shown
+    }
+
+    /// Adds the rules of its fields.
+    pub fn ruled(mut self, rules: &BTreeMap<String, FieldRule>) -> Self {
+        if !rules.is_empty() {
+            let own = self.fields.keys().filter_map(|name| Some((name.clone(), *rules.get(name)?)));
+            self.rules.extend(own.collect::<Vec<_>>());
+        }
+        self
     }
 }
 
@@ -146,9 +174,33 @@ impl State {
                 None => self.files.remove(path),
             };
         }
-        for (name, value) in &update.fields {
-            self.fields.insert(name.clone(), value.clone());
+        self.write(update.fields.clone(), &update.rules);
+    }
+
+    /// Writes fields by their rules.
+    pub fn write(&mut self, fields: BTreeMap<String, Value>, rules: &BTreeMap<String, FieldRule>) {
+        if rules.is_empty() {
+            return self.fields.extend(fields);
         }
+        for (name, value) in fields {
+            let value = match rules.get(&name) {
+                Some(rule) => rule.write(self.fields.remove(&name), value),
+                None => value,
+            };
+            self.fields.insert(name, value);
+        }
+        self.rules.extend(rules.iter().map(|(name, rule)| (name.clone(), *rule)));
+    }
+
+    /// Whether clients do not see this field.
+    pub fn hides(&self, field: &str) -> bool {
+        is_private(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
+    }
+
+    /// Whether this field passes between an agent and its subagents.
+    pub fn shares(&self, field: &str) -> bool {
+        let is_own = self.rules.get(field).is_some_and(|rule| rule.visibility == Visibility::Private);
+        crosses_to_subagents(field) && !is_own
     }
 
     /// Appends a message, replaces the one of the same id in its place, or takes one away.
@@ -178,10 +230,12 @@ impl State {
             fields: self
                 .fields
                 .iter()
-                .filter(|(name, _)| crosses_to_subagents(name))
+                .filter(|(name, _)| self.shares(name))
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect(),
+            ..Update::none()
         }
+        .ruled(&self.rules)
     }
 
     /// The update that makes this state of an empty one.
@@ -190,6 +244,7 @@ impl State {
             messages: self.messages.clone(),
             files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
             fields: self.fields.clone(),
+            rules: self.rules.clone(),
         }
     }
 
@@ -213,7 +268,7 @@ impl Serialize for State {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("messages", &self.messages)?;
         map.serialize_entry("files", &self.files)?;
-        for (name, value) in self.fields.iter().filter(|(name, _)| !is_private(name)) {
+        for (name, value) in self.fields.iter().filter(|(name, _)| !self.hides(name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()

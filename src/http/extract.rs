@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::error::ApiError;
 use crate::domain::Invalid;
-use crate::domain::id::{AssistantId, CheckpointId, CronId, InterruptId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -180,6 +180,15 @@ pub struct SubgraphPath {
     pub namespace: String,
 }
 
+/// A delivery of a webhook, named in the path.
+#[derive(Debug, Clone, Copy, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct DeliveryPath {
+    /// The delivery.
+    #[param(value_type = Uuid)]
+    pub delivery_id: DeliveryId,
+}
+
 /// The raw texts of the path's variables.
 struct Segments(RawPathParams);
 
@@ -250,6 +259,15 @@ impl<S: Send + Sync> FromRequestParts<S> for CronPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         Ok(Self { cron_id: segments.uuid("cron")? })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for DeliveryPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let segments = Segments::of(parts, state).await?;
+        Ok(Self { delivery_id: segments.uuid("delivery")? })
     }
 }
 

@@ -27,6 +27,7 @@ mod assistants;
 mod commands;
 mod cors;
 mod crons;
+mod deliveries;
 pub mod error;
 mod event_stream;
 pub mod extract;
@@ -144,6 +145,10 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(crons::count))
         .routes(routes!(crons::get, crons::patch, crons::delete))
         .routes(routes!(crons::create_for_thread))
+        // Who was told that a run has ended.
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::get))
+        .routes(routes!(deliveries::redeliver))
         // Questions to a human, and their answers.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))

@@ -41,6 +41,7 @@ use super::{Api, table};
         (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),
         (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
         (name = "Crons", description = "Runs that are started by the clock"),
+        (name = "Webhooks", description = "Who was told that a run has ended"),
         (name = "Approvals", description = "Questions to a human, and their answers"),
         (name = "Store", description = "What is remembered beyond a thread: items in namespaces"),
     )

@@ -1,12 +1,14 @@
 //! May it start? Busy threads, strategies, depth: every run of every kind is admitted here.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::assistants::{self, Cast};
 use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, StartError, Target, Wish, resume};
-use crate::agent::ChildWish;
+use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
 use crate::agent::assemble::{Agents, Known};
+use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -18,7 +20,7 @@ use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Phase, Plan};
+use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
@@ -42,6 +44,12 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
     Ok(())
 }
 
+/// Who there is to run, and who tells others that they have.
+pub(super) struct House {
+    pub(super) agents: Arc<Agents>,
+    pub(super) webhooks: Arc<Webhooks>,
+}
+
 /// What does not depend on the wish.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Occasion {
@@ -57,14 +65,14 @@ pub(super) struct Occasion {
 pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
-    agents: &Agents,
+    house: &House,
     Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
-    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+    let cast = match assistants::cast(tx, &house.agents, &wish.assistant).await? {
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    if let Err(invalid) = check(wish, &cast.known.agent.plan) {
+    if let Err(invalid) = check(wish, &cast.known.agent) {
         return Ok(Err(invalid.into()));
     }
     let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
@@ -88,7 +96,7 @@ pub(super) async fn start(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), now).await?;
+    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), (&*house.webhooks, now)).await?;
     let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
@@ -117,7 +125,7 @@ async fn displace(
     tx: &mut Tx<'_>,
     strategy: Multitask,
     in_flight: Vec<Run>,
-    now: Timestamp,
+    (webhooks, now): (&Webhooks, Timestamp),
 ) -> DbResult<Vec<(Run, CancelAction)>> {
     let action = match strategy {
         Multitask::Rollback => CancelAction::Rollback,
@@ -126,7 +134,7 @@ async fn displace(
     };
     for old in &in_flight {
         if old.status == RunStatus::Pending {
-            withdraw(tx, old, action, now).await?;
+            withdraw(tx, old, action, (webhooks, now)).await?;
         } else {
             db::runs::request_cancel(tx, old.id, action.word()).await?;
         }
@@ -324,13 +332,19 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
     Ok(open)
 }
 
-/// Cancels a run that has not begun.
-pub(super) async fn withdraw(tx: &mut Tx<'_>, run: &Run, action: CancelAction, now: Timestamp) -> DbResult<()> {
+/// Cancels a run that has not begun. Whoever wanted to hear of its end does, unless it is undone.
+pub(super) async fn withdraw(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    action: CancelAction,
+    (webhooks, now): (&Webhooks, Timestamp),
+) -> DbResult<()> {
     // Answers that it would have brought were not given.
     db::interrupts::restore(tx, run.thread, run.id).await?;
     match action {
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
+            webhooks.tell_withdrawn(tx, run, now).await?;
         }
         CancelAction::Rollback => {
             db::runs::delete(tx, run.thread, run.id).await?;
@@ -372,22 +386,23 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
 
 /// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
 pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
-    check(wish, &cast.known.agent.plan)?;
+    check(wish, &cast.known.agent)?;
     let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
     cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-fn check(wish: &Wish, plan: &Plan) -> Result<(), Invalid> {
+fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
-        read_input(input)?;
+        agent.declared.check_input(&read_input(input)?)?;
     }
     if let Some(command) = &wish.request.command {
         if let Some(update) = &command.update {
             read_update(update)
+                .and_then(|update| agent.declared.check(&update))
                 .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
         }
-        Destination::of(&command.goto, plan)?;
+        Destination::of(&command.goto, &agent.plan)?;
     }
     Ok(())
 }

@@ -1,10 +1,7 @@
 //! Starting many runs at once, all of them or none.
 
-use std::sync::Arc;
-
-use super::admission::{self, Occasion};
+use super::admission::{self, House, Occasion};
 use super::{Runs, Shown, StartError, Wish};
-use crate::agent::assemble::Agents;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
@@ -22,14 +19,15 @@ impl Runs {
         shown: Shown,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
+            self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
-        let (agents, occasion) = (Arc::clone(&self.0.agents), self.0.occasion());
+        let (house, occasion) = (self.0.house(), self.0.occasion());
         let job = self.0.db.write_once(
             key,
             occasion.now,
             move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &wishes, &agents, occasion).await }),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &house, occasion).await }),
         );
         let runs = job.await.map_err(|error| (0, error.into()))??;
         self.0.has_queued();
@@ -41,12 +39,12 @@ impl Runs {
 async fn admit_all(
     tx: &mut Tx<'_>,
     wishes: &[Wish],
-    agents: &Agents,
+    house: &House,
     occasion: Occasion,
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
     let mut runs: Vec<Run> = vec![];
     for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, agents, occasion).await? {
+        match admission::start(tx, wish, house, occasion).await? {
             Ok(admitted) => runs.push(admitted.run),
             Err(refusal) => {
                 for run in runs {

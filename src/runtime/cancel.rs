@@ -1,6 +1,8 @@
 //! Stopping runs: one, or all of a kind.
 
-use super::{CancelError, Runs, admission};
+use std::sync::Arc;
+
+use super::{CancelError, Runs, Webhooks, admission};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::RunStatus;
@@ -36,7 +38,7 @@ impl Runs {
     /// # Errors
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
-        let now = self.0.clock.now();
+        let (now, webhooks) = (self.0.clock.now(), Arc::clone(&self.0.webhooks));
         self.0
             .db
             .write(move |tx| {
@@ -45,7 +47,7 @@ impl Runs {
                         return Ok(Err(CancelError::NoRun));
                     };
                     match found.status {
-                        RunStatus::Pending => admission::withdraw(tx, &found, action, now).await.map(Ok),
+                        RunStatus::Pending => admission::withdraw(tx, &found, action, (&*webhooks, now)).await.map(Ok),
                         RunStatus::Running => {
                             db::runs::request_cancel(tx, run, action.word()).await?;
                             Ok(Ok(()))
@@ -59,6 +61,7 @@ impl Runs {
             .await??;
         self.0.stop(run, action);
         self.0.bell.notify_one();
+        self.0.webhooks.ring();
         Ok(())
     }
 
@@ -93,10 +96,14 @@ impl Runs {
             }
         }
         let now = self.0.clock.now();
-        while pending && self.0.db.write(move |tx| Box::pin(some_pending(tx, action, now))).await? {
-            stopped = true;
+        let mut more = pending;
+        while more {
+            let webhooks = Arc::clone(&self.0.webhooks);
+            more = self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now))).await?;
+            stopped |= more;
         }
         self.0.bell.notify_one();
+        self.0.webhooks.ring();
         Ok(stopped)
     }
 }
@@ -118,10 +125,15 @@ async fn some_running(
 }
 
 /// Withdraws some of the runs that wait for their turn since `now` at the latest. False if there are none.
-async fn some_pending(tx: &mut Tx<'_>, action: CancelAction, now: Timestamp) -> DbResult<bool> {
+async fn some_pending(
+    tx: &mut Tx<'_>,
+    action: CancelAction,
+    webhooks: Arc<Webhooks>,
+    now: Timestamp,
+) -> DbResult<bool> {
     let page = db::runs::some_pending(tx, now, AT_ONCE).await?;
     for run in &page {
-        admission::withdraw(tx, run, action, now).await?;
+        admission::withdraw(tx, run, action, (&*webhooks, now)).await?;
     }
     Ok(!page.is_empty())
 }

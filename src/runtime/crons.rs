@@ -136,6 +136,7 @@ impl Runs {
         key: Option<Key>,
         shown: fn(&Cron) -> Kept,
     ) -> Result<Once<Cron>, CronError> {
+        self.0.webhooks.check(&wish.request)?;
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
@@ -162,6 +163,7 @@ impl Runs {
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
+        self.0.webhooks.check(&wish.request)?;
         let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
         self.0
             .db
@@ -232,7 +234,7 @@ impl Runs {
 
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
-        let (agents, occasion) = (Arc::clone(&self.0.agents), self.0.occasion());
+        let (house, occasion) = (self.0.house(), self.0.occasion());
         let now = occasion.now;
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
@@ -248,7 +250,7 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                admission::start(tx, &wish, &agents, occasion).await.map(Some)
+                admission::start(tx, &wish, &house, occasion).await.map(Some)
             })
         });
         match fired.await? {

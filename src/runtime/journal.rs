@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::admission;
+use super::{Report, Webhooks, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::checkpoints::Placed;
 use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
@@ -27,6 +28,7 @@ pub(super) struct Desk {
     pub(super) db: Db,
     pub(super) log: Arc<ThreadLog>,
     pub(super) metrics: Metrics,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) clock: Arc<dyn Clock>,
     /// The run of the main agent.
     pub(super) run: Run,
@@ -57,6 +59,8 @@ struct Batch {
     asked: Vec<Asked>,
     head: Option<(CheckpointId, Position)>,
     ended: Option<(RunStatus, Option<Failure>, bool)>,
+    /// What is to be told to others now.
+    report: Option<Delivery>,
     events: Vec<Arc<Event>>,
 }
 
@@ -99,6 +103,7 @@ impl LaneJournal {
             asked: vec![],
             head,
             ended: None,
+            report: None,
             events: vec![],
         };
         for (note, seq) in notes.into_iter().zip(first..) {
@@ -144,6 +149,7 @@ impl LaneJournal {
             Fact::Ended { status, error, .. } => {
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
+                batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
             }
             Fact::Started { .. }
             | Fact::Calling { .. }
@@ -172,6 +178,22 @@ impl LaneJournal {
             created_at: at,
             resolved_at: None,
         }
+    }
+
+    /// What is to be told to others when the run of the main agent ends like this.
+    fn report(
+        &self,
+        machine: &Machine,
+        (status, error): (RunStatus, Option<&Failure>),
+        at: Timestamp,
+    ) -> Option<Delivery> {
+        let run = &self.desk.run;
+        if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
+            return None;
+        }
+        let run = Run { status, error: error.cloned(), updated_at: at, ..run.clone() };
+        let values = machine.state.values();
+        self.desk.webhooks.delivery(&Report { run: &run, began: Some(self.began), ended: at, values })
     }
 
     /// Counts what is stored now.
@@ -235,6 +257,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
                 }
             };
             admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
+            if let Some(report) = &batch.report {
+                db::deliveries::insert(tx, report).await?;
+            }
         }
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
@@ -272,6 +297,7 @@ impl Journal for LaneJournal {
         let mut batch = self.lay_out(machine, notes);
         let (first, count) = (batch.first, batch.count);
         let events = std::mem::take(&mut batch.events);
+        let has_report = batch.report.is_some();
         let main_ended = self.origin.lane == Lane::Main && batch.ended.is_some();
         let begun = Instant::now();
         match self.write(batch).await {
@@ -281,6 +307,9 @@ impl Journal for LaneJournal {
                     self.desk.db.states().put(head, Arc::new(machine.state.clone()));
                 }
                 self.desk.log.publish(events);
+                if has_report {
+                    self.desk.webhooks.ring();
+                }
                 Ok(())
             }
             Ok(false) => {

@@ -35,6 +35,7 @@ mod resume;
 mod store;
 mod sweeper;
 mod threads;
+mod webhooks;
 mod worker;
 mod writing;
 
@@ -46,6 +47,7 @@ pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartErr
 pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
+pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use admission::{Admitted, Occasion};
 use worker::Worker;
@@ -124,6 +126,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// How long threads and histories are kept.
     pub retention: Retention,
+    /// Tells others that runs have ended.
+    pub webhooks: Webhooks,
     /// For how long a claim holds without a heartbeat.
     pub lease: Duration,
     /// How often the lease is renewed; much less than it lasts.
@@ -160,13 +164,15 @@ impl Runs {
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         let runs = Self(Arc::clone(&worker));
-        worker.shutdown.spawn("crons", runs.clone().keep_time());
+        runs.0.shutdown.spawn("webhooks", worker.carry());
+        runs.0.shutdown.spawn("crons", runs.clone().keep_time());
         Ok(runs)
     }
 
-    /// Waits until no run is at work in this process.
+    /// Waits until no run is at work in this process, and nobody is being told of one.
     pub async fn rest(&self) {
         self.0.at_rest(|_, _| true).await;
+        self.0.carried().await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.
@@ -193,9 +199,10 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        let (agents, (permit, occasion)) = (Arc::clone(&self.0.agents), self.occasion());
+        self.0.webhooks.check(&wish.request)?;
+        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
         let write =
-            self.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &agents, occasion).await }));
+            self.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &house, occasion).await }));
         Ok(self.take_up(write.await??, permit))
     }
 
@@ -205,7 +212,8 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        let (agents, (permit, occasion)) = (Arc::clone(&self.0.agents), self.occasion());
+        self.0.webhooks.check(&wish.request)?;
+        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
         let now = occasion.now;
         let kept = move |admitted: &Admitted| match shown {
             Some(shown) => shown(std::slice::from_ref(&admitted.run)),
@@ -213,7 +221,7 @@ impl Runs {
         };
         let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
             Box::pin(async move {
-                let mut admitted = admission::start(tx, &wish, &agents, occasion).await?;
+                let mut admitted = admission::start(tx, &wish, &house, occasion).await?;
                 if let (Ok(admitted), None) = (&mut admitted, shown) {
                     admission::hold(tx, &mut admitted.run, now).await?;
                 }
@@ -335,6 +343,7 @@ impl Runs {
         for run in self.0.db.read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await })).await? {
             self.stop_and_wait(&run).await?;
         }
+        self.forget_deliveries(thread).await?;
         self.0.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await
     }
 

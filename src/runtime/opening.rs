@@ -121,7 +121,7 @@ fn obey(
         machine.go_to(plan, &Destination::End);
     }
     if ends || update != Update::none() {
-        let entry = machine.noted(update, CheckpointId::mint());
+        let entry = machine.noted(plan, update, CheckpointId::mint());
         notes.push(Note::entry(entry, machine));
     }
     machine.reopen();

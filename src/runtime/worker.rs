@@ -11,9 +11,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::CancelAction;
+use super::admission::{House, Occasion};
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
+use super::{CancelAction, Webhooks};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -48,6 +49,7 @@ pub(super) struct Worker {
     pub(super) metrics: Metrics,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -80,6 +82,7 @@ impl Worker {
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
             retention: parts.retention,
+            webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -89,9 +92,13 @@ impl Worker {
         }
     }
 
+    pub(super) fn house(&self) -> House {
+        House { agents: Arc::clone(&self.agents), webhooks: Arc::clone(&self.webhooks) }
+    }
+
     /// How a wish is met now, if its run has to wait for its turn.
-    pub(super) fn occasion(&self) -> super::admission::Occasion {
-        super::admission::Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
+    pub(super) fn occasion(&self) -> Occasion {
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -220,6 +227,7 @@ impl Worker {
             db: self.db.clone(),
             log: self.events.log(run.thread),
             metrics: self.metrics.clone(),
+            webhooks: Arc::clone(&self.webhooks),
             clock: Arc::clone(&self.clock),
             run,
             worker: self.id,

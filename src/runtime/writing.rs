@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{StateWrite, StateWriteError, Superstep};
+use crate::agent::Agent;
 use crate::agent::assemble::Agents;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
@@ -36,6 +37,9 @@ pub(super) async fn write(
         Ok(update) => crate::agent::identified(update),
         Err(invalid) => return Ok(Err(invalid.into())),
     };
+    if let Some(Err(invalid)) = agent_of(agents, &found).map(|agent| agent.declared.check(&update)) {
+        return Ok(Err(invalid.into()));
+    }
     let plan = plan_of(agents, &found);
     let base = match base(tx, thread, write.checkpoint).await? {
         Ok(base) => base,
@@ -50,7 +54,7 @@ pub(super) async fn write(
     // Nobody is named and nobody was at work: then nobody goes on because of it.
     let is_aside = write.as_node.is_none() && machine.head.is_some() && machine.position.phase == Phase::Ended;
     let entry = if is_aside {
-        machine.noted(update, CheckpointId::mint())
+        machine.noted(&plan, update, CheckpointId::mint())
     } else {
         machine.written(&plan, Source::Update, &node, update, CheckpointId::mint())
     };
@@ -108,8 +112,13 @@ async fn base(
 
 /// The hooks of the agent that last worked on the thread; without one, those of no agent.
 pub(super) fn plan_of(agents: &Agents, thread: &Thread) -> Plan {
-    let graph = thread.metadata.get("graph_id").and_then(Value::as_str);
-    graph.and_then(|graph| agents.of_graph(graph)).map(|known| known.agent.plan.clone()).unwrap_or_default()
+    agent_of(agents, thread).map(|agent| agent.plan.clone()).unwrap_or_default()
+}
+
+/// The agent that worked on a thread last.
+fn agent_of<'a>(agents: &'a Agents, thread: &Thread) -> Option<&'a Agent> {
+    let graph = thread.metadata.get("graph_id").and_then(Value::as_str)?;
+    agents.of_graph(graph).map(|known| known.agent.as_ref())
 }
 
 fn knows(plan: &Plan, node: &str) -> bool {

@@ -179,6 +179,7 @@ on_both_engines! {
         assert_eq!(alice.runs().await.len(), 1);
         clock.advance(60 * MINUTE);
         has_run(&alice, 2).await;
+        has_run(&bob, 3).await;
     }
 
     async fn the_crons_of_a_thread_go_with_it(server: TestServer) {

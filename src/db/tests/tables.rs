@@ -39,6 +39,7 @@ async fn are_the_same_on_both_engines() {
             "assistants",
             "checkpoints",
             "crons",
+            "deliveries",
             "events",
             "interrupts",
             "item_vectors",
@@ -75,7 +76,25 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Searches and the indexes they must use. `{id}` stands for some id.
-const SEARCHES: [(&str, &str); 30] = [
+const SEARCHES: [(&str, &str); 35] = [
+    (
+        "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
+        "deliveries_due",
+    ),
+    ("select * from deliveries order by created_at desc, delivery_id desc limit 9", "deliveries_by_created"),
+    (
+        "select * from deliveries where run_id = {id} order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_run",
+    ),
+    (
+        "select * from deliveries where status = 'dead' order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_status",
+    ),
+    (
+        "select delivery_id from deliveries where finished_at is not null and finished_at < 5 \
+         order by finished_at, delivery_id limit 9",
+        "deliveries_finished",
+    ),
     (
         "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
          order by due_at, cron_id limit 9",
@@ -205,6 +224,9 @@ async fn are_searched_by_index_on_postgres() {
         insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
         insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
+        insert into deliveries select gen_random_uuid(), thread_id, thread_id, '', '', \
+        case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, null, 1, created_at, \
+        case created_at % 100 when 0 then null else created_at end from threads; \
         insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
         from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {

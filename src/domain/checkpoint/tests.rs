@@ -13,6 +13,7 @@ fn plan() -> Plan {
         after_model: names(Moment::AfterModel),
         after_agent: names(Moment::AfterAgent),
         step_limit: 100,
+        ..Plan::default()
     }
 }
 
@@ -82,7 +83,7 @@ fn a_hook_that_asks_is_the_task_until_it_has_run_with_the_answer() {
 fn an_open_question_is_still_shown_after_a_client_wrote_into_the_state() {
     let mut machine = in_tools(&["a", "b"]);
     machine.call_asked(1, question());
-    machine.noted(Update::field("x", json!(1)), CheckpointId::mint());
+    machine.noted(&Plan::default(), Update::field("x", json!(1)), CheckpointId::mint());
     let tasks = tasks(&machine);
     assert_eq!((tasks[0].asks.len(), &tasks[1].asks), (0, &machine.position.asked));
 }

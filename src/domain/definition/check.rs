@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::super::field::FieldDefinition;
+use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, UnknownSubagent, Workspace,
@@ -26,6 +28,10 @@ pub const POLICY_TOOLS: [&str; 11] = [
     "grep",
     "execute",
 ];
+
+/// The fields that every state has, or policies keep.
+const STANDARD_FIELDS: [&str; 8] =
+    ["messages", "files", "todos", "structured_response", "skills_metadata", "pinned_skills", "async_tasks", "jump_to"];
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
@@ -67,6 +73,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
         check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
     }
+    check.state_fields(&top.then("state"), &agent.state);
     check.general_purpose(agent);
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
@@ -206,6 +213,20 @@ impl Check<'_> {
     fn steps(&mut self, field: &FieldPath, limit: Option<u32>) {
         if limit == Some(0) {
             self.error(field, "must be a whole number from 1 up");
+        }
+    }
+
+    fn state_fields(&mut self, section: &FieldPath, fields: &BTreeMap<String, FieldDefinition>) {
+        for (name, definition) in fields {
+            let field = section.then(name);
+            if !is_word(name, 64, "") {
+                self.error(&field, "must be 1 to 64 letters, digits, `_` or `-`");
+            } else if is_private(name) || STANDARD_FIELDS.contains(&name.as_str()) {
+                self.error(&field, format!("the name `{name}` belongs to the server; choose another"));
+            }
+            if let Some(Err(error)) = definition.schema.as_ref().map(jsonschema::validator_for) {
+                self.error(&field.then("schema"), format!("is not a JSON Schema: {error}"));
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::field::FieldDefinition;
 use super::interrupt::DecisionKind;
 
 pub mod check;
@@ -77,6 +78,8 @@ pub struct AgentDefinition {
     pub include_task_list: Option<bool>,
     /// Whom the entries of a run's `context` reach.
     pub context_scoping: ContextScoping,
+    /// Fields of the state beside the standard ones, by name.
+    pub state: BTreeMap<String, FieldDefinition>,
     /// What an ordinary message does to a question that waits for its answer.
     pub on_pending_interrupt: OnPendingInterrupt,
     /// Provider settings (`temperature`, `max_tokens`, …).

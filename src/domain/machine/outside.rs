@@ -11,6 +11,7 @@ use crate::domain::message::ToolCall;
 impl Machine {
     /// Writes `update` from outside the loop, as if `node` had written it.
     pub fn written(&mut self, plan: &Plan, source: Source, node: &str, update: Update, id: CheckpointId) -> Entry {
+        let update = update.ruled(&plan.rules);
         self.state.apply(&update);
         self.position = Position::default();
         let entry = self.enter(id, source, node, vec![update]);
@@ -19,7 +20,8 @@ impl Machine {
     }
 
     /// Writes `update` from outside the loop and stays where the run stands.
-    pub fn noted(&mut self, update: Update, id: CheckpointId) -> Entry {
+    pub fn noted(&mut self, plan: &Plan, update: Update, id: CheckpointId) -> Entry {
+        let update = update.ruled(&plan.rules);
         self.state.apply(&update);
         self.enter(id, Source::Update, START, vec![update])
     }

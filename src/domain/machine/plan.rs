@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::domain::field::Rules;
+
 /// The node that writes the input.
 pub const START: &str = "__start__";
 /// What comes after the last node.
@@ -50,6 +52,8 @@ pub struct Plan {
     pub after_agent: Vec<String>,
     /// How many steps one run may take; hooks, model calls and tool steps count one each.
     pub step_limit: u32,
+    /// How the declared fields are merged.
+    pub rules: Rules,
 }
 
 impl Plan {

@@ -21,6 +21,7 @@ fn plan() -> Plan {
         after_model: names(Moment::AfterModel, ["B", "A"]),
         after_agent: names(Moment::AfterAgent, ["B", "A"]),
         step_limit: 100,
+        ..Plan::default()
     }
 }
 

@@ -71,6 +71,7 @@ fn an_update_survives_storage_deletions_and_removals_included() {
         messages: vec![Arc::new(said("1", "a")), Arc::new(Message::new(Role::Remove, "").with_id("2"))],
         files: BTreeMap::from([("/a".to_owned(), None), ("/b".to_owned(), file("x"))]),
         fields: BTreeMap::from([("x".to_owned(), json!({"y": [1]}))]),
+        ..Update::none()
     };
     let stored = serde_json::to_string(&update).unwrap();
     assert_eq!(serde_json::from_str::<Update>(&stored).unwrap(), update);

@@ -79,7 +79,7 @@ fn a_note_changes_the_state_and_not_the_place() {
     let mut machine = in_tools(&["a"]);
     let asked = machine.call_asked(0, question()).unwrap().clone();
     let position = machine.position.clone();
-    machine.noted(Update::field("x", json!(1)), id());
+    machine.noted(&plan(), Update::field("x", json!(1)), id());
     assert_eq!((machine.state.fields["x"].clone(), &machine.position), (json!(1), &position));
     assert!(machine.resolve(&asked.id, json!("yes")));
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::lane::LaneView;
 use crate::domain::event::Origin;
 use crate::domain::interrupt::Interrupt;
-use crate::domain::state::{Update, is_private};
+use crate::domain::state::Update;
 use crate::http::stream::frame::{Frame, json};
 
 /// The key under which clients look for questions.
@@ -19,11 +19,11 @@ pub(super) struct Public<'a>(pub &'a Update);
 impl Public<'_> {
     /// Whether the update holds nothing that clients see.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| is_private(name))
+        self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
     }
 
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Update { messages, files, fields } = self.0;
+        let Update { messages, files, fields, rules: _ } = self.0;
         let mut map = serializer.serialize_map(None)?;
         if !messages.is_empty() {
             map.serialize_entry("messages", messages)?;
@@ -31,7 +31,7 @@ impl Public<'_> {
         if !files.is_empty() {
             map.serialize_entry("files", files)?;
         }
-        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+        for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()

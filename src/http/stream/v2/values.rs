@@ -7,18 +7,18 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::domain::message::{Content, Message, Role};
-use crate::domain::state::{State, Update, is_private};
+use crate::domain::state::{State, Update};
 
 /// A state.
 pub(super) struct Values<'a>(pub &'a State);
 
 impl Serialize for Values<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let State { messages, files, fields } = self.0;
+        let State { messages, files, fields, rules: _ } = self.0;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("messages", &Trimmed(messages))?;
         map.serialize_entry("files", files)?;
-        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+        for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()
@@ -31,14 +31,14 @@ pub(super) struct Writes<'a>(pub &'a Update);
 impl Writes<'_> {
     /// Whether clients see any of it.
     pub(super) fn is_empty(&self) -> bool {
-        let Update { messages, files, fields } = self.0;
-        messages.is_empty() && files.is_empty() && fields.keys().all(|name| is_private(name))
+        let Update { messages, files, fields, rules: _ } = self.0;
+        messages.is_empty() && files.is_empty() && fields.keys().all(|name| self.0.hides(name))
     }
 }
 
 impl Serialize for Writes<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Update { messages, files, fields } = self.0;
+        let Update { messages, files, fields, rules: _ } = self.0;
         let mut map = serializer.serialize_map(None)?;
         if !messages.is_empty() {
             map.serialize_entry("messages", &Trimmed(messages))?;
@@ -46,7 +46,7 @@ impl Serialize for Writes<'_> {
         if !files.is_empty() {
             map.serialize_entry("files", files)?;
         }
-        for (name, value) in fields.iter().filter(|(name, _)| !is_private(name)) {
+        for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;
         }
         map.end()

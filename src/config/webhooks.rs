@@ -1,0 +1,118 @@
+//! The section of the configuration file about webhooks, and what makes no sense in it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use serde::Deserialize;
+
+use super::sections::{KeySource, seconds};
+use crate::domain::definition::check::is_word;
+
+/// `[webhooks]`: who may be told that a run has ended, and how.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Webhooks {
+    /// Whether any loopback or private address may be told.
+    pub allow_private: bool,
+    /// Host names and addresses inside that may be told.
+    pub private_hosts: Vec<String>,
+    /// When not empty, only these hosts may be told; `*.example.org` means all below it.
+    pub allowed_hosts: Vec<String>,
+    /// Whether only `https` may be used.
+    pub require_https: bool,
+    /// Headers of every report.
+    pub headers: BTreeMap<String, SecretString>,
+    /// The environment variable that holds the secret with which reports are signed.
+    pub secret_env: Option<String>,
+    /// The file that holds it; beside the configuration file when not absolute.
+    pub secret_file: Option<PathBuf>,
+    /// The secret itself.
+    pub secret: Option<SecretString>,
+    /// How long one attempt may take, in seconds.
+    pub timeout_s: f64,
+    /// How often a report is tried before it is given up.
+    pub attempts: u32,
+    /// How long to wait after the first failure, in seconds; three times as long after each further one.
+    pub retry_s: f64,
+    /// How long a report is remembered once it has arrived or was given up, in days.
+    pub keep_days: f64,
+}
+
+impl Default for Webhooks {
+    fn default() -> Self {
+        Self {
+            allow_private: false,
+            private_hosts: vec![],
+            allowed_hosts: vec![],
+            require_https: false,
+            headers: BTreeMap::new(),
+            secret_env: None,
+            secret_file: None,
+            secret: None,
+            timeout_s: 10.0,
+            attempts: 8,
+            retry_s: 5.0,
+            keep_days: 7.0,
+        }
+    }
+}
+
+impl Webhooks {
+    /// Where the secret comes from.
+    pub fn key(&self) -> KeySource {
+        KeySource::of(self.secret_env.as_ref(), self.secret_file.as_ref(), self.secret.as_ref())
+    }
+
+    /// [`Webhooks::timeout_s`] as a duration.
+    pub fn timeout(&self) -> Duration {
+        seconds(self.timeout_s)
+    }
+
+    /// [`Webhooks::retry_s`] as a duration.
+    pub fn retry(&self) -> Duration {
+        seconds(self.retry_s)
+    }
+
+    /// [`Webhooks::keep_days`] as a duration.
+    pub fn keep(&self) -> Duration {
+        seconds(self.keep_days * 86_400.0)
+    }
+
+    /// What makes no sense: the field, and why.
+    pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
+        let mut problems = vec![];
+        let mut add = |field: &[&'static str], reason: &str| problems.push((field.to_vec(), reason.to_owned()));
+        for (field, value, most) in [
+            ("timeout_s", self.timeout_s, 600.0),
+            ("retry_s", self.retry_s, 3600.0),
+            ("keep_days", self.keep_days, 3650.0),
+        ] {
+            if !(value > 0.0 && value <= most) {
+                add(&[field], &format!("must be more than 0 and at most {most}"));
+            }
+        }
+        if !(1..=20).contains(&self.attempts) {
+            add(&["attempts"], "must be a whole number from 1 to 20");
+        }
+        let given = [self.secret_env.is_some(), self.secret_file.is_some(), self.secret.is_some()];
+        if given.into_iter().filter(|given| *given).count() > 1 {
+            add(&["secret"], "only one of `secret_env`, `secret_file` and `secret` may be given");
+        }
+        for (field, hosts) in [("private_hosts", &self.private_hosts), ("allowed_hosts", &self.allowed_hosts)] {
+            if hosts.iter().any(|host| host.is_empty() || host.contains(['/', '@', ' '])) {
+                add(&[field], "must hold names or addresses of hosts, without scheme, port and path");
+            }
+        }
+        if self.private_hosts.iter().any(|host| host.contains('*')) {
+            add(&["private_hosts"], "must name each host: what is inside is not opened by patterns");
+        }
+        for name in self.headers.keys() {
+            if !is_word(name, 128, "!#$%&'*+.^`|~") {
+                problems.push((vec!["headers", name], "is no name of a header".to_owned()));
+            }
+        }
+        problems
+    }
+}

@@ -1,0 +1,280 @@
+//! The fields of the state that the owner of an agent declares.
+//!
+//! What is written says itself how it is to be merged, so that a history can be summed up without its agent: an
+//! [`Update`] carries the rules of those of its fields that have any.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use jsonschema::Validator;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Invalid;
+use super::state::Update;
+
+/// What happens when a field that has a value is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Merge {
+    /// The last write stands.
+    #[default]
+    Last,
+    /// Items are added to a list.
+    Append,
+    /// Keys of an object are set, or taken away by `null`.
+    ByKey,
+}
+
+/// Who sees a field, and who may write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Visibility {
+    /// Clients give it and see it.
+    #[default]
+    Public,
+    /// Clients give it, and do not see it again.
+    Input,
+    /// Clients see it and cannot give it.
+    Output,
+    /// It belongs to this agent: clients do not see it, and it does not pass between an agent and its subagents.
+    Private,
+}
+
+/// How a field is merged and who sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct FieldRule {
+    /// What happens when it is written again.
+    #[serde(default)]
+    pub merge: Merge,
+    /// Who sees it.
+    #[serde(default)]
+    pub visibility: Visibility,
+}
+
+impl FieldRule {
+    /// Whether clients do not see the field.
+    pub fn is_hidden(self) -> bool {
+        matches!(self.visibility, Visibility::Input | Visibility::Private)
+    }
+
+    /// Writes `value` over what there is.
+    pub fn write(self, there: Option<Value>, value: Value) -> Value {
+        match (self.merge, there, value) {
+            (Merge::Append | Merge::ByKey, Some(there), Value::Null) => there,
+            (Merge::Append, Some(Value::Array(mut items)), Value::Array(more)) => {
+                items.extend(more);
+                Value::Array(items)
+            }
+            (Merge::ByKey, Some(Value::Object(mut fields)), Value::Object(more)) => {
+                set(&mut fields, more);
+                Value::Object(fields)
+            }
+            (Merge::ByKey, None, Value::Object(more)) => {
+                let mut fields = Map::new();
+                set(&mut fields, more);
+                Value::Object(fields)
+            }
+            (_, _, value) => value,
+        }
+    }
+
+    /// One write that does what `first` and then `later` do.
+    pub fn combine(self, first: Value, later: Value) -> Value {
+        match (self.merge, first, later) {
+            // What takes a key away has to stay, since the key may be there before both.
+            (Merge::ByKey, Value::Object(mut fields), Value::Object(more)) => {
+                fields.extend(more);
+                Value::Object(fields)
+            }
+            (_, first, later) => self.write(Some(first), later),
+        }
+    }
+
+    /// What turns `before` into `after`, if anything does.
+    pub fn difference(self, before: Option<&Value>, after: &Value) -> Option<Value> {
+        match (self.merge, before, after) {
+            (_, Some(before), after) if before == after => None,
+            (Merge::Append, Some(Value::Array(before)), Value::Array(after)) if after.starts_with(before) => {
+                Some(Value::Array(after[before.len()..].to_vec()))
+            }
+            (Merge::ByKey, Some(Value::Object(before)), Value::Object(after)) => {
+                let changed = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
+                let gone = before.keys().filter(|key| !after.contains_key(*key));
+                let changed = changed.map(|(key, value)| (key.clone(), value.clone()));
+                Some(Value::Object(changed.chain(gone.map(|key| (key.clone(), Value::Null))).collect()))
+            }
+            (_, _, after) => Some(after.clone()),
+        }
+    }
+}
+
+fn set(fields: &mut Map<String, Value>, more: Map<String, Value>) {
+    for (key, value) in more {
+        if value.is_null() {
+            fields.shift_remove(&key);
+        } else {
+            fields.insert(key, value);
+        }
+    }
+}
+
+/// The rules of declared fields, by name.
+pub type Rules = Arc<BTreeMap<String, FieldRule>>;
+
+/// What the owner of an agent says about a field.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FieldDefinition {
+    /// What happens when it is written again.
+    pub merge: Merge,
+    /// Who sees it and who may write it.
+    pub visibility: Visibility,
+    /// JSON Schema of what is written: the value, for `append` a list, for `by_key` an object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema: Option<Value>,
+}
+
+impl FieldDefinition {
+    /// Its rule.
+    pub fn rule(&self) -> FieldRule {
+        FieldRule { merge: self.merge, visibility: self.visibility }
+    }
+}
+
+/// The declared fields of an agent, ready to check what is written.
+#[derive(Default)]
+pub struct DeclaredFields(BTreeMap<String, (FieldDefinition, Option<Validator>)>);
+
+impl DeclaredFields {
+    /// Checks by these definitions. A schema that is none was refused when the definition was read, and checks nothing.
+    pub fn new(fields: &BTreeMap<String, FieldDefinition>) -> Self {
+        let ready = |field: &FieldDefinition| {
+            (field.clone(), field.schema.as_ref().and_then(|schema| jsonschema::validator_for(schema).ok()))
+        };
+        Self(fields.iter().map(|(name, field)| (name.clone(), ready(field))).collect())
+    }
+
+    /// How they are merged.
+    pub fn rules(&self) -> Rules {
+        Arc::new(self.0.iter().map(|(name, (field, _))| (name.clone(), field.rule())).collect())
+    }
+
+    /// Each with its definition.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldDefinition)> {
+        self.0.iter().map(|(name, (field, _))| (name.as_str(), field))
+    }
+
+    /// Checks what a tool or a client writes.
+    ///
+    /// # Errors
+    /// Names the first field that does not fit.
+    pub fn check(&self, update: &Update) -> Result<(), Invalid> {
+        for (name, value) in &update.fields {
+            let Some((field, validator)) = self.0.get(name) else { continue };
+            if value.is_null() {
+                continue;
+            }
+            match field.merge {
+                Merge::Append if !value.is_array() => {
+                    return Err(Invalid::new(name, "must be a list: its items are added"));
+                }
+                Merge::ByKey if !value.is_object() => {
+                    return Err(Invalid::new(name, "must be an object: its keys are set"));
+                }
+                Merge::Append | Merge::ByKey | Merge::Last => {}
+            }
+            let wrong = validator.as_ref().and_then(|validator| validator.iter_errors(value).next());
+            if let Some(error) = wrong {
+                let place = error.instance_path().to_string().replace('/', ".");
+                return Err(Invalid::new(format!("{name}{place}"), error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what a client gives as input.
+    ///
+    /// # Errors
+    /// Names the first field that does not fit, or that clients do not give.
+    pub fn check_input(&self, input: &Update) -> Result<(), Invalid> {
+        let given = |name: &String| {
+            self.0
+                .get(name)
+                .is_some_and(|(field, _)| matches!(field.visibility, Visibility::Output | Visibility::Private))
+        };
+        if let Some(name) = input.fields.keys().find(|name| given(name)) {
+            return Err(Invalid::new(name, "is not given by clients; leave it out"));
+        }
+        self.check(input)
+    }
+}
+
+impl fmt::Debug for DeclaredFields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rule(merge: Merge) -> FieldRule {
+        FieldRule { merge, visibility: Visibility::Public }
+    }
+
+    #[test]
+    fn values_are_merged_by_their_rule() {
+        let written = |merge, there: Value, value| rule(merge).write(Some(there), value);
+        assert_eq!(written(Merge::Last, json!([1]), json!([2])), json!([2]));
+        assert_eq!(written(Merge::Append, json!([1]), json!([2, 3])), json!([1, 2, 3]));
+        assert_eq!(written(Merge::Append, json!([1]), Value::Null), json!([1]));
+        assert_eq!(written(Merge::ByKey, json!({"a": 1, "b": 1}), json!({"a": 2, "b": null})), json!({"a": 2}));
+        assert_eq!(rule(Merge::ByKey).write(None, json!({"a": 1, "b": null})), json!({"a": 1}));
+    }
+
+    #[test]
+    fn a_difference_written_over_the_old_value_gives_the_new_one() {
+        for (merge, before, after) in [
+            (Merge::Append, json!([1]), json!([1, 2])),
+            (Merge::ByKey, json!({"a": 1, "b": 1}), json!({"b": 2, "c": 3})),
+            (Merge::Last, json!(1), json!("x")),
+        ] {
+            let difference = rule(merge).difference(Some(&before), &after).expect("they differ");
+            assert_eq!(rule(merge).write(Some(before.clone()), difference), after);
+            assert_eq!(rule(merge).difference(Some(&before), &before), None);
+        }
+        assert_eq!(rule(Merge::Append).difference(None, &json!([1])), Some(json!([1])));
+    }
+
+    #[test]
+    fn two_writes_combined_do_what_they_do_one_after_the_other() {
+        let (first, later) = (json!({"a": null, "b": 2}), json!({"b": null, "c": 3}));
+        let both = rule(Merge::ByKey).combine(first.clone(), later.clone());
+        let there = Some(json!({"a": 0, "b": 0}));
+        let one_by_one = rule(Merge::ByKey).write(Some(rule(Merge::ByKey).write(there.clone(), first)), later);
+        assert_eq!(rule(Merge::ByKey).write(there, both), one_by_one);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let field = |merge, visibility, schema: Option<Value>| FieldDefinition { merge, visibility, schema };
+        let numbers = json!({"type": "array", "items": {"type": "integer"}});
+        let declared = DeclaredFields::new(&BTreeMap::from([
+            ("log".to_owned(), field(Merge::Append, Visibility::Public, Some(numbers))),
+            ("map".to_owned(), field(Merge::ByKey, Visibility::Public, None)),
+            ("score".to_owned(), field(Merge::Last, Visibility::Output, None)),
+        ]));
+        let wrong = |name: &str, value: Value| declared.check(&Update::field(name, value)).map_err(|error| error.field);
+        assert_eq!(wrong("log", json!([1, "x"])), Err("log.1".to_owned()));
+        assert_eq!(wrong("log", json!(7)), Err("log".to_owned()));
+        assert_eq!(wrong("map", json!([])), Err("map".to_owned()));
+        assert_eq!(wrong("other", json!([])), Ok(()));
+        assert_eq!(wrong("score", json!(1)), Ok(()));
+        assert!(declared.check_input(&Update::field("score", json!(1))).is_err());
+    }
+}

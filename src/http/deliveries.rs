@@ -1,0 +1,60 @@
+//! Deliveries of webhooks: what was told to whom, and telling it again.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{DeliveryPath, Params};
+use super::wire::delivery::DeliveryView;
+use super::{Answer, Api};
+use crate::db::deliveries::{self, DeliverySearch};
+use crate::domain::delivery::DeliveryStatus;
+use crate::domain::id::{RunId, ThreadId};
+
+/// Lists deliveries of webhooks, the newest first. What arrived or was given up is forgotten after some days.
+#[utoipa::path(get, path = "/webhooks/deliveries", tag = "Webhooks",
+    params(("status" = Option<String>, Query, description = "pending, delivered or dead"),
+        ("run_id" = Option<uuid::Uuid>, Query, description = "Only those of this run"),
+        ("thread_id" = Option<uuid::Uuid>, Query, description = "Only those of this thread"),
+        ("limit" = Option<i64>, Query, description = "How many at most, 1 to 1000; 10 when absent"),
+        ("offset" = Option<i64>, Query, description = "How many to pass over")),
+    responses((status = 200, description = "A page of deliveries", body = Vec<DeliveryView>,
+        headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
+pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Response, ApiError> {
+    let page = params.page(10)?;
+    let run = params.text("run_id").map(|id| id.parse::<RunId>().map_err(|_| ApiError::bad_id("run")));
+    let thread = params.text("thread_id").map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
+    let wanted = DeliverySearch {
+        run: run.transpose()?,
+        thread: thread.transpose()?,
+        status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,
+        limit: page.limit.into(),
+        offset: page.offset.into(),
+    };
+    let read = api.db.read(move |tx| {
+        Box::pin(async move { Ok((deliveries::count(tx, &wanted).await?, deliveries::search(tx, &wanted).await?)) })
+    });
+    let (total, found) = read.await?;
+    let shown: Vec<DeliveryView> = found.into_iter().map(DeliveryView::from).collect();
+    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+}
+
+/// Shows a delivery with what is sent.
+#[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
+    responses((status = 200, description = "The delivery", body = DeliveryView),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
+    let id = path.delivery_id;
+    let found = api.db.read(move |tx| Box::pin(async move { deliveries::find(tx, id).await })).await?;
+    found.map(|found| Json(DeliveryView::whole(found))).ok_or_else(|| ApiError::not_found("delivery_not_found"))
+}
+
+/// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
+#[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
+    responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
+        (status = 404, description = "There is none", body = ErrorBody)))]
+pub(super) async fn redeliver(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
+    let renewed = api.runs.redeliver(path.delivery_id).await?;
+    renewed.map(|renewed| Json(renewed.into())).ok_or_else(|| ApiError::not_found("delivery_not_found"))
+}

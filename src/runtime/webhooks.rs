@@ -1,0 +1,219 @@
+//! Telling others that a run has ended.
+//!
+//! What is to be told is written in the transaction that ends the run, so it is not forgotten; see
+//! [`crate::db::deliveries`]. It is then sent until it arrives or is given up. It may arrive twice, when the server dies
+//! between an arrival and its note of it: the id in the header `webhook-id` stays the same, so that receivers can tell.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use reqwest::{Client, StatusCode, redirect};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::checkpoint::Lane;
+use crate::domain::delivery::Delivery;
+use crate::domain::run::{Run, RunRequest, RunStatus};
+use crate::domain::time::Timestamp;
+
+mod address;
+mod courier;
+mod signature;
+
+use address::{Gate, Rules};
+use signature::Key;
+
+/// How many reports are on their way at once.
+const AT_ONCE: usize = 32;
+
+/// What the owner of the server decided about webhooks.
+#[derive(Debug, Clone)]
+pub struct WebhookSettings {
+    /// Whether any loopback or private address may be told.
+    pub allow_private: bool,
+    /// Names and addresses inside that may be told.
+    pub private_hosts: Vec<String>,
+    /// When not empty, only these names and addresses may be told; `*.example.org` means all below it.
+    pub allowed_hosts: Vec<String>,
+    /// Whether only `https` may be used.
+    pub require_https: bool,
+    /// Headers of every report.
+    pub headers: BTreeMap<String, SecretString>,
+    /// With what reports are signed; unsigned without.
+    pub secret: Option<SecretString>,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+    /// How often a report is tried before it is given up.
+    pub attempts: u32,
+    /// How long to wait after the first failure; three times as long after each further one.
+    pub retry: Duration,
+    /// How long a report is remembered once it has arrived or was given up.
+    pub keep: Duration,
+}
+
+/// What there is to tell about a run that ended.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// The run as it ended.
+    pub run: &'a Run,
+    /// When it began; none if it never did.
+    pub began: Option<Timestamp>,
+    /// When it ended.
+    pub ended: Timestamp,
+    /// The values of the thread then.
+    pub values: Map<String, Value>,
+}
+
+/// How a report is written for those who read it.
+pub type Render = fn(&Report<'_>) -> Map<String, Value>;
+
+/// The field of a report that says when it was sent.
+const SENT_AT: &str = "webhook_sent_at";
+
+/// Tells others that runs have ended.
+pub struct Webhooks {
+    client: Client,
+    rules: Arc<Rules>,
+    headers: HeaderMap,
+    key: Option<Key>,
+    render: Render,
+    timeout: Duration,
+    attempts: u32,
+    retry: Duration,
+    keep: Duration,
+    /// Rung when there is something to send.
+    bell: Notify,
+    slots: Arc<Semaphore>,
+}
+
+impl Webhooks {
+    /// Prepares for sending.
+    ///
+    /// # Errors
+    /// When a header or the secret cannot be used, or the system offers no TLS.
+    pub fn new(settings: WebhookSettings, render: Render) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        let rules = Arc::new(Rules {
+            allow_private: settings.allow_private,
+            private_hosts: settings.private_hosts,
+            allowed_hosts: settings.allowed_hosts,
+            require_https: settings.require_https,
+        });
+        // A proxy, or a redirect, would lead past the rules.
+        let client = Client::builder()
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))
+            .connect_timeout(settings.timeout)
+            .timeout(settings.timeout)
+            .pool_max_idle_per_host(0)
+            .build()?;
+        let key = settings.secret.as_ref().map(|secret| Key::new(secret).ok_or("the secret is empty or not Base64"));
+        Ok(Self {
+            client,
+            rules,
+            headers: headers(&settings.headers)?,
+            key: key.transpose()?,
+            render,
+            timeout: settings.timeout,
+            attempts: settings.attempts,
+            retry: settings.retry,
+            keep: settings.keep,
+            bell: Notify::new(),
+            slots: Arc::new(Semaphore::new(AT_ONCE)),
+        })
+    }
+
+    /// Checks the address that a request names, if it names one.
+    pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
+        request.webhook().map_or(Ok(()), |url| self.rules.check(url).map(drop))
+    }
+
+    /// What is to be sent now that a run has ended; nothing if nobody asked for it.
+    pub(super) fn delivery(&self, report: &Report<'_>) -> Option<Delivery> {
+        let url = report.run.request.webhook()?;
+        let body = Value::Object((self.render)(report)).to_string();
+        Some(Delivery::new(report.run.id, report.run.thread, url, body, report.ended))
+    }
+
+    /// Writes down what is to be sent about a run that was cancelled before it began.
+    pub(super) async fn tell_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+        if run.request.webhook().is_none() {
+            return Ok(());
+        }
+        let (machine, _) = db::checkpoints::machine(tx, run.thread, Lane::Main).await?;
+        let run = Run { status: RunStatus::Interrupted, updated_at: now, ..run.clone() };
+        let report = Report { run: &run, began: None, ended: now, values: machine.state.values() };
+        match self.delivery(&report) {
+            Some(delivery) => db::deliveries::insert(tx, &delivery).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Says that there is something to send.
+    pub(super) fn ring(&self) {
+        self.bell.notify_one();
+    }
+
+    /// Sends a report once, and tells what the address answered.
+    async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
+        let url = self.rules.check(&delivery.url).map_err(|invalid| format!("the address {}", invalid.reason))?;
+        let mut body: Map<String, Value> =
+            serde_json::from_str(&delivery.body).map_err(|_| "the report cannot be read".to_owned())?;
+        body.insert(SENT_AT.to_owned(), now.to_string().into());
+        let (body, id, second) = (Value::Object(body).to_string(), delivery.id.to_string(), now.millis() / 1000);
+        let mut request = self
+            .client
+            .post(url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(USER_AGENT, concat!("adjutant/", env!("CARGO_PKG_VERSION")))
+            .headers(self.headers.clone())
+            .header("webhook-id", &id)
+            .header("webhook-timestamp", second);
+        if let Some(key) = &self.key {
+            request = request.header("webhook-signature", key.sign(&id, second, &body));
+        }
+        let response = request.body(body).send().await.map_err(|error| told(&error))?;
+        // What it says besides is of no interest, and is not read.
+        Ok(response.status())
+    }
+
+    /// How long to wait after so many failures.
+    fn pause(&self, failures: u32) -> Duration {
+        const LONGEST: Duration = Duration::from_secs(6 * 3600);
+        let factor = 3_u32.saturating_pow(failures.saturating_sub(1).min(16));
+        self.retry.saturating_mul(factor).min(LONGEST)
+    }
+}
+
+/// Why a report could not be sent, without the address, which may hold a secret.
+fn told(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        return "it took too long".to_owned();
+    }
+    let mut cause: Option<&dyn Error> = error.source();
+    let mut deepest = None;
+    while let Some(inner) = cause {
+        deepest = Some(inner.to_string());
+        cause = inner.source();
+    }
+    format!("it could not be sent: {}", deepest.as_deref().unwrap_or("no reason is known"))
+}
+
+/// Headers that every report has.
+fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no name of a header"))?;
+        let mut value = HeaderValue::from_str(value.expose_secret())
+            .map_err(|_| format!("the header {name} has a value that headers cannot have"))?;
+        value.set_sensitive(true);
+        headers.insert(key, value);
+    }
+    Ok(headers)
+}

@@ -1,0 +1,270 @@
+//! Where reports may go: which addresses a client may name, and which a name may lead to.
+//!
+//! Whoever may start runs could otherwise make the server knock at doors that only the server can see. A name is judged
+//! by the addresses it leads to at the moment of the connection, and these very addresses are connected to.
+
+use std::error::Error;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::{Host, Url};
+
+use crate::domain::Invalid;
+
+/// The longest address that is kept, in bytes.
+const LONGEST: usize = 2048;
+
+/// Where reports may go.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rules {
+    /// Anywhere, inside too.
+    pub(super) allow_private: bool,
+    /// Names and addresses that may be inside.
+    pub(super) private_hosts: Vec<String>,
+    /// When not empty, only to these names and addresses; `*.example.org` means all below it.
+    pub(super) allowed_hosts: Vec<String>,
+    /// Only where nobody listens in.
+    pub(super) require_https: bool,
+}
+
+impl Rules {
+    /// The address of a webhook, if it may be one.
+    ///
+    /// # Errors
+    /// Says what is wrong, without repeating the address: it may hold a secret.
+    pub(super) fn check(&self, text: &str) -> Result<Url, Invalid> {
+        let wrong = |reason: &str| Invalid::new("webhook", reason);
+        if text.len() > LONGEST {
+            return Err(wrong(&format!("is longer than {LONGEST} bytes")));
+        }
+        let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let url = url.ok_or_else(|| wrong("must be an absolute http or https URL"))?;
+        if self.require_https && url.scheme() != "https" {
+            return Err(wrong("must begin with https://"));
+        }
+        let host = url.host().ok_or_else(|| wrong("must name a host"))?;
+        let name = plain(&host.to_string());
+        if !self.allowed_hosts.is_empty() && !self.allowed_hosts.iter().any(|allowed| is_covered(&name, allowed)) {
+            return Err(wrong("names a host that this server is not allowed to call"));
+        }
+        let is_inside = match host {
+            Host::Domain(_) => name == "localhost" || name.ends_with(".localhost"),
+            Host::Ipv4(address) => is_special(address.into()),
+            Host::Ipv6(address) => is_special(address.into()),
+        };
+        if is_inside && !self.may_be_inside(&name) {
+            return Err(wrong("names a loopback, private or otherwise special address"));
+        }
+        Ok(url)
+    }
+
+    /// Whether this host may have an address inside.
+    fn may_be_inside(&self, host: &str) -> bool {
+        self.allow_private || self.private_hosts.iter().any(|inside| plain(inside) == plain(host))
+    }
+}
+
+/// A name or address in the one way of writing it.
+fn plain(host: &str) -> String {
+    host.trim_end_matches('.').trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
+}
+
+fn is_covered(host: &str, allowed: &str) -> bool {
+    match allowed.strip_prefix("*.") {
+        Some(parent) => host.strip_suffix(&plain(parent)).is_some_and(|below| below.ends_with('.') && below.len() > 1),
+        None => host == plain(allowed),
+    }
+}
+
+/// Leads names to addresses that the rules allow, and to no others.
+pub(super) struct Gate(pub(super) Arc<Rules>);
+
+impl Resolve for Gate {
+    fn resolve(&self, name: Name) -> Resolving {
+        let rules = Arc::clone(&self.0);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let may_be_inside = rules.may_be_inside(name.as_str());
+            let good: Vec<SocketAddr> = found.filter(|found| may_be_inside || !is_special(found.ip())).collect();
+            if good.is_empty() {
+                return Err(Box::<dyn Error + Send + Sync>::from(FORBIDDEN));
+            }
+            Ok(Box::new(good.into_iter()) as Addrs)
+        })
+    }
+}
+
+const FORBIDDEN: &str = "the name leads to loopback, private or otherwise special addresses only";
+
+/// Whether an address is not one of the public internet.
+fn is_special(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_special_v4(address),
+        IpAddr::V6(address) => is_special_v6(address),
+    }
+}
+
+/// The special blocks of the IANA registry, and multicast.
+fn is_special_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    matches!(
+        (a, b, c),
+        // "This network", private, loopback, link-local; multicast and reserved, broadcast included.
+        (0 | 10 | 127 | 224..=255, _, _) | (169, 254, _) | (172, 16..=31, _) | (192, 168, _)
+        // Shared by carriers; benchmarks; protocol assignments; relays of 6to4; documentation.
+        | (100, 64..=127, _) | (198, 18..=19, _) | (192, 0, 0 | 2) | (192, 88, 99) | (198, 51, 100) | (203, 0, 113)
+    )
+}
+
+/// All but the unicast addresses given out so far, without those that only carry an address of version 4 along.
+fn is_special_v6(address: Ipv6Addr) -> bool {
+    let parts = address.segments();
+    let v4_of = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match parts {
+        // Mapped; translated; 6to4.
+        [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
+            is_special_v4(v4_of(high, low))
+        }
+        // Protocol assignments, Teredo among them; documentation.
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => true,
+        [first, ..] => !(0x2000..=0x3fff).contains(&first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(rules: &Rules, url: &str) -> bool {
+        rules.check(url).is_err()
+    }
+
+    #[test]
+    fn the_public_internet_may_be_told() {
+        for url in [
+            "https://example.org/hook?x=1",
+            "http://93.184.216.34:8080/",
+            "https://[2606:4700:4700::1111]/",
+            "https://user:pass@example.org/",
+            "https://[64:ff9b::5db8:d822]/",
+        ] {
+            assert!(!refused(&Rules::default(), url), "{url}");
+        }
+    }
+
+    #[test]
+    fn nothing_inside_may_be_told() {
+        for url in [
+            "http://localhost/",
+            "http://LOCALHOST./",
+            "http://a.localhost:80/",
+            "http://127.0.0.1/",
+            "http://127.1/",
+            "http://0x7f000001/",
+            "http://2130706433/",
+            "http://0/",
+            "http://10.0.0.1/",
+            "http://172.31.0.1/",
+            "http://192.168.1.1/",
+            "http://169.254.169.254/latest",
+            "http://100.64.0.1/",
+            "http://198.18.0.1/",
+            "http://192.0.0.8/",
+            "http://192.0.2.1/",
+            "http://198.51.100.1/",
+            "http://203.0.113.1/",
+            "http://224.0.0.1/",
+            "http://255.255.255.255/",
+            "http://240.0.0.1/",
+            "http://[::1]/",
+            "http://[::]/",
+            "http://[fe80::1]/",
+            "http://[fc00::1]/",
+            "http://[fd12::1]/",
+            "http://[ff02::1]/",
+            "http://[fec0::1]/",
+            "http://[2001:db8::1]/",
+            "http://[::ffff:127.0.0.1]/",
+            "http://[::ffff:10.0.0.1]/",
+            "http://[::127.0.0.1]/",
+            "http://[64:ff9b::7f00:1]/",
+            "http://[64:ff9b:1::1]/",
+            "http://[2002:7f00:1::]/",
+            "http://[2001::1]/",
+            "http://[100::1]/",
+        ] {
+            assert!(refused(&Rules::default(), url), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_and_not_repeated() {
+        let long = format!("https://example.org/{}", "x".repeat(3000));
+        for url in
+            ["", "/hook", "hook", "ftp://example.org/", "file:///etc/passwd", "https://", "https://secret@", &long]
+        {
+            let invalid = Rules::default().check(url).expect_err("it is none");
+            assert_eq!(invalid.field, "webhook");
+            assert!(!invalid.reason.contains("secret"), "{invalid}");
+        }
+    }
+
+    #[test]
+    fn the_owner_may_allow_what_is_inside() {
+        let all = Rules { allow_private: true, ..Rules::default() };
+        assert!(!refused(&all, "http://127.0.0.1/"));
+        let some = Rules {
+            private_hosts: vec!["10.1.2.3".into(), "Hooks.localhost".into(), "::1".into()],
+            ..Rules::default()
+        };
+        for (url, expected) in [
+            ("http://10.1.2.3/", false),
+            ("http://hooks.localhost:9/", false),
+            ("http://[::1]/", false),
+            ("http://10.1.2.4/", true),
+            ("http://localhost/", true),
+        ] {
+            assert_eq!(refused(&some, url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_owner_may_allow_some_hosts_only() {
+        let hosts = vec!["*.example.org".into(), "hooks.example.com".into()];
+        let rules = Rules { allowed_hosts: hosts, require_https: true, ..Rules::default() };
+        for (url, expected) in [
+            ("https://a.example.org/", false),
+            ("https://A.B.example.org./", false),
+            ("https://hooks.example.com/", false),
+            ("https://example.org/", true),
+            ("https://evilexample.org/", true),
+            ("https://example.com/", true),
+            ("http://a.example.org/", true),
+        ] {
+            assert_eq!(refused(&rules, url), expected, "{url}");
+        }
+    }
+
+    async fn leads_to(rules: Rules, name: &str) -> Option<usize> {
+        let found = Gate(Arc::new(rules)).resolve(name.parse().expect("a name")).await;
+        found.ok().map(Iterator::count)
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_inside_leads_nowhere() {
+        assert_eq!(leads_to(Rules::default(), "localhost").await, None);
+        assert!(leads_to(Rules { allow_private: true, ..Rules::default() }, "localhost").await > Some(0));
+        assert!(
+            leads_to(Rules { private_hosts: vec!["localhost".into()], ..Rules::default() }, "localhost").await
+                > Some(0)
+        );
+        assert_eq!(
+            leads_to(Rules { private_hosts: vec!["other".into()], ..Rules::default() }, "localhost").await,
+            None
+        );
+    }
+}
