@@ -5,10 +5,13 @@ and nobody calls here is a failure, unless it is excused with the reason.
 """
 
 import json
+import queue
 import sys
+import threading
 import uuid
 import warnings
 from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from langgraph_sdk import get_client, get_sync_client
 from langgraph_sdk.errors import ConflictError, NotFoundError
@@ -57,6 +60,30 @@ def raises(kind, call):
 
 def ids(things, name):
     return [thing[name] for thing in things]
+
+
+class Reports(BaseHTTPRequestHandler):
+    """Where the ends of runs are reported."""
+
+    received = queue.Queue()
+
+    def do_POST(self):
+        self.received.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def receiver():
+    """The address of a receiver of reports."""
+    listening = HTTPServer(("127.0.0.1", 0), Reports)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{listening.server_port}/ended"
+
+
+HOOK = receiver()
 
 
 def server(client, _):
@@ -292,6 +319,7 @@ def answers(client, tag):
         "on_completion": "keep",
         "after_seconds": 0,
         "durability": "sync",
+        "webhook": HOOK,
         "on_run_created": created.append,
     }
     ask = human(script(calls_tool("c1", "lookup", {"query": "x"}), {"text": "done"}))
@@ -333,6 +361,9 @@ def answers(client, tag):
     same([run["thread_id"], run["multitask_strategy"]], [thread_id, "enqueue"])
     same(created[2]["run_id"], run["run_id"])
     same(last(client.runs.join(thread_id, run["run_id"])), "echo: later")
+    reports = [Reports.received.get(timeout=30) for _ in created]
+    same(sorted(ids(reports, "run_id")), sorted(ids(created, "run_id")))
+    same(set(ids(reports, "status")), {"success"})
     listed = client.runs.list(thread_id, limit=1, offset=0, status="success", select=["run_id", "status"])
     same(listed, [{"run_id": run["run_id"], "status": "success"}])
     client.threads.delete(thread_id)
@@ -472,6 +503,7 @@ def crons(client, tag):
         "context": {"user": "u1"},
         "interrupt_before": ["tools"],
         "interrupt_after": ["tools"],
+        "webhook": HOOK,
         "multitask_strategy": "enqueue",
         "end_time": end,
         "enabled": False,
@@ -489,6 +521,7 @@ def crons(client, tag):
     for cron in (bound, free):
         same([cron["schedule"], cron["timezone"], cron["enabled"]], [NEW_YEAR, "Europe/Paris", False])
         same([cron["metadata"], cron["payload"]["input"]], [{"tag": tag}, every["input"]])
+        same(cron["payload"]["webhook"], HOOK)
         same(datetime.fromisoformat(cron["end_time"]), end)
         due = datetime.fromisoformat(cron["next_run_date"])
         same([due.month, due.day, due.hour, due.utcoffset()], [12, 31, 23, timedelta()])
@@ -502,6 +535,7 @@ def crons(client, tag):
         config={"tags": ["u"]},
         interrupt_before=[],
         interrupt_after=[],
+        webhook=f"{HOOK}/again",
         on_run_completed="delete",
         enabled=False,
         timezone="Asia/Tokyo",
