@@ -267,7 +267,7 @@ def states(client, _):
     same(client.threads.get_state(thread_id, checkpoint=checkpoint, select=["next"]), {"next": earlier["next"]})
     before = client.threads.get_history(thread_id, limit=100, before=checkpoint)
     same(before, history[history.index(earlier) + 1 :])
-    same(client.threads.get_history(thread_id, limit=100, before=checkpoint["checkpoint_id"]), before)
+    same(client.threads.get_history(thread_id, limit=100, before={"configurable": checkpoint}), before)
     inputs = client.threads.get_history(thread_id, limit=100, metadata={"source": "input"}, select=["metadata"])
     same([sorted(state) for state in inputs], [["metadata"], ["metadata"]])
     main = {"checkpoint_ns": "", "thread_id": thread_id}
