@@ -112,7 +112,8 @@ impl Loop<'_> {
             }
         }
         let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
-        Some(Job { at, call, scope: self.scope.answered(answer) })
+        let scope = Scope { task: Some(machine.call_task(at)), ..self.scope.answered(answer) };
+        Some(Job { at, call, scope })
     }
 
     /// Notes that these calls begin and that these children go on; makes it durable where it matters: where a crash

@@ -22,6 +22,7 @@ pub mod items;
 mod json;
 mod reader;
 pub mod retention;
+pub mod rings;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -33,11 +34,13 @@ mod writer;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
+pub use rings::Ring;
 pub use states::States;
 
 use engine::Readers;
@@ -53,6 +56,7 @@ struct Inner {
     readers: Readers,
     queue: Queue,
     states: Arc<States>,
+    rings: broadcast::Sender<Ring>,
     closing: CancellationToken,
     writers: TaskTracker,
 }
@@ -72,10 +76,12 @@ impl Db {
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
-        let outfit = writer::Outfit { inbox, states: Arc::clone(&states), closing: closing.clone() };
+        let rings = broadcast::Sender::new(rings::UNHEARD);
+        let outfit =
+            writer::Outfit { inbox, states: Arc::clone(&states), rings: rings.clone(), closing: closing.clone() };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        let db = Self(Arc::new(Inner { engine, readers, queue, states, closing, writers }));
+        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers }));
         db.catch_up().await?;
         Ok(db)
     }
@@ -94,6 +100,11 @@ impl Db {
     /// The states that were lately folded or written.
     pub fn states(&self) -> &States {
         &self.0.states
+    }
+
+    /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
+    pub fn rings(&self) -> broadcast::Receiver<Ring> {
+        self.0.rings.subscribe()
     }
 
     /// Runs `job` on one consistent view of the database. The job must not write.

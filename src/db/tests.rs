@@ -12,6 +12,7 @@ mod plans;
 mod postgres;
 mod questions;
 mod retention;
+mod rings;
 mod runs;
 mod tables;
 mod threads;

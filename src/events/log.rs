@@ -199,6 +199,11 @@ impl ThreadLog {
         self.grown.subscribe()
     }
 
+    /// Has those who read look whether there is more.
+    pub(super) fn stir(&self) {
+        self.ring_bell();
+    }
+
     fn ring_bell(&self) {
         self.grown.send_modify(|rings| *rings += 1);
     }

@@ -56,6 +56,14 @@ impl Events {
         log
     }
 
+    /// Something has happened on this thread in another process: those who read it here look at once.
+    pub fn stir(&self, thread: ThreadId) {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
+            log.stir();
+        }
+    }
+
     /// Reads the events of a run of the main agent, those of its children included.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
         Tail::new(self, run, after)

@@ -35,6 +35,8 @@ pub(super) struct Desk {
     /// The holder of the lease, and its number: a write under an older number finds no row.
     pub(super) worker: WorkerId,
     pub(super) fence: i64,
+    /// Whether other processes work on the same database, which may have readers of the run.
+    pub(super) has_company: bool,
 }
 
 /// The journal of one lane.
@@ -207,7 +209,16 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
-        self.desk.db.write(move |tx| Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })).await
+        let write = self.desk.db.write(move |tx| {
+            Box::pin(async move {
+                let held = write_batch(tx, &desk, run, lane, &batch).await?;
+                if held && desk.has_company && lane == Lane::Main && batch.ended.is_some() {
+                    db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
+                }
+                Ok(held)
+            })
+        });
+        write.await
     }
 }
 

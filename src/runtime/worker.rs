@@ -60,6 +60,8 @@ pub(super) struct Worker {
     left: Notify,
     /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
     queued: AtomicBool,
+    /// Whether other processes work on the same database.
+    pub(super) has_company: AtomicBool,
 }
 
 /// A run at work in this process.
@@ -89,6 +91,7 @@ impl Worker {
             active: Mutex::default(),
             left: Notify::new(),
             queued: AtomicBool::new(true),
+            has_company: AtomicBool::new(false),
         }
     }
 
@@ -232,6 +235,7 @@ impl Worker {
             run,
             worker: self.id,
             fence,
+            has_company: self.has_company.load(Ordering::Acquire),
         }
     }
 
@@ -295,6 +299,7 @@ impl Worker {
             context: Arc::new(context),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
+            task: None,
             stop,
             voice: Voice::default(),
             answer: None,

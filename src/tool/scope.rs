@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::definition::ContextScoping;
-use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
 use crate::tool::Voice;
 
@@ -31,6 +31,9 @@ pub struct Scope {
     pub context_scoping: ContextScoping,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
+    /// The task of the call that is being made: unique over all threads, and the same when the call is made again after a
+    /// crash. None outside of calls.
+    pub task: Option<TaskId>,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
     /// Tells clients something while the work goes on.
@@ -71,6 +74,7 @@ impl Scope {
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
+            task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
             voice: Voice::default(),
             answer: None,

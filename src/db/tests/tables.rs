@@ -41,6 +41,7 @@ async fn are_the_same_on_both_engines() {
             "crons",
             "deliveries",
             "events",
+            "idempotency_keys",
             "interrupts",
             "item_vectors",
             "items",
