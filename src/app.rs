@@ -74,6 +74,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            store: store.clone(),
             retention: retention(&config),
             webhooks: webhooks(&config.webhooks).context("could not prepare for webhooks")?,
             lease: config.runtime.lease(),

@@ -25,6 +25,7 @@ mod idempotency;
 mod interrupts;
 mod layers;
 mod limits;
+mod memory;
 mod metrics;
 mod models;
 mod readme;
