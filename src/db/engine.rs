@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sqlx::migrate::Migrator;
-use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::pool::PoolOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
@@ -103,38 +102,6 @@ pub(super) enum Readers {
     Writer,
     Sqlite(SqlitePool),
     Postgres(PgPool),
-}
-
-/// Begins a read that sees one moment of the database in all its statements.
-const BEGIN_READ: &str = "begin isolation level repeatable read read only";
-
-/// A connection to Postgres on which a read begins. Whoever waits for that may go away meanwhile, and the connection would
-/// not know that it is within a transaction: it is closed then.
-pub(super) struct Reading {
-    connection: PoolConnection<Postgres>,
-    begun: Arc<AtomicBool>,
-}
-
-impl Reading {
-    pub(super) fn new(connection: PoolConnection<Postgres>) -> Self {
-        Self { connection, begun: Arc::default() }
-    }
-
-    /// Begins.
-    pub(super) async fn begin(&mut self) -> Result<sqlx::Transaction<'_, Postgres>, sqlx::Error> {
-        let begun = Arc::clone(&self.begun);
-        let transaction = Connection::begin_with(&mut *self.connection, BEGIN_READ).await?;
-        begun.store(true, Ordering::Relaxed);
-        Ok(transaction)
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        if !self.begun.load(Ordering::Relaxed) {
-            self.connection.close_on_drop();
-        }
-    }
 }
 
 const SQLITE_READERS: u32 = 4;

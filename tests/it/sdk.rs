@@ -4,6 +4,7 @@
 //! `ADJUTANT_TEST_NODE_MODULES` names a folder of modules, else `tests/sdk/js/node_modules` (made by `npm ci` there).
 //! What is not there is skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -70,6 +71,21 @@ fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<
     Some(command)
 }
 
+/// The table in the README says which methods of an SDK work: those whose names the scene said at its end.
+#[track_caller]
+fn the_readme_lists(said: &str, column: usize) {
+    let last = said.lines().last().expect("the scene says something");
+    let mut methods: BTreeMap<String, String> = serde_json::from_str(last).expect("JSON");
+    // What the clients themselves are built on.
+    methods.remove("http");
+    let readme = include_str!("../../README.md");
+    for (resource, methods) in methods {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{resource}` |")));
+        let cell = row.and_then(|row| row.split('|').nth(column + 1)).map(str::trim);
+        assert_eq!(cell, Some(methods.as_str()), "the README, {resource}");
+    }
+}
+
 on_both_engines! {
     async fn the_python_sdk_drives_the_whole_flow(server: TestServer) {
         let Some(flow) = in_python("flow.py", &server) else { return };
@@ -97,6 +113,16 @@ on_both_engines! {
         let (Some(mut scene), Some(chromium)) = (in_javascript("page.mjs", &PAGE, &server), chromium()) else { return };
         scene.arg(chromium);
         assert_eq!(runs_to_its_end(scene).await, "the page works\n");
+    }
+
+    async fn every_method_of_the_python_sdk_works(server: TestServer) {
+        let Some(scene) = in_python("every_method.py", &server) else { return };
+        the_readme_lists(&runs_to_its_end(scene).await, 1);
+    }
+
+    async fn every_method_of_the_javascript_sdk_works(server: TestServer) {
+        let Some(scene) = in_javascript("every_method.mjs", &RUNS, &server) else { return };
+        the_readme_lists(&runs_to_its_end(scene).await, 2);
     }
 
     async fn the_public_chat_pages_work(server: TestServer) {
