@@ -45,4 +45,5 @@ mod threads;
 mod todos;
 mod tools;
 mod v2;
+mod v2_sockets;
 mod webhooks;
