@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
+use super::children::{AtWork, Children};
 use super::{Report, Webhooks, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::checkpoints::Placed;
@@ -37,6 +39,8 @@ pub(super) struct Desk {
     pub(super) fence: i64,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
+    /// Where the subagents at work are noted.
+    pub(super) children: Arc<Children>,
 }
 
 /// The journal of one lane.
@@ -49,6 +53,10 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
+    /// Tells the loop that writes here to stop.
+    stop: CancellationToken,
+    /// Its place among the subagents at work; the main agent has none.
+    _at_work: Option<AtWork>,
 }
 
 /// A transaction's worth of writing.
@@ -75,20 +83,28 @@ struct Laid {
 }
 
 impl LaneJournal {
-    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>) -> Self {
+    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, stop: CancellationToken) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        Self { desk, run, origin, segment: Mutex::new(segment), began }
+        Self { desk, run, origin, segment: Mutex::new(segment), began, stop, _at_work: None }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork) -> Box<dyn Journal> {
         Box::new(Self {
             desk: Arc::clone(&self.desk),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
+            stop: at_work.stop().clone(),
+            _at_work: Some(at_work),
         })
+    }
+
+    /// Notes that a child of this lane is about to work. Done before its row is written or read: who cancels it looks at
+    /// the row first, and so either is seen in the row, or finds it here.
+    fn enters(&self, child: RunId) -> AtWork {
+        self.desk.children.enter(child, self.stop.child_token())
     }
 
     /// Numbers the notes and lays out what is to be written.
@@ -256,6 +272,11 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
             db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
+            if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+                db::runs::stop_below(tx, run, root, at).await?;
+                let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
+                db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+            }
         } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
                 db::runs::stop_children(tx, thread, root, batch.at).await?;
@@ -351,6 +372,7 @@ impl Journal for LaneJournal {
         let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let (id, order) = (wish.id, wish.order.clone());
+        let at_work = self.enters(id);
         let admitted = self
             .desk
             .db
@@ -372,8 +394,9 @@ impl Journal for LaneJournal {
         match admitted {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
-                let journal = self.child_journal(&run, None);
-                let child = Child { id, machine: Machine::default(), order, input: None, journal };
+                let stop = at_work.stop().clone();
+                let journal = self.child_journal(&run, None, at_work);
+                let child = Child { id, machine: Machine::default(), order, stop, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -388,7 +411,7 @@ impl Journal for LaneJournal {
     }
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
-        let thread = self.desk.run.thread;
+        let (thread, at_work) = (self.desk.run.thread, self.enters(child));
         let found = self
             .desk
             .db
@@ -400,20 +423,25 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    Ok(Some((run, machine, segment, input)))
+                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
+                    Ok(Some((run, (machine, segment), input, is_to_stop)))
                 })
             })
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?;
-        Ok(found.map(|(run, mut machine, segment, input)| {
+        Ok(found.map(|(run, (mut machine, segment), input, is_to_stop)| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
                 machine.reopen();
             }
-            let journal = self.child_journal(&run, segment);
+            let stop = at_work.stop().clone();
+            if is_to_stop {
+                stop.cancel();
+            }
+            let journal = self.child_journal(&run, segment, at_work);
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, input, journal })
+            (run.lineage, Child { id: child, machine, order, stop, input, journal })
         }))
     }
 

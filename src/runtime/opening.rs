@@ -163,7 +163,7 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     desk.db
         .write(move |tx| {
             Box::pin(async move {
-                db::interrupts::abandon(tx, thread, by, now).await?;
+                db::interrupts::abandon(tx, thread, None, by, now).await?;
                 db::runs::stop_children(tx, thread, by, now).await
             })
         })
