@@ -6,42 +6,23 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::children::{AtWork, Children};
-use super::{Report, Webhooks, admission};
+use super::children::AtWork;
+use super::desk::{Desk, fault};
+use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::checkpoints::Placed;
 use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
-use crate::domain::id::{CheckpointId, RunId, WorkerId};
+use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
-use crate::domain::time::{Clock, Timestamp};
-use crate::events::ThreadLog;
-use crate::metrics::Metrics;
-
-/// What all journals of one run of the main agent share.
-pub(super) struct Desk {
-    pub(super) db: Db,
-    pub(super) log: Arc<ThreadLog>,
-    pub(super) metrics: Metrics,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) clock: Arc<dyn Clock>,
-    /// The run of the main agent.
-    pub(super) run: Run,
-    /// The holder of the lease, and its number: a write under an older number finds no row.
-    pub(super) worker: WorkerId,
-    pub(super) fence: i64,
-    /// Whether other processes work on the same database, which may have readers of the run.
-    pub(super) has_company: bool,
-    /// Where the subagents at work are noted.
-    pub(super) children: Arc<Children>,
-}
+use crate::domain::time::Timestamp;
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -297,30 +278,6 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
-}
-
-impl Desk {
-    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), None, now).await
-    }
-
-    fn holder(&self) -> db::runs::Holder {
-        (self.run.id, self.worker, self.fence)
-    }
-}
-
-/// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
-    tracing::error!(%run, %error, "the database failed under a run");
-    match error {
-        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
-        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new(
-                "StorageError",
-                "The server could not store the run's progress. Its log has the cause under the id of the run.",
-            ))
-        }
-    }
 }
 
 #[async_trait]

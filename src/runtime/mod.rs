@@ -28,6 +28,7 @@ mod batch;
 mod cancel;
 mod children;
 mod crons;
+mod desk;
 mod journal;
 mod lease;
 mod opening;

@@ -1,6 +1,6 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-use super::journal::Desk;
+use super::desk::Desk;
 use super::resume;
 use crate::agent::Note;
 use crate::agent::assemble::Known;

@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
 use super::children::Children;
-use super::journal::{Desk, LaneJournal};
+use super::desk::Desk;
+use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::{CancelAction, Webhooks};
 use crate::agent::assemble::{Agents, Known};
