@@ -16,7 +16,7 @@ use super::children::Children;
 use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
-use super::{CancelAction, Webhooks};
+use super::{CancelAction, Store, Webhooks};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -49,6 +49,7 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    store: Store,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
@@ -87,6 +88,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            store: parts.store,
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
@@ -305,6 +307,7 @@ impl Worker {
             context: Arc::new(context),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
+            store: Arc::new(self.store.clone()),
             task: None,
             stop,
             voice: Voice::default(),
