@@ -261,12 +261,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
-            db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
-            if let (RunStatus::Interrupted, Some(_)) = (status, error) {
-                db::runs::stop_below(tx, run, root, at).await?;
-                let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
-                db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
-            }
+            end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
         } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
                 db::runs::stop_children(tx, thread, root, batch.at).await?;
@@ -287,6 +282,24 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
+}
+
+/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
+async fn end_child(
+    tx: &mut Tx<'_>,
+    desk: &Desk,
+    run: RunId,
+    (status, error): (RunStatus, Option<&Failure>),
+    at: Timestamp,
+) -> DbResult<()> {
+    let (thread, root) = (desk.run.thread, desk.run.id);
+    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
+    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+        db::runs::stop_below(tx, run, root, at).await?;
+        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
+        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+    }
+    Ok(())
 }
 
 /// The events among the notes, and what is to be remembered without being one.
