@@ -38,6 +38,7 @@ mod state;
 mod stateless;
 mod store;
 mod streams;
+mod subagent_runs;
 mod subagents;
 mod support;
 mod thread_stream;
