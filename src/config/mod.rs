@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, deprecated, read};
+use crate::domain::definition::{AgentDefinition, FieldPath, Finding, ToolDefinition, deprecated, is_echo, read};
 
 mod arguments;
 mod check;
@@ -131,14 +131,6 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
     sheet.close(config, source.name)
-}
-
-/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
-fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
-    unread.iter().any(|earlier| {
-        let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
-        field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
-    })
 }
 
 /// The value of an environment variable, when it is set to something.
