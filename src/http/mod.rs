@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::runtime::{Runs, Store};
 
 mod about;
+mod agents;
 mod approvals;
 mod assistants;
 mod commands;
@@ -107,6 +108,11 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(assistants::schemas))
         .routes(routes!(assistants::subgraphs))
         .routes(routes!(assistants::subgraph))
+        // Agents: how they are defined.
+        .routes(routes!(agents::search))
+        .routes(routes!(agents::validate))
+        .routes(routes!(agents::get, agents::put, agents::delete))
+        .routes(routes!(agents::versions))
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
