@@ -20,7 +20,7 @@ pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
 
 /// Oddities and mistakes, each with the agent that it is about, when it is about one.
 fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
-    problems.0.into_iter().map(|problem| (problem.agent.clone(), problem.into())).collect()
+    problems.0.into_iter().map(|problem| (problem.agent.as_deref().map(str::to_owned), problem.into())).collect()
 }
 
 /// Takes over what files define whenever they change. Ends with the server.

@@ -62,7 +62,7 @@ pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> 
         let already = search.problems.len();
         let definition = search.agent(&place);
         for problem in search.problems.iter_mut().skip(already) {
-            problem.agent = Some(place.name());
+            problem.agent = Some(place.name().into());
         }
         let origins = std::mem::take(&mut search.origins);
         let (graph_id, place) = (place.name(), place.to_string());

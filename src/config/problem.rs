@@ -25,7 +25,7 @@ pub struct Problem {
     /// How bad it is.
     pub severity: Severity,
     /// The agent that it is about, by its `graph_id`, when it is about one.
-    pub agent: Option<String>,
+    pub agent: Option<Box<str>>,
 }
 
 impl Problem {
@@ -137,9 +137,9 @@ impl Origins {
 }
 
 /// The agent that a field of the configuration belongs to.
-fn agent_of(field: &FieldPath) -> Option<String> {
+fn agent_of(field: &FieldPath) -> Option<Box<str>> {
     match field.0.as_slice() {
-        [Segment::Key(section), Segment::Key(graph_id), ..] if section == "agents" => Some(graph_id.clone()),
+        [Segment::Key(section), Segment::Key(graph_id), ..] if section == "agents" => Some(graph_id.as_str().into()),
         _ => None,
     }
 }

@@ -173,10 +173,7 @@ impl From<AgentRecord> for AgentView {
 }
 
 fn object(definition: &AgentDefinition) -> Object {
-    match json(definition) {
-        serde_json::Value::Object(object) => object,
-        _ => Object::new(),
-    }
+    json(definition).as_object().cloned().unwrap_or_default()
 }
 
 /// A version of an agent.
