@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adjutant::agent::assemble::Workshop;
 use adjutant::db::Db;
+use adjutant::domain::definition::check::Surroundings;
 use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
@@ -14,7 +15,9 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
-use adjutant::runtime::{AssistantRef, Parts, Retention, Runs, Target, WebhookSettings, Webhooks, Wish};
+use adjutant::runtime::{
+    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Target, WebhookSettings, Webhooks, Wish,
+};
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
 use serde_json::{Map, Value, json};
@@ -69,11 +72,12 @@ impl Lab {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop =
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
-        let agents = workshop.assemble(&BTreeMap::from([(AGENT.to_owned(), agent())])).expect("the agent is sound");
+        let file = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
+        let files = FileAgents { agents: vec![file], remarks: vec![] };
         let parts = Parts {
             db: db.clone(),
             events: events.clone(),
-            agents: Arc::new(agents),
+            ground: Ground { workshop, around: Surroundings::default(), files },
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),

@@ -9,6 +9,7 @@ use crate::agent::assemble::{Agents, Known};
 use crate::db::threads::{ThreadSearch, ThreadSort};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::domain::assistant::{Assistant, Change, Settings};
+use crate::domain::definition::AgentDefinition;
 use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
@@ -47,8 +48,8 @@ pub(super) async fn cast(
 }
 
 /// The assistant that an agent has by itself, as it is made.
-pub(super) fn automatic(known: &Known, now: Timestamp) -> Assistant {
-    Assistant::automatic(&known.graph_id, &known.agent.name, known.description.as_deref(), now)
+pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
+    Assistant::automatic(graph_id, agent.name.as_deref().unwrap_or(graph_id), agent.description.as_deref(), now)
 }
 
 /// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody ever

@@ -9,7 +9,6 @@ use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::assistant::Assistant;
 use crate::domain::definition::{
     AgentDefinition, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark, Severity,
     VERSIONS_KEPT, judge,
@@ -54,7 +53,6 @@ pub enum DefinitionError {
 /// What a client brings.
 struct Brought {
     definition: AgentDefinition,
-    assistant: Assistant,
     now: Timestamp,
 }
 
@@ -68,25 +66,13 @@ impl Registry {
         let mut sources = self.sources.lock().await;
         self.store_files(&mut sources, files).await?;
         self.read_clients(&mut sources).await?;
-        let kept: Vec<Assistant> = {
-            self.replace(&sources);
-            let now = self.clock.now();
-            self.agents().all().map(|known| assistants::automatic(known, now)).collect()
-        };
+        self.replace(&sources);
         let before = self.clock.now().minus(GRACE);
-        let write = self.db.write(move |tx| {
-            Box::pin(async move {
-                for assistant in &kept {
-                    assistants::register(tx, assistant).await?;
-                }
-                db::definitions::sweep(tx, before).await
-            })
-        });
-        write.await?;
+        self.db.write(move |tx| Box::pin(async move { db::definitions::sweep(tx, before).await })).await?;
         Ok(())
     }
 
-    /// Stores what files define, each agent as a version if it is a new one.
+    /// Stores what files define, each agent as a version if it is a new one, and with the assistant that belongs to it.
     async fn store_files(&self, sources: &mut Sources, files: FileAgents) -> DbResult<()> {
         let (now, agents) = (self.clock.now(), files.agents);
         let write = self.db.write(move |tx| {
@@ -95,6 +81,8 @@ impl Registry {
                 for agent in agents {
                     let place = Provenance::File(agent.place);
                     versions.push(keep(tx, &agent.graph_id, &agent.definition, &place, now).await?);
+                    let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
+                    assistants::register(tx, &assistant).await?;
                 }
                 Ok(versions)
             })
@@ -187,7 +175,8 @@ async fn store(
     }
     let version = keep(tx, graph_id, &brought.definition, &Provenance::Client, brought.now).await?;
     db::definitions::put(tx, graph_id, version.number).await?;
-    assistants::register(tx, &brought.assistant).await?;
+    let assistant = assistants::automatic(graph_id, &brought.definition, brought.now);
+    assistants::register(tx, &assistant).await?;
     Ok(Ok(Some((version, change))))
 }
 
@@ -208,8 +197,7 @@ impl Runs {
             let finding = Finding::error(FieldPath::default(), error.to_string());
             DefinitionError::Unusable(vec![finding.into()])
         })?;
-        let now = registry.clock.now();
-        let brought = Brought { definition, assistant: assistants::automatic(&known, now), now };
+        let brought = Brought { definition, now: registry.clock.now() };
         let key = graph_id.to_owned();
         let write = registry.db.write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
         match write.await?? {
@@ -297,17 +285,7 @@ impl Runs {
             return Ok(());
         }
         tracing::info!(agents = sources.files.len(), "definitions read again from their files");
-        let now = registry.clock.now();
-        let ours: Vec<Assistant> = registry.agents().all().map(|known| assistants::automatic(known, now)).collect();
-        let write = registry.db.write(move |tx| {
-            Box::pin(async move {
-                for assistant in &ours {
-                    assistants::register(tx, assistant).await?;
-                }
-                Ok(())
-            })
-        });
-        write.await
+        Ok(())
     }
 
     /// Keeps to the former definitions of files, and says why.

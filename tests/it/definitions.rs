@@ -213,9 +213,9 @@ on_both_engines! {
         eventually(async || client.get("/agents/letters").await.body["version"] == 2).await;
         assert_eq!(problems().await, json!([]));
         // A file that cannot be read at all is told with all agents.
-        server.configuration_changes("[agents.agent]", "[agents.agent");
+        server.configuration_changes("[runtime]", "[runtime");
         eventually(async || client.get("/agents/agent").await.ok()["problems"] != json!([])).await;
-        server.configuration_changes("[agents.agent", "[agents.agent]");
+        server.configuration_changes("[runtime", "[runtime]");
         eventually(async || client.get("/agents/agent").await.ok()["problems"] == json!([])).await;
     }
 
