@@ -16,7 +16,8 @@ use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
 use adjutant::runtime::{
-    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Target, WebhookSettings, Webhooks, Wish,
+    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings,
+    Webhooks, Wish,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -74,6 +75,7 @@ impl Lab {
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
         let file = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
         let files = FileAgents { agents: vec![file], remarks: vec![] };
+        let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),
             events: events.clone(),
@@ -81,6 +83,7 @@ impl Lab {
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
+            store: store.expect("a store without an index"),
             retention: Retention::default(),
             webhooks: Webhooks::new(nobody_is_told(), |_| Map::new()).expect("a client"),
             lease: Duration::from_secs(30),

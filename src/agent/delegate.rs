@@ -194,7 +194,7 @@ fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
     };
     let mut writes = written(state, input);
     writes.messages.push(Arc::new(Message::tool(call, ToolStatus::Success, text)));
-    Answer { writes, ends: false, shown: false }
+    Answer { writes, ends: false, shown: false, changes: vec![] }
 }
 
 const NOTHING_SAID: &str = "The subagent finished without saying anything.";

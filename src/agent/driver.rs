@@ -155,7 +155,7 @@ impl Loop<'_> {
     fn stops_after(&self, notes: &Notes) -> bool {
         match notes.last() {
             Some(Note::Entry { entry, .. }) => Breakpoints::hit(&self.breakpoints.after, &entry.node),
-            Some(Note::Fact(_)) | None => false,
+            Some(Note::Fact(_) | Note::Items(_)) | None => false,
         }
     }
 

@@ -18,6 +18,7 @@ use sqlx::{
 
 use super::Spawn;
 use super::error::{DbError, DbResult};
+use super::rings;
 use super::states::States;
 use super::writer::{self, Outfit};
 
@@ -103,9 +104,6 @@ pub(super) enum Readers {
     Postgres(PgPool),
 }
 
-/// Begins a read that sees one moment of the database in all its statements.
-pub(super) const BEGIN_READ: &str = "begin isolation level repeatable read read only";
-
 const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// Fewer than the connections, so that reads find one.
@@ -125,6 +123,7 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
         let pool = open_postgres(url).await?;
+        spawn("database listener", rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()));
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);
         }

@@ -21,7 +21,9 @@ pub mod idempotency;
 pub mod interrupts;
 pub mod items;
 mod json;
+mod reader;
 pub mod retention;
+pub mod rings;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -33,14 +35,17 @@ mod writer;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
+pub use rings::Ring;
 pub use states::States;
 
 use engine::Readers;
+use reader::Reader;
 use writer::Queue;
 
 /// The database. Cloning it copies a pointer.
@@ -52,6 +57,7 @@ struct Inner {
     readers: Readers,
     queue: Queue,
     states: Arc<States>,
+    rings: broadcast::Sender<Ring>,
     closing: CancellationToken,
     writers: TaskTracker,
 }
@@ -71,10 +77,12 @@ impl Db {
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
-        let outfit = writer::Outfit { inbox, states: Arc::clone(&states), closing: closing.clone() };
+        let rings = broadcast::Sender::new(rings::UNHEARD);
+        let outfit =
+            writer::Outfit { inbox, states: Arc::clone(&states), rings: rings.clone(), closing: closing.clone() };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        let db = Self(Arc::new(Inner { engine, readers, queue, states, closing, writers }));
+        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers }));
         db.catch_up().await?;
         Ok(db)
     }
@@ -95,6 +103,11 @@ impl Db {
         &self.0.states
     }
 
+    /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
+    pub fn rings(&self) -> broadcast::Receiver<Ring> {
+        self.0.rings.subscribe()
+    }
+
     /// Runs `job` on one consistent view of the database. The job must not write.
     ///
     /// The transaction is dropped, not ended: that rolls it back too, but nobody waits for it.
@@ -113,7 +126,8 @@ impl Db {
                 job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
             }
             Readers::Postgres(pool) => {
-                let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
+                let mut reader = Reader::of(pool).await?;
+                let mut transaction = reader.begin().await?;
                 job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
             }
         }

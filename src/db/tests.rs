@@ -13,9 +13,11 @@ mod plans;
 mod postgres;
 mod questions;
 mod retention;
+mod rings;
 mod runs;
 mod tables;
 mod threads;
+mod vectors;
 mod writes;
 
 use futures::future::BoxFuture;

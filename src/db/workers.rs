@@ -1,6 +1,6 @@
 //! The server processes, and until when each promised to be alive.
 
-use sqlx::query;
+use sqlx::{query, query_scalar};
 
 use super::engine::on_engine;
 use super::{DbResult, Tx};
@@ -13,6 +13,12 @@ pub async fn beat(tx: &mut Tx<'_>, worker: WorkerId, until: Timestamp) -> DbResu
         on conflict (worker_id) do update set alive_until = excluded.alive_until";
     on_engine!(tx, |conn| query(SQL).bind(worker.0).bind(until.0).execute(conn).await.map(drop))?;
     Ok(())
+}
+
+/// Whether another process than `worker` promised to be alive at the moment `now`.
+pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from workers where worker_id <> $1 and alive_until >= $2)";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(worker.0).bind(now.0).fetch_one(conn).await)?)
 }
 
 /// Takes the promise of `worker` back: its runs may be taken over at once.

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sqlx::{Connection, PgPool, SqliteConnection, raw_sql};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::engine::Tx;
 use super::error::{DbError, DbResult};
+use super::rings::Ring;
 use super::states::States;
 
 /// How many jobs may wait before those who bring more have to wait as well.
@@ -32,6 +33,8 @@ pub(super) type Inbox = mpsc::Receiver<Box<dyn Job>>;
 pub(super) struct Outfit {
     pub(super) inbox: Inbox,
     pub(super) states: Arc<States>,
+    /// Where the listener of Postgres passes on what it hears.
+    pub(super) rings: broadcast::Sender<Ring>,
     pub(super) closing: CancellationToken,
 }
 
@@ -110,7 +113,7 @@ impl Queue {
 
 /// The writer of SQLite.
 pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection) -> BoxFuture<'static, ()> {
-    let Outfit { mut inbox, states, closing } = outfit;
+    let Outfit { mut inbox, states, closing, rings: _ } = outfit;
     Box::pin(async move {
         let mut group = Vec::with_capacity(GROUP);
         loop {
@@ -178,7 +181,7 @@ async fn run_group(
 
 /// The writers of Postgres.
 pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
-    let Outfit { inbox, states, closing } = outfit;
+    let Outfit { inbox, states, closing, rings: _ } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));
     let writer = || {
         let (inbox, pool, states, closing) = (Arc::clone(&inbox), pool.clone(), Arc::clone(&states), closing.clone());

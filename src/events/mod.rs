@@ -20,6 +20,7 @@ mod log;
 mod origins;
 mod tail;
 mod thread_tail;
+mod watch;
 
 pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
@@ -56,6 +57,14 @@ impl Events {
         log
     }
 
+    /// Something has happened on this thread in another process: those who read it here look at once.
+    pub fn stir(&self, thread: ThreadId) {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
+            log.stir();
+        }
+    }
+
     /// Reads the events of a run of the main agent, those of its children included.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
         Tail::new(self, run, after)
@@ -82,6 +91,22 @@ impl Events {
     pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
         let read = self.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
+    }
+
+    /// The number up to which everything that happened on a thread can be read by now.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn newest(&self, thread: ThreadId) -> DbResult<i64> {
+        match self.log(thread).newest() {
+            Some(newest) => Ok(newest),
+            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await,
+        }
+    }
+
+    /// Waits until the server leaves.
+    pub async fn left(&self) {
+        self.leaving.cancelled().await;
     }
 
     /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.

@@ -35,6 +35,7 @@ pub mod files;
 pub mod ordered;
 mod reminder;
 pub mod repair;
+pub mod store;
 pub mod structured;
 pub mod todos;
 pub mod until;

@@ -109,6 +109,9 @@ pub(super) async fn start(
         db::threads::insert(tx, &thread).await?;
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
+    if !claimed {
+        db::rings::ring(tx, db::Ring::Queue).await?;
+    }
     enter_thread(tx, &thread, &run, &cast.known, now).await?;
     Ok(Ok(Admitted { run, claimed, displaced }))
 }

@@ -16,6 +16,7 @@ use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
@@ -35,6 +36,8 @@ pub(super) struct Desk {
     /// The holder of the lease, and its number: a write under an older number finds no row.
     pub(super) worker: WorkerId,
     pub(super) fence: i64,
+    /// Whether other processes work on the same database, which may have readers of the run.
+    pub(super) has_company: bool,
 }
 
 /// The journal of one lane.
@@ -56,6 +59,7 @@ struct Batch {
     at: Timestamp,
     entries: Vec<Laid>,
     facts: Vec<(i64, Fact)>,
+    items: Vec<ItemChange>,
     asked: Vec<Asked>,
     head: Option<(CheckpointId, Position)>,
     ended: Option<(RunStatus, Option<Failure>, bool)>,
@@ -91,7 +95,8 @@ impl LaneJournal {
 
     /// Numbers the notes and lays out what is to be written.
     fn lay_out(&self, machine: &Machine, notes: Vec<Note>) -> Batch {
-        let (at, count) = (self.desk.clock.now(), notes.len());
+        let (at, (notes, items)) = (self.desk.clock.now(), split(notes));
+        let count = notes.len();
         let first = self.desk.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = Batch {
@@ -100,6 +105,7 @@ impl LaneJournal {
             at,
             entries: vec![],
             facts: vec![],
+            items,
             asked: vec![],
             head,
             ended: None,
@@ -110,6 +116,8 @@ impl LaneJournal {
             let body = match note {
                 Note::Entry { entry, position } => self.lay_out_entry(&mut batch, machine, (entry, position), seq),
                 Note::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+                // Taken out before: it has no number.
+                Note::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
             batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
@@ -207,7 +215,16 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
-        self.desk.db.write(move |tx| Box::pin(async move { write_batch(tx, &desk, run, lane, &batch).await })).await
+        let write = self.desk.db.write(move |tx| {
+            Box::pin(async move {
+                let held = write_batch(tx, &desk, run, lane, &batch).await?;
+                if held && desk.has_company && lane == Lane::Main && batch.ended.is_some() {
+                    db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
+                }
+                Ok(held)
+            })
+        });
+        write.await
     }
 }
 
@@ -242,6 +259,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     for asked in &batch.asked {
         db::interrupts::insert(tx, asked).await?;
     }
+    for change in &batch.items {
+        db::items::change(tx, change, at).await?;
+    }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
             db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
@@ -265,6 +285,18 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
+}
+
+/// The events among the notes, and what is to be remembered without being one.
+fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
+    let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
+    for note in notes {
+        match note {
+            Note::Items(changes) => items.extend(changes),
+            Note::Entry { .. } | Note::Fact(_) => events.push(note),
+        }
+    }
+    (events, items)
 }
 
 impl Desk {

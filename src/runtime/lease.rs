@@ -1,28 +1,34 @@
-//! The lease on this process: as long as it is renewed, nobody takes over the runs that this process has claimed.
+//! The lease on this process: as long as it is renewed, nobody takes over the runs that this process has claimed. And what
+//! this process hears of the others.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::broadcast::error::RecvError;
 
 use super::CancelAction;
 use super::worker::Worker;
-use crate::db::{self, DbResult, Engine};
+use crate::db::{self, DbResult, Engine, Ring};
 use crate::domain::id::RunId;
 use crate::domain::time::Timestamp;
 
 impl Worker {
     /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
     pub(super) async fn sign_on(&self) -> DbResult<()> {
-        let (id, until, alone) = (self.id, self.clock.now().plus(self.lease), self.db.engine() == Engine::Sqlite);
-        self.db
-            .write(move |tx| {
-                Box::pin(async move {
-                    // An embedded database has one server, so all others are gone for certain.
-                    if alone {
-                        db::workers::retire_all(tx).await?;
-                    }
-                    db::workers::beat(tx, id, until).await
-                })
+        let (id, now, alone) = (self.id, self.clock.now(), self.db.engine() == Engine::Sqlite);
+        let until = now.plus(self.lease);
+        let write = self.db.write(move |tx| {
+            Box::pin(async move {
+                // An embedded database has one server, so all others are gone for certain.
+                if alone {
+                    db::workers::retire_all(tx).await?;
+                }
+                db::workers::beat(tx, id, until).await?;
+                db::workers::has_company(tx, id, now).await
             })
-            .await
+        });
+        self.has_company.store(write.await?, Ordering::Release);
+        Ok(())
     }
 
     /// Gives the lease on this process back; what is still running may be taken over at once.
@@ -54,16 +60,46 @@ impl Worker {
     }
 
     async fn beat(&self, until: Timestamp) -> DbResult<Vec<(RunId, CancelAction)>> {
-        let id = self.id;
-        let cancels = self
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    db::workers::beat(tx, id, until).await?;
-                    db::runs::cancels_of(tx, id).await
-                })
+        let (id, now) = (self.id, self.clock.now());
+        let write = self.db.write(move |tx| {
+            Box::pin(async move {
+                db::workers::beat(tx, id, until).await?;
+                Ok((db::workers::has_company(tx, id, now).await?, db::runs::cancels_of(tx, id).await?))
             })
-            .await?;
+        });
+        let (has_company, cancels) = write.await?;
+        self.has_company.store(has_company, Ordering::Release);
         Ok(cancels.into_iter().map(|(run, word)| (run, CancelAction::from_word(&word))).collect())
+    }
+
+    /// Hears what other processes on the same database ring. Ends with the server.
+    pub(super) async fn hear(self: Arc<Self>) {
+        let mut rings = self.db.rings();
+        while let Some(heard) = self.shutdown.soft().run_until_cancelled(rings.recv()).await {
+            match heard {
+                Ok(Ring::Queue) => self.bell.notify_one(),
+                Ok(Ring::Cancel(run)) if self.active().contains_key(&run) => self.hear_cancels().await,
+                Ok(Ring::Cancel(_)) => {}
+                Ok(Ring::Ended(thread)) => self.events.stir(thread),
+                Err(RecvError::Lagged(_)) => {
+                    self.bell.notify_one();
+                    self.hear_cancels().await;
+                }
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    /// Stops the runs here that somebody wants to be stopped.
+    async fn hear_cancels(&self) {
+        let id = self.id;
+        match self.db.read(move |tx| Box::pin(db::runs::cancels_of(tx, id))).await {
+            Ok(cancels) => {
+                for (run, word) in cancels {
+                    self.stop(run, CancelAction::from_word(&word));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "could not look which runs shall stop"),
+        }
     }
 }

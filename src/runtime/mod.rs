@@ -47,7 +47,7 @@ pub use crons::CronWish;
 pub use definitions::DefinitionError;
 pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
 pub use registry::{AgentRecord, FileAgent, FileAgents, Ground};
-pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
+pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
@@ -137,6 +137,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// What tools remember beyond a thread.
+    pub store: Store,
     /// How long threads and histories are kept.
     pub retention: Retention,
     /// Tells others that runs have ended.
@@ -180,6 +182,7 @@ impl Runs {
         }
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
+        worker.shutdown.spawn("hearing", Arc::clone(&worker).hear());
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         let runs = Self(Arc::clone(&worker));
         runs.0.shutdown.spawn("webhooks", worker.carry());

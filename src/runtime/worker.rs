@@ -15,7 +15,7 @@ use super::admission::{House, Occasion};
 use super::journal::{Desk, LaneJournal};
 use super::opening::{self, Opening};
 use super::registry::Registry;
-use super::{CancelAction, Webhooks};
+use super::{CancelAction, Store, Webhooks};
 use crate::agent::assemble::Known;
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -48,6 +48,7 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    store: Store,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
@@ -61,6 +62,8 @@ pub(super) struct Worker {
     left: Notify,
     /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
     queued: AtomicBool,
+    /// Whether other processes work on the same database.
+    pub(super) has_company: AtomicBool,
 }
 
 /// A run at work in this process.
@@ -84,6 +87,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            store: parts.store,
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
@@ -92,6 +96,7 @@ impl Worker {
             active: Mutex::default(),
             left: Notify::new(),
             queued: AtomicBool::new(true),
+            has_company: AtomicBool::new(false),
         }
     }
 
@@ -235,6 +240,7 @@ impl Worker {
             run,
             worker: self.id,
             fence,
+            has_company: self.has_company.load(Ordering::Acquire),
         }
     }
 
@@ -305,6 +311,8 @@ impl Worker {
             context: Arc::new(context),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
+            store: Arc::new(self.store.clone()),
+            task: None,
             stop,
             voice: Voice::default(),
             answer: None,

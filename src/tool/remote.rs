@@ -27,6 +27,8 @@ use crate::model::ToolSpec;
 
 /// The header by which a tool recognises a call that it has seen before.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// The header that tells the call from all others, also where a provider uses the ids of calls again.
+const TASK_ID: &str = "adjutant-task-id";
 /// The longest answer that is read.
 const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
 /// How much of a refusal is shown to the model.
@@ -106,6 +108,7 @@ impl RemoteTool {
             .post(self.url.clone())
             .headers(self.headers.clone())
             .header(IDEMPOTENCY_KEY, key(&call.id))
+            .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
             .timeout(self.timeout);
@@ -317,7 +320,7 @@ fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
         let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
-        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY {
+        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY || key == TASK_ID {
             return Err(wrong("is set by the server itself"));
         }
         let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{TestServer, lookup, mail, on_both_engines, script, transcript};
+use crate::support::{Engine, TestServer, lookup, mail, on_both_engines, script, transcript};
 
 on_both_engines! {
     async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
@@ -218,6 +218,22 @@ on_both_engines! {
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
         alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+    }
+
+    async fn another_server_on_the_same_database_follows_a_run_and_stops_it(server: TestServer) {
+        if server.engine == Engine::Sqlite {
+            return;
+        }
+        let (other, alice) = (server.gets_a_twin().await, server.human("agent").await);
+        server.tools.hold("lookup");
+        let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        let joined = other.client.get_stream(&format!("{}/stream", run.path), None).await;
+        let stopped = other.client.post(&format!("{}/cancel?wait=true", run.path), json!({})).await;
+        assert_eq!((stopped.status, run.status().await.as_str()), (200, "interrupted"));
+        assert_eq!(joined.rest().await.last().unwrap().data["error"], "UserInterrupt");
+        server.tools.let_go("lookup");
+        other.leaves().await;
     }
 
     async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {

@@ -12,6 +12,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Position, START};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
@@ -46,6 +47,7 @@ struct Disk {
     lanes: BTreeMap<Lane, Vec<Row>>,
     children: BTreeMap<RunId, (String, Order)>,
     facts: Vec<(Lane, String)>,
+    items: Vec<ItemChange>,
     deltas: usize,
     death: Option<Death>,
     commits: usize,
@@ -212,6 +214,7 @@ impl Journal for Memory {
                         assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
                         rows.push(row);
                     }
+                    Note::Items(changes) => disk.items.extend(changes),
                     Note::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                 }
             }

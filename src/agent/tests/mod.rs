@@ -121,6 +121,8 @@ impl Stage {
             context: Arc::default(),
             context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
+            store: Arc::new(crate::tool::items::ItemsInMemory::default()),
+            task: None,
             stop: self.stop.lock().unwrap().clone(),
             voice: crate::tool::Voice::default(),
             answer: None,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
-use crate::db::{DbResult, Tx};
+use crate::db::{DbResult, Ring, Tx, rings};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
@@ -215,6 +215,7 @@ pub async fn request_cancel(tx: &mut Tx<'_>, run: RunId, action: &str) -> DbResu
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    rings::ring(tx, Ring::Cancel(run)).await?;
     Ok(asked == 1)
 }
 

@@ -45,6 +45,7 @@ async fn are_the_same_on_both_engines() {
             "definitions",
             "deliveries",
             "events",
+            "idempotency_keys",
             "interrupts",
             "item_vectors",
             "items",

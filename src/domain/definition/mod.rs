@@ -21,6 +21,7 @@ mod finding;
 mod judge;
 mod read;
 mod record;
+mod store;
 
 pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
@@ -29,6 +30,7 @@ pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{
     DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT,
 };
+pub use store::{STORE_TOOLS, StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -60,6 +62,8 @@ pub struct AgentDefinition {
     pub todos: bool,
     /// Where its file tools work.
     pub files: Workspace,
+    /// What it can remember beyond the thread.
+    pub store: StoreRule,
     /// How many steps one run may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
@@ -116,6 +120,9 @@ pub struct SubagentDefinition {
     pub response_format: Option<Value>,
     /// Whether it has `write_todos`.
     pub todos: bool,
+    /// What it can remember beyond the thread; what its parent can, when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<StoreRule>,
     /// How many steps one delegation may take; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,

@@ -68,7 +68,8 @@ fn echo(headers: &Headers, body: &Bytes) -> impl IntoResponse + use<> {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
     let auth = headers.get("authorization").and_then(|value| value.to_str().ok());
-    json!({"content": "ok", "artifact": {"key": key, "auth": auth, "body": body}}).to_string()
+    let task = headers.get("adjutant-task-id").and_then(|value| value.to_str().ok());
+    json!({"content": "ok", "artifact": {"key": key, "task": task, "auth": auth, "body": body}}).to_string()
 }
 
 fn refusal(headers: &Headers) -> String {
@@ -107,6 +108,7 @@ async fn a_json_string_is_the_result() {
 async fn the_request_says_which_call_it_is_and_who_makes_it() {
     let expected = json!({
         "key": "call%201",
+        "task": "00000000-0000-0000-0000-000000000004",
         "auth": "Bearer hush-hush",
         "body": {
             "name": "lookup", "args": {"query": "x"}, "tool_call_id": "call 1", "agent_name": "researcher",
