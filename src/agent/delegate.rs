@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
@@ -91,7 +92,7 @@ impl Loop<'_> {
         lineage: &Lineage,
         child: Child,
     ) -> Result<ChildEnd, Stop> {
-        let Child { id, mut machine, input, journal, order: _ } = child;
+        let Child { id, mut machine, stop, input, journal, order: _ } = child;
         let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
@@ -101,7 +102,7 @@ impl Loop<'_> {
                     agent: subagent,
                     plan: subagent.plan.clone(),
                     lineage,
-                    scope: self.scope_of_child(subagent, lineage),
+                    scope: self.scope_of_child(subagent, lineage, stop.clone()),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
@@ -111,7 +112,12 @@ impl Loop<'_> {
                     let ids = [CheckpointId::mint(), CheckpointId::mint()];
                     notes.extend(Note::input(&mut machine, &below.plan, input.clone(), ids));
                 }
-                below.drive(&mut machine, notes).await?
+                // Nobody but itself was told to stop: its caller goes on without it.
+                let alone = || stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
+                match below.drive(&mut machine, notes).await {
+                    Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if alone() => below.cancel(&mut machine).await?,
+                    driven => driven?,
+                }
             }
         };
         Ok(match ending {
@@ -144,12 +150,12 @@ impl Loop<'_> {
         }
     }
 
-    fn scope_of_child(&self, subagent: &Agent, lineage: &Lineage) -> Scope {
+    fn scope_of_child(&self, subagent: &Agent, lineage: &Lineage, stop: CancellationToken) -> Scope {
         Scope {
             agent: subagent.name.clone(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
-            stop: self.scope.stop.child_token(),
+            stop,
             voice: Voice::default(),
             answer: None,
             ..self.scope.clone()
@@ -219,8 +225,11 @@ fn written(state: &State, input: &Update) -> Update {
     .ruled(&state.rules)
 }
 
-/// What the delegating model is told about a child that failed.
+/// What the delegating model is told about a child that failed, or was cancelled.
 fn failed(subagent: &str, failure: &Failure) -> String {
+    if *failure == Failure::cancelled() {
+        return format!("The subagent `{subagent}` was cancelled by request before it was done: it has no result.");
+    }
     format!(
         "The subagent `{subagent}` failed ({}): {} Its other work is kept; delegate again if the task is still needed.",
         failure.class, failure.message

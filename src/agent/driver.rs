@@ -14,6 +14,7 @@ use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
 use crate::domain::message::{Message, Role};
+use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
 use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{ModelError, ModelEvent, ModelRequest};
@@ -138,6 +139,15 @@ impl Loop<'_> {
     async fn fail(&self, machine: &mut Machine, notes: Notes, failure: Failure) -> Result<Ending, Stop> {
         machine.position.failure = Some(failure.clone());
         self.end(machine, notes, Ending::Failed(failure)).await
+    }
+
+    /// Ends a run that was cancelled while its caller goes on.
+    pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<Ending, Stop> {
+        let failure = Failure::cancelled();
+        machine.position.failure = Some(failure.clone());
+        let (status, error) = (RunStatus::Interrupted, Some(failure.clone()));
+        self.journal.commit(machine, vec![Note::Fact(Fact::Ended { status, error, waits: false })]).await?;
+        Ok(Ending::Failed(failure))
     }
 
     fn stops_at(&self, machine: &Machine, step: &Step) -> bool {

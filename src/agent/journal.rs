@@ -1,6 +1,7 @@
 //! All that the loop asks of the outer world.
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{Delta, Fact, Work};
@@ -108,6 +109,8 @@ pub struct Child {
     pub machine: Machine,
     /// The work.
     pub order: Order,
+    /// Tells it to stop. Whoever tells its parent to stop tells it, too.
+    pub stop: CancellationToken,
     /// What it began with, once it has; the difference to its state is what it wrote.
     pub input: Option<Update>,
     /// Where it writes.

@@ -230,11 +230,19 @@ pub async fn resolve(
     Ok(resolved == 1)
 }
 
-/// Closes the open questions of a thread for run `by` of the main agent, which leaves them behind.
-pub async fn abandon(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Timestamp) -> DbResult<()> {
-    let open = of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+/// Closes the open questions of a thread for run `by` of the main agent, which leaves them behind: those of the given
+/// lanes, or all.
+pub async fn abandon(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lanes: Option<&[Lane]>,
+    by: RunId,
+    now: Timestamp,
+) -> DbResult<()> {
+    let mut open = of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+    open.retain(|asked| lanes.is_none_or(|lanes| lanes.contains(&asked.lane)));
     remember(tx, &open, by).await?;
-    drop_pending(tx, thread, None, now).await.map(drop)
+    drop_pending(tx, thread, lanes, now).await.map(drop)
 }
 
 /// What a question was before a run changed it.

@@ -1,5 +1,6 @@
 //! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
 
+mod below;
 mod claims;
 mod order;
 mod queue;
@@ -9,10 +10,11 @@ use sqlx::types::Json;
 use sqlx::{query, query_as};
 use uuid::Uuid;
 
+pub use below::{members, tree};
 pub use claims::{
-    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, next_due,
-    next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
-    stop_children,
+    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, is_to_stop,
+    next_due, next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
+    stop_below, stop_children,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};

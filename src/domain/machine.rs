@@ -102,6 +102,11 @@ impl Failure {
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
         Self { class: class.into(), message: message.into() }
     }
+
+    /// That a client has cancelled the run.
+    pub fn cancelled() -> Self {
+        Self::new("UserInterrupt", "The run was cancelled by request.")
+    }
 }
 
 /// What the driver has to do next. Nothing else ever has to be done.

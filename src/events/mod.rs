@@ -70,6 +70,12 @@ impl Events {
         Tail::new(self, run, after)
     }
 
+    /// Reads, from its beginning, what happened in the run of a subagent and in those below it in the course of the run
+    /// `main` of the main agent, to the end of the subagent's run.
+    pub fn tail_of_child(&self, main: &Run, child: &Run) -> Tail {
+        self.tail(main, After::Start).of_child(child)
+    }
+
     /// Reads the events of a thread, of all its runs and those that are still to come, from the one after number `after` on.
     pub fn tail_of_thread(&self, thread: ThreadId, after: i64) -> ThreadTail {
         ThreadTail::new(self, thread, after)

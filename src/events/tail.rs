@@ -14,6 +14,7 @@ use crate::db::events::LoggedEvent;
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
+use crate::domain::id::{RunId, TaskId};
 use crate::domain::run::Run;
 
 /// How many stored events are read at once.
@@ -34,11 +35,29 @@ pub enum After {
     Now,
 }
 
+/// A subagent's run and those below it.
+struct Branch {
+    run: RunId,
+    namespace: Vec<TaskId>,
+}
+
+impl Branch {
+    fn is_of(&self, event: &Event) -> bool {
+        event.origin.lane == Lane::Child(self.run)
+    }
+
+    fn holds(&self, event: &Event) -> bool {
+        event.origin.namespace.starts_with(&self.namespace)
+    }
+}
+
 /// A reader of the events of one run. It pulls: a reader that is slow, or gone, costs nobody anything.
 pub struct Tail {
     db: Db,
     log: Arc<ThreadLog>,
     run: Run,
+    /// The subagent of whom is told, with those below it, when not of all.
+    branch: Option<Branch>,
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
     origins: Origins,
@@ -60,7 +79,12 @@ impl Tail {
         let origins = Origins::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
-        Self { db, log, run, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
+        Self { db, log, run, branch: None, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
+    }
+
+    /// Reads only what happens in the run of the subagent `child` and in those below it, to the end of that run.
+    pub(super) fn of_child(self, child: &Run) -> Self {
+        Self { branch: Some(Branch { run: child.id, namespace: child.lineage.namespace.clone() }), ..self }
     }
 
     /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the
@@ -113,12 +137,17 @@ impl Tail {
 
     /// The next event if it can be had without waiting.
     pub fn ready(&mut self) -> Option<Arc<Event>> {
-        let event = self.waiting.pop_front()?;
-        if let (Lane::Main, EventBody::Fact(Fact::Ended { .. })) = (event.origin.lane, &event.body) {
-            self.ended = true;
-            self.waiting.clear();
+        while let Some(event) = self.waiting.pop_front() {
+            let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_of(&event));
+            if let (true, EventBody::Fact(Fact::Ended { .. })) = (is_last, &event.body) {
+                self.ended = true;
+                self.waiting.clear();
+            }
+            if self.branch.as_ref().is_none_or(|branch| branch.holds(&event)) {
+                return Some(event);
+            }
         }
-        Some(event)
+        None
     }
 
     /// Whether events lie ready.

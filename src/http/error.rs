@@ -287,6 +287,10 @@ impl From<CancelError> for ApiError {
                                and the runs haven't been deleted or completed.";
                 Self::new(StatusCode::NOT_FOUND, "run_over", message)
             }
+            CancelError::NoUndo => {
+                let message = "action: rollback is for runs of the main agent; a subagent's run can be interrupted";
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "no_rollback_of_subagent", message)
+            }
             CancelError::Fault(error) => error.into(),
         }
     }

@@ -42,6 +42,7 @@ mod state;
 mod stateless;
 mod store;
 pub mod stream;
+mod subagents;
 mod thread_stream;
 mod threads;
 mod traffic;
@@ -136,7 +137,9 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(runs::join))
         .routes(routes!(runs::join_stream))
         .routes(routes!(runs::cancel))
-        .routes(routes!(runs::children))
+        .routes(routes!(subagents::children))
+        .routes(routes!(subagents::tree))
+        .routes(routes!(subagents::state))
         // The stream of a thread, and commands to it.
         .routes(routes!(commands::post))
         .routes(routes!(socket::get, event_stream::post))

@@ -10,8 +10,9 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
+use super::subagents;
 use super::waiting::{self, Leave};
-use super::wire::child::ChildRunView;
+use super::wire::child::AnyRunView;
 use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
 use super::{Answer, Api};
@@ -154,7 +155,7 @@ pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
 }
 
 /// A client follows a run with the modes that the run was asked for.
-fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
+pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
     let on_leave = cancel_on_disconnect.then(|| {
         let (runs, thread, id) = (api.runs.clone(), run.thread, run.id);
@@ -213,16 +214,16 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
     Ok(Json(found.into_iter().map(|run| select.pick(json(&RunView::from(run)))).collect()))
 }
 
-/// Shows a run.
+/// Shows a run, of the main agent or of a subagent.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The run", body = RunView),
+    responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<RunView> {
+pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
     Ok(Json(find(&api, path).await?.into()))
 }
 
 /// The run of this path.
-async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
+pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
     let RunPath { thread_id, run_id } = path;
     let read = api.db.read(move |tx| {
         Box::pin(async move {
@@ -244,7 +245,8 @@ pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Resp
     if was_there { Ok(no_content()) } else { Err(ApiError::no_run_to_delete()) }
 }
 
-/// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`.
+/// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`; for the run of a
+/// subagent, with the values of that subagent.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
     params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
     responses((status = 200, description = "The last values", body = Value,
@@ -260,7 +262,8 @@ pub(super) async fn join(State(api): State<Api>, path: RunPath, params: Params) 
 /// Follows the events of a run.
 ///
 /// A run that was asked for with `stream_resumable` can be taken up after any event, named by `Last-Event-ID`; `-1` is
-/// the place before the first one. Without the header only what comes from now on is shown.
+/// the place before the first one. Without the header only what comes from now on is shown. The stream of a subagent's run
+/// holds what happens in it and below it, under its namespace.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "Runs",
     params(RunPath,
         ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
@@ -279,6 +282,10 @@ pub(super) async fn join_stream(
     let cancel_on_disconnect = params.flag("cancel_on_disconnect")?;
     let seen = last_event(&headers)?;
     let run = find(&api, path).await?;
+    if run.lineage.depth > 0 {
+        let answer = subagents::follow(&api, &run, (seen, filter), cancel_on_disconnect).await?;
+        return Ok((located(&run, Some("stream")), answer).into_response());
+    }
     let seen = seen.filter(|_| run.request.stream_resumable);
     let after = if seen.is_some() { After::Start } else { After::Now };
     let request = StreamRequest { seen, filter, ..follow(&api, &run, cancel_on_disconnect) };
@@ -305,7 +312,10 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
     text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
 }
 
-/// Stops a run. `action=rollback` undoes its work and deletes it.
+/// Stops a run and all below it. `action=rollback` undoes its work and deletes it.
+///
+/// When it is the run of a subagent, its caller gets an error result and goes on, as do the others that the caller
+/// delegated to; its work cannot be undone by itself.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
@@ -313,7 +323,8 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
     responses((status = 200, description = "It has stopped", body = Value,
             headers(("location" = String), ("content-location" = String))),
         (status = 202, description = "It was told to stop"),
-        (status = 404, description = "There is no such run, or it is over", body = ErrorBody)))]
+        (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
+        (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody)))]
 pub(super) async fn cancel(State(api): State<Api>, path: RunPath, params: Params) -> Result<Response, ApiError> {
     let action = action(&params)?;
     let wait = params.flag("wait")?;
@@ -338,16 +349,6 @@ pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
         "rollback" => Some(CancelAction::Rollback),
         _ => None,
     })
-}
-
-/// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
-#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
-    let parent = find(&api, path).await?.id;
-    let found = api.db.read(move |tx| Box::pin(runs::children(tx, parent))).await?;
-    Ok(Json(found.into_iter().map(ChildRunView::from).collect()))
 }
 
 /// A thread named in a body.

@@ -138,7 +138,7 @@ async fn cancel_some(api: &Api, thread: &str, ids: &[String], action: CancelActi
         match api.runs.cancel(thread, id, action).await {
             Ok(()) => stopped_any = true,
             Err(CancelError::NoRun | CancelError::Over) => {}
-            Err(CancelError::Fault(error)) => return Err(error.into()),
+            Err(error @ (CancelError::NoUndo | CancelError::Fault(_))) => return Err(error.into()),
         }
     }
     Ok(stopped_any)

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::Api;
 use super::error::ApiError;
+use super::subagents;
 use super::threads::Glimpse;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as shown};
@@ -154,6 +155,9 @@ fn with_questions(mut values: Value, asked: &[Interrupt]) -> Value {
 /// Waits for the end of a run that began earlier, then tells how its thread stands.
 pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     over(&api, &run).await?;
+    if run.lineage.depth > 0 {
+        return subagents::outcome(&api, &run).await;
+    }
     let (thread, id) = (run.thread, run.id);
     let read = api.db.read(move |tx| {
         Box::pin(async move { Ok((runs::find(tx, thread, id).await?, Glimpse::find(tx, thread).await?)) })
@@ -172,7 +176,13 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
 
 /// Waits for the end of a run.
 pub(super) async fn over(api: &Api, run: &Run) -> Result<(), ApiError> {
-    let mut tail = api.events.tail(run, After::Now);
+    let mut tail = match run.lineage.depth {
+        0 => api.events.tail(run, After::Now),
+        _ => match subagents::at_work_for(api, run).await? {
+            Some((main, _)) => api.events.tail_of_child(&main, run),
+            None => return Ok(()),
+        },
+    };
     while tail.next().await?.is_some() {}
     if tail.is_cut() { Err(ApiError::leaving()) } else { Ok(()) }
 }

@@ -33,7 +33,8 @@ impl CancelAction {
 }
 
 impl Runs {
-    /// Stops a run. Returns when it has been told, not when it has stopped: follow its events for that.
+    /// Stops a run: the main agent's with all below it, or a subagent's with all below that, of which its caller then gets
+    /// an error result and goes on. Returns when it has been told, not when it has stopped: follow its events for that.
     ///
     /// # Errors
     /// See [`CancelError`].
@@ -48,6 +49,9 @@ impl Runs {
                     };
                     match found.status {
                         RunStatus::Pending => admission::withdraw(tx, &found, action, (&*webhooks, now)).await.map(Ok),
+                        RunStatus::Running if found.lineage.depth > 0 && action == CancelAction::Rollback => {
+                            Ok(Err(CancelError::NoUndo))
+                        }
                         RunStatus::Running => {
                             db::runs::request_cancel(tx, run, action.word()).await?;
                             Ok(Ok(()))

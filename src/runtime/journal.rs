@@ -4,41 +4,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::{Report, Webhooks, admission};
+use super::children::AtWork;
+use super::desk::{Desk, fault};
+use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::checkpoints::Placed;
 use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
-use crate::domain::id::{CheckpointId, RunId, WorkerId};
+use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
-use crate::domain::time::{Clock, Timestamp};
-use crate::events::ThreadLog;
-use crate::metrics::Metrics;
-
-/// What all journals of one run of the main agent share.
-pub(super) struct Desk {
-    pub(super) db: Db,
-    pub(super) log: Arc<ThreadLog>,
-    pub(super) metrics: Metrics,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) clock: Arc<dyn Clock>,
-    /// The run of the main agent.
-    pub(super) run: Run,
-    /// The holder of the lease, and its number: a write under an older number finds no row.
-    pub(super) worker: WorkerId,
-    pub(super) fence: i64,
-    /// Whether other processes work on the same database, which may have readers of the run.
-    pub(super) has_company: bool,
-}
+use crate::domain::time::Timestamp;
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -50,6 +35,10 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
+    /// Tells the loop that writes here to stop.
+    stop: CancellationToken,
+    /// Its place among the subagents at work; the main agent has none.
+    _at_work: Option<AtWork>,
 }
 
 /// A transaction's worth of writing.
@@ -77,20 +66,28 @@ struct Laid {
 }
 
 impl LaneJournal {
-    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>) -> Self {
+    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, stop: CancellationToken) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        Self { desk, run, origin, segment: Mutex::new(segment), began }
+        Self { desk, run, origin, segment: Mutex::new(segment), began, stop, _at_work: None }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>) -> Box<dyn Journal> {
+    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork) -> Box<dyn Journal> {
         Box::new(Self {
             desk: Arc::clone(&self.desk),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
+            stop: at_work.stop().clone(),
+            _at_work: Some(at_work),
         })
+    }
+
+    /// Notes that a child of this lane is about to work. Done before its row is written or read: who cancels it looks at
+    /// the row first, and so either is seen in the row, or finds it here.
+    fn enters(&self, child: RunId) -> AtWork {
+        self.desk.children.enter(child, self.stop.child_token())
     }
 
     /// Numbers the notes and lays out what is to be written.
@@ -264,7 +261,7 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
-            db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
+            end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
         } else {
             if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
                 db::runs::stop_children(tx, thread, root, batch.at).await?;
@@ -287,6 +284,24 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     Ok(true)
 }
 
+/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
+async fn end_child(
+    tx: &mut Tx<'_>,
+    desk: &Desk,
+    run: RunId,
+    (status, error): (RunStatus, Option<&Failure>),
+    at: Timestamp,
+) -> DbResult<()> {
+    let (thread, root) = (desk.run.thread, desk.run.id);
+    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
+    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+        db::runs::stop_below(tx, run, root, at).await?;
+        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
+        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+    }
+    Ok(())
+}
+
 /// The events among the notes, and what is to be remembered without being one.
 fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
     let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
@@ -297,30 +312,6 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
         }
     }
     (events, items)
-}
-
-impl Desk {
-    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), None, now).await
-    }
-
-    fn holder(&self) -> db::runs::Holder {
-        (self.run.id, self.worker, self.fence)
-    }
-}
-
-/// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
-    tracing::error!(%run, %error, "the database failed under a run");
-    match error {
-        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
-        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new(
-                "StorageError",
-                "The server could not store the run's progress. Its log has the cause under the id of the run.",
-            ))
-        }
-    }
 }
 
 #[async_trait]
@@ -372,6 +363,7 @@ impl Journal for LaneJournal {
         let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let (id, order) = (wish.id, wish.order.clone());
+        let at_work = self.enters(id);
         let admitted = self
             .desk
             .db
@@ -393,8 +385,9 @@ impl Journal for LaneJournal {
         match admitted {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
-                let journal = self.child_journal(&run, None);
-                let child = Child { id, machine: Machine::default(), order, input: None, journal };
+                let stop = at_work.stop().clone();
+                let journal = self.child_journal(&run, None, at_work);
+                let child = Child { id, machine: Machine::default(), order, stop, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -409,7 +402,7 @@ impl Journal for LaneJournal {
     }
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
-        let thread = self.desk.run.thread;
+        let (thread, at_work) = (self.desk.run.thread, self.enters(child));
         let found = self
             .desk
             .db
@@ -421,20 +414,25 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    Ok(Some((run, machine, segment, input)))
+                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
+                    Ok(Some((run, (machine, segment), input, is_to_stop)))
                 })
             })
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?;
-        Ok(found.map(|(run, mut machine, segment, input)| {
+        Ok(found.map(|(run, (mut machine, segment), input, is_to_stop)| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
                 machine.reopen();
             }
-            let journal = self.child_journal(&run, segment);
+            let stop = at_work.stop().clone();
+            if is_to_stop {
+                stop.cancel();
+            }
+            let journal = self.child_journal(&run, segment, at_work);
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, input, journal })
+            (run.lineage, Child { id: child, machine, order, stop, input, journal })
         }))
     }
 

@@ -78,7 +78,7 @@ impl Worker {
         while let Some(heard) = self.shutdown.soft().run_until_cancelled(rings.recv()).await {
             match heard {
                 Ok(Ring::Queue) => self.bell.notify_one(),
-                Ok(Ring::Cancel(run)) if self.active().contains_key(&run) => self.hear_cancels().await,
+                Ok(Ring::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
                 Ok(Ring::Cancel(_)) => {}
                 Ok(Ring::Ended(thread)) => self.events.stir(thread),
                 Err(RecvError::Lagged(_)) => {
@@ -88,6 +88,11 @@ impl Worker {
                 Err(RecvError::Closed) => return,
             }
         }
+    }
+
+    /// Whether the run is at work here, be it the main agent's or a subagent's.
+    fn works_on(&self, run: RunId) -> bool {
+        self.active().contains_key(&run) || self.children.has(run)
     }
 
     /// Stops the runs here that somebody wants to be stopped.

@@ -25,8 +25,10 @@ mod answering;
 mod assistants;
 mod batch;
 mod cancel;
+mod children;
 mod crons;
 mod definitions;
+mod desk;
 mod journal;
 mod lease;
 mod opening;
@@ -378,6 +380,10 @@ impl Runs {
         else {
             return Ok(false);
         };
+        // A subagent's run goes with that of its main agent.
+        if found.lineage.depth > 0 {
+            return Ok(false);
+        }
         if !found.status.is_final() {
             self.stop_and_wait(&found).await?;
         }
@@ -386,7 +392,7 @@ impl Runs {
 
     async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
         match self.cancel(run.thread, run.id, CancelAction::Interrupt).await {
-            Ok(()) | Err(CancelError::NoRun | CancelError::Over) => {}
+            Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
             Err(CancelError::Fault(error)) => return Err(error),
         }
         self.0.quiet(run.thread).await;

@@ -1,6 +1,6 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-use super::journal::Desk;
+use super::desk::Desk;
 use super::resume;
 use crate::agent::Note;
 use crate::agent::assemble::Known;
@@ -163,7 +163,7 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     desk.db
         .write(move |tx| {
             Box::pin(async move {
-                db::interrupts::abandon(tx, thread, by, now).await?;
+                db::interrupts::abandon(tx, thread, None, by, now).await?;
                 db::runs::stop_children(tx, thread, by, now).await
             })
         })

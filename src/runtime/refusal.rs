@@ -54,6 +54,9 @@ pub enum CancelError {
     /// It is over already.
     #[error("the run is over")]
     Over,
+    /// It is a subagent's: its work is part of its caller's and cannot be undone by itself.
+    #[error("the work of a subagent cannot be undone by itself")]
+    NoUndo,
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),

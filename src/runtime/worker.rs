@@ -12,7 +12,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
-use super::journal::{Desk, LaneJournal};
+use super::children::Children;
+use super::desk::Desk;
+use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::registry::Registry;
 use super::{CancelAction, Store, Webhooks};
@@ -58,6 +60,8 @@ pub(super) struct Worker {
     /// Rung when a run may begin.
     pub(super) bell: Notify,
     active: Mutex<HashMap<RunId, Active>>,
+    /// The runs of subagents at work in this process.
+    pub(super) children: Arc<Children>,
     /// Rung when a run has left `active`.
     left: Notify,
     /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
@@ -94,6 +98,7 @@ impl Worker {
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
             active: Mutex::default(),
+            children: Arc::default(),
             left: Notify::new(),
             queued: AtomicBool::new(true),
             has_company: AtomicBool::new(false),
@@ -241,6 +246,7 @@ impl Worker {
             worker: self.id,
             fence,
             has_company: self.has_company.load(Ordering::Acquire),
+            children: Arc::clone(&self.children),
         }
     }
 
@@ -266,7 +272,7 @@ impl Worker {
             }
         };
         let Opening { mut machine, notes, segment, plan, only_notes } = opening;
-        let journal = LaneJournal::main(Arc::clone(desk), segment);
+        let journal = LaneJournal::main(Arc::clone(desk), segment, stop.clone());
         if run.attempt > ATTEMPTS {
             let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
             return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
@@ -332,7 +338,7 @@ impl Worker {
                 return self.give_back(desk).await;
             }
         }
-        let journal = LaneJournal::main(Arc::clone(desk), None);
+        let journal = LaneJournal::main(Arc::clone(desk), None, CancellationToken::new());
         notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
@@ -345,8 +351,8 @@ impl Worker {
         let wanted = self.active().get(&desk.run.id).and_then(|active| active.wanted);
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
-                let error = Failure::new("UserInterrupt", "The run was cancelled by request.");
-                let ended = Fact::Ended { status: RunStatus::Interrupted, error: Some(error), waits: false };
+                let error = Some(Failure::cancelled());
+                let ended = Fact::Ended { status: RunStatus::Interrupted, error, waits: false };
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
@@ -418,11 +424,11 @@ impl Worker {
         }
     }
 
-    /// Tells a run to stop. False if it is not at work here.
+    /// Tells a run to stop, be it the main agent's or a subagent's. False if it is not at work here.
     pub(super) fn stop(&self, run: RunId, action: CancelAction) -> bool {
         let mut active = self.active();
         let Some(active) = active.get_mut(&run) else {
-            return false;
+            return self.children.stop(run);
         };
         active.wanted.get_or_insert(action);
         active.stop.cancel();

@@ -39,6 +39,7 @@ mod state;
 mod stateless;
 mod store;
 mod streams;
+mod subagent_runs;
 mod subagents;
 mod support;
 mod thread_stream;

@@ -11,6 +11,7 @@ use crate::agent::{Ending, Stop};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::RunId;
+use crate::domain::machine::Failure;
 use crate::domain::message::{Role, ToolStatus};
 use crate::domain::run::RunStatus;
 
@@ -152,4 +153,35 @@ async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() 
         assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
         assert_eq!((stage.results(), stage.store.children().len()), (vec!["done".to_owned(); 2], 2));
     }
+}
+
+#[tokio::test]
+async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_across_a_crash() {
+    let mut met = 0;
+    for last in 1..30 {
+        let (stage, _) = stage(1);
+        let count = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("again", COUNT, json!({}))]]));
+        let (run, wish) = (RunId::mint(), says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]])));
+        stage.revives(Some(Death::Before(last)));
+        let _ = stage.attempt(run, &wish).await;
+        let children = stage.store.children();
+        let Some((first, _)) = children.iter().find(|(_, lineage)| lineage.cause.as_deref() == Some("a")) else {
+            continue;
+        };
+        let over = |fact: &Fact| matches!(fact, Fact::Ended { .. });
+        if stage.store.facts(Lane::Child(*first)).iter().any(over) {
+            break;
+        }
+        met += 1;
+        stage.revives(None);
+        stage.store.cancel(*first);
+        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done), "after {last}");
+        let results = stage.results();
+        let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
+        assert_eq!(results, [cancelled, "done"], "after {last}");
+        let (status, error) = (RunStatus::Interrupted, Some(Failure::cancelled()));
+        let ended = Fact::Ended { status, error, waits: false };
+        assert_eq!(stage.store.facts(Lane::Child(*first)).last(), Some(&ended), "after {last}");
+    }
+    assert!(met > 3, "{met}");
 }

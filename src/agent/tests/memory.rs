@@ -1,6 +1,6 @@
 //! A journal in memory. It holds what a database would hold, as JSON, and it dies on demand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -52,6 +52,7 @@ struct Disk {
     death: Option<Death>,
     commits: usize,
     dead: bool,
+    cancelled: BTreeSet<RunId>,
     stop: CancellationToken,
 }
 
@@ -161,6 +162,21 @@ impl Store {
         if lineage.depth > 1 { Lane::Child(lineage.parent.unwrap()) } else { Lane::Main }
     }
 
+    /// What tells a child to stop: the process does, or a client who cancels it.
+    fn stop_of(&self, child: RunId) -> CancellationToken {
+        let disk = self.disk();
+        let stop = disk.stop.child_token();
+        if disk.cancelled.contains(&child) {
+            stop.cancel();
+        }
+        stop
+    }
+
+    /// A client cancels a child that is not at work at the moment.
+    pub(super) fn cancel(&self, child: RunId) {
+        self.disk().cancelled.insert(child);
+    }
+
     fn questions(&self, lane: Lane) -> Vec<Interrupt> {
         let machine = self.machine(lane);
         let below = machine.parked_children().into_iter().flat_map(|child| self.questions(Lane::Child(child)));
@@ -257,7 +273,8 @@ impl Journal for Memory {
         }
         let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
-        let child = Child { id: child, machine, order, input, journal: self.below(child) };
+        let stop = self.store.stop_of(child);
+        let child = Child { id: child, machine, order, stop, input, journal: self.below(child) };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 

@@ -4,6 +4,7 @@
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::below::with_tree;
 use super::{RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
@@ -219,12 +220,21 @@ pub async fn request_cancel(tx: &mut Tx<'_>, run: RunId, action: &str) -> DbResu
     Ok(asked == 1)
 }
 
-/// The runs of `worker` at work that shall be stopped, and how.
+/// The runs at work that `worker` shall stop, and how: those it was given, and those of subagents below them.
 pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunId, String)>> {
     const SQL: &str = "select run_id, cancel from runs \
-        where depth = 0 and status = 'running' and worker = $1 and cancel is not null order by created_at, run_id";
+        where depth = 0 and status = 'running' and worker = $1 and cancel is not null \
+        union all select child.run_id, child.cancel from runs main join runs child on child.thread_id = main.thread_id \
+        where main.depth = 0 and main.status = 'running' and main.worker = $1 \
+        and child.depth > 0 and child.status = 'running' and child.cancel is not null";
     let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(worker.0).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
+}
+
+/// Whether somebody has asked that the run stop.
+pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from runs where run_id = $1 and cancel is not null)";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_one(conn).await)?)
 }
 
 /// Gives a run back that is not over: whoever looks next goes on with it.
@@ -269,6 +279,19 @@ pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Ti
         " where thread_id = $1 and depth > 0 and status = 'running'"
     );
     on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(by.0).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Notes, in the course of run `by` of the main agent, that the runs below a subagent's are not at work any more, since it
+/// is not.
+pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = concat!(
+        with_tree!(),
+        "update runs set status = 'interrupted', updated_at = $3, ",
+        remember!("$2"),
+        " where run_id in (select member from tree) and run_id <> $1 and status = 'running'"
+    );
+    on_engine!(tx, |conn| query(SQL).bind(child.0).bind(by.0).bind(now.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

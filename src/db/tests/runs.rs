@@ -16,7 +16,8 @@ on_both!(
     are_counted_while_they_wait,
     fence_off_the_past,
     are_adopted,
-    are_cancelled
+    are_cancelled,
+    stop_with_what_is_below_them
 );
 
 fn child_of(parent: &Run, now: i64) -> Run {
@@ -220,4 +221,38 @@ async fn are_cancelled(db: Db) {
     write!(db, |tx| runs::set_status(tx, id, RunStatus::Interrupted, None, Timestamp(3)));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
     assert!(!write!(db, |tx| runs::request_cancel(tx, id, "interrupt")));
+}
+
+async fn stop_with_what_is_below_them(db: Db) {
+    let (thread, worker, now) = (stored_thread(&db).await, WorkerId::mint(), Timestamp(9));
+    let mut main = run_at(thread, 1);
+    main.status = RunStatus::Running;
+    let (first, second) = (child_of(&main, 2), child_of(&main, 3));
+    let (below, deepest) = (child_of(&first, 4), child_of(&child_of(&first, 4), 5));
+    let deepest = Run { lineage: Lineage { parent: Some(below.id), ..deepest.lineage.clone() }, ..deepest };
+    write!(db, |tx| runs::insert(tx, &main, Some(worker)));
+    let all = [first, second, below, deepest];
+    for run in all.clone() {
+        write!(db, |tx| runs::insert(tx, &run, None));
+    }
+    let [first, second, below, deepest] = all.map(|run| run.id);
+    let (top, all) = (read!(db, |tx| runs::get_by_id(tx, first)).expect("it is there").lineage.root, 10);
+    let ids = |runs: Vec<Run>| runs.into_iter().map(|run| run.id).collect::<Vec<_>>();
+    assert_eq!(ids(read!(db, |tx| runs::tree(tx, top, all))), [top, first, second, below, deepest]);
+    assert_eq!(ids(read!(db, |tx| runs::tree(tx, first, all))), [first, below, deepest]);
+    assert_eq!(ids(read!(db, |tx| runs::tree(tx, top, 2))), [top, first]);
+    let mut members = read!(db, |tx| runs::members(tx, first));
+    members.sort_unstable();
+    let mut expected = vec![first, below, deepest];
+    expected.sort_unstable();
+    assert_eq!(members, expected);
+    assert!(!read!(db, |tx| runs::is_to_stop(tx, first)));
+    assert!(write!(db, |tx| runs::request_cancel(tx, first, "interrupt")));
+    assert!(read!(db, |tx| runs::is_to_stop(tx, first)));
+    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), [(first, "interrupt".to_owned())]);
+    assert_eq!(read!(db, |tx| runs::cancels_of(tx, WorkerId::mint())), []);
+    write!(db, |tx| runs::stop_below(tx, first, top, now));
+    for (run, status) in [(first, "running"), (second, "running"), (below, "interrupted"), (deepest, "interrupted")] {
+        assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).map(|run| run.status.word()), Some(status));
+    }
 }

@@ -1,0 +1,77 @@
+//! The runs of subagents at work in this process, each with what tells it alone to stop.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::id::RunId;
+
+/// The runs of subagents at work in this process.
+#[derive(Default)]
+pub(super) struct Children(Mutex<HashMap<RunId, Arc<CancellationToken>>>);
+
+/// A subagent's run among those at work, for as long as this is held.
+pub(super) struct AtWork {
+    among: Arc<Children>,
+    run: RunId,
+    stop: Arc<CancellationToken>,
+}
+
+impl Children {
+    /// Notes that `run` is at work, or is about to be: from now on it can be told to stop.
+    pub(super) fn enter(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
+        let stop = Arc::new(stop);
+        self.all().insert(run, Arc::clone(&stop));
+        AtWork { among: Arc::clone(self), run, stop }
+    }
+
+    /// Tells a run to stop. False if it is not at work here.
+    pub(super) fn stop(&self, run: RunId) -> bool {
+        self.all().get(&run).map(|stop| stop.cancel()).is_some()
+    }
+
+    /// Whether the run is at work here.
+    pub(super) fn has(&self, run: RunId) -> bool {
+        self.all().contains_key(&run)
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<RunId, Arc<CancellationToken>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AtWork {
+    /// What tells the run to stop.
+    pub(super) fn stop(&self) -> &CancellationToken {
+        &self.stop
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        let mut all = self.among.all();
+        // Another loop may have taken the run up again meanwhile.
+        if all.get(&self.run).is_some_and(|stop| Arc::ptr_eq(stop, &self.stop)) {
+            all.remove(&self.run);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_told_to_stop_for_as_long_as_it_is_at_work() {
+        let (children, run) = (Arc::new(Children::default()), RunId::mint());
+        assert!(!children.stop(run));
+        let first = children.enter(run, CancellationToken::new());
+        let second = children.enter(run, CancellationToken::new());
+        drop(first);
+        assert!(children.has(run), "whoever took it up later has it still");
+        assert!(children.stop(run) && second.stop().is_cancelled());
+        drop(second);
+        assert!(!children.has(run) && !children.stop(run));
+    }
+}
