@@ -156,6 +156,23 @@ on_both_engines! {
         assert_eq!(line.events, rest);
     }
 
+    async fn who_comes_back_to_a_log_that_does_not_reach_back_is_told_so(server: TestServer) {
+        let viewer = Viewer::of_new(&server);
+        viewer.starts("agent", "hello").await;
+        let since = viewer.looks_back(1).await[0].data["seq"].as_i64().unwrap();
+        let prune = json!({"thread_ids": [viewer.thread], "strategy": "keep_latest"});
+        assert_eq!(server.client().post("/threads/prune", prune).await.ok()["pruned_count"], 1);
+        let mut line = Line::opens(&server, &viewer.thread).await;
+        let params = |since: i64| json!({"channels": ["lifecycle"], "since": since});
+        let gap = line.commands(1, "subscription.reconnect", params(since)).await;
+        assert_eq!((&gap["error"], &gap["since"]), (&json!("resume_gap"), &json!(since)));
+        let available = gap["min_available_seq"].as_i64().unwrap();
+        assert!(available > since, "{gap}");
+        let answer = line.commands(2, "subscription.reconnect", params(available)).await;
+        assert_eq!(answer["type"], "success", "{answer}");
+        assert_eq!(line.events.last().unwrap()["params"]["data"]["event"], "completed");
+    }
+
     async fn an_answer_has_to_name_the_place_of_the_question(server: TestServer) {
         let viewer = Viewer::of_new(&server);
         let mut line = Line::opens(&server, &viewer.thread).await;
