@@ -10,8 +10,8 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
-use crate::config::{Problems, Watch};
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
+use crate::config::{Problems, Watch};
 use crate::db::Db;
 use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{ToolDefinition, ToolKind};

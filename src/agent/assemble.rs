@@ -9,8 +9,8 @@ use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule, SubagentDefinition,
-    TaskDialect, UntilTool, Workspace,
+    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
+    SubagentDefinition, TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;

@@ -27,8 +27,8 @@ mod verdict;
 mod watch;
 mod webhooks;
 
-pub use check::surroundings;
 pub use arguments::{Arguments, Command, Settings};
+pub use check::surroundings;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -127,7 +127,11 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         directory: directory.to_path_buf(),
         settings: settings.clone(),
         roots: vec![source.path.clone(), folder.clone()],
-        places: config.agents.keys().map(|graph_id| (graph_id.clone(), sheet.place_of(graph_id, &source.name))).collect(),
+        places: config
+            .agents
+            .keys()
+            .map(|graph_id| (graph_id.clone(), sheet.place_of(graph_id, &source.name)))
+            .collect(),
     };
     config.agents_dir = Some(folder);
     for provider in config.providers.values_mut() {

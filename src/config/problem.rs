@@ -132,7 +132,14 @@ impl Origins {
             Some((_, origin, inner, position)) => (origin.file.clone(), inner, position),
             None => ("configuration".to_owned(), finding.field, None),
         };
-        Problem { file, position, field: field.to_string(), message: finding.message, severity: finding.severity, agent }
+        Problem {
+            file,
+            position,
+            field: field.to_string(),
+            message: finding.message,
+            severity: finding.severity,
+            agent,
+        }
     }
 }
 

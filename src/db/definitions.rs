@@ -148,10 +148,8 @@ pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
 
 /// The agents that clients defined, each in the version in use, by their names.
 pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
-    const SQL: &str = concat!(
-        versions!(),
-        " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id"
-    );
+    const SQL: &str =
+        concat!(versions!(), " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id");
     let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
     rows.into_iter().map(DefinitionVersion::try_from).collect()
 }
@@ -215,8 +213,7 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
         where depth = 0 and status in ('pending', 'running') union select r.request::json #>> \
         '{agent,definition}' from threads t join runs r on r.thread_id = t.thread_id where t.status = 'interrupted' and r.depth = 0";
     const FORGET: &str = "delete from definitions where digest = $1";
-    let candidates: Vec<String> =
-        on_engine!(tx, |conn| query_scalar(CANDIDATES).bind(before.0).fetch_all(conn).await)?;
+    let candidates: Vec<String> = on_engine!(tx, |conn| query_scalar(CANDIDATES).bind(before.0).fetch_all(conn).await)?;
     if candidates.is_empty() {
         return Ok(0);
     }
@@ -224,11 +221,8 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
     let needed: Vec<Option<String>> = on_engine!(tx, |conn| query_scalar(sql).fetch_all(conn).await)?;
     let mut forgotten = 0;
     for digest in candidates.into_iter().filter(|digest| !needed.iter().flatten().any(|needed| needed == digest)) {
-        forgotten += on_engine!(tx, |conn| query(FORGET)
-            .bind(digest)
-            .execute(conn)
-            .await
-            .map(|done| done.rows_affected()))?;
+        forgotten +=
+            on_engine!(tx, |conn| query(FORGET).bind(digest).execute(conn).await.map(|done| done.rows_affected()))?;
     }
     Ok(forgotten)
 }

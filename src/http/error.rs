@@ -13,11 +13,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::wire::agent::RemarkView;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
-use super::wire::agent::RemarkView;
 use crate::runtime::{
     AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
 };

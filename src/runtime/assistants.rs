@@ -164,7 +164,8 @@ impl Runs {
     /// # Errors
     /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
     pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
-        if let Some(graph_id) = self.0.registry.records().keys().find(|graph_id| AssistantId::of_graph(graph_id) == id) {
+        if let Some(graph_id) = self.0.registry.records().keys().find(|graph_id| AssistantId::of_graph(graph_id) == id)
+        {
             return Err(AssistantError::Automatic(graph_id.clone()));
         }
         let found = self.0.db.read(move |tx| Box::pin(async move { assistants::find(tx, id).await })).await?;

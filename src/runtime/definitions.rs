@@ -95,9 +95,9 @@ impl Registry {
 
     async fn read_clients(&self, sources: &mut Sources) -> DbResult<()> {
         let read = self.db.read(move |tx| {
-            Box::pin(async move {
-                Ok((db::definitions::of_clients(tx).await?, db::definitions::last_change(tx).await?))
-            })
+            Box::pin(
+                async move { Ok((db::definitions::of_clients(tx).await?, db::definitions::last_change(tx).await?)) },
+            )
         });
         let (versions, seen) = read.await?;
         sources.clients = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();

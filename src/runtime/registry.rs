@@ -11,9 +11,7 @@ use crate::agent::assemble::{Agents, Known, Workshop};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::check::{Surroundings, check_agent};
-use crate::domain::definition::{
-    AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity,
-};
+use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity};
 use crate::domain::machine::Phase;
 use crate::domain::run::{Assigned, Run};
 use crate::domain::time::Clock;
@@ -169,7 +167,12 @@ impl Registry {
     }
 
     /// The agent of a definition; none if its remarks forbid it.
-    fn usable(&self, version: &DefinitionVersion, old: &Agents, remarks: &[Remark]) -> Result<Option<Arc<Known>>, Remark> {
+    fn usable(
+        &self,
+        version: &DefinitionVersion,
+        old: &Agents,
+        remarks: &[Remark],
+    ) -> Result<Option<Arc<Known>>, Remark> {
         let is_wrong = remarks.iter().any(|remark| remark.severity == Severity::Error);
         if is_wrong && version.provenance.file().is_none() {
             return Ok(None);
