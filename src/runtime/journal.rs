@@ -18,12 +18,14 @@ use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::{CheckpointId, RunId, WorkerId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::ThreadLog;
 use crate::metrics::Metrics;
+use crate::tool::budget::Meter;
 
 /// What all journals of one run of the main agent share.
 pub(super) struct Desk {
@@ -53,6 +55,10 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
+    /// What the run has used.
+    meter: Arc<Meter>,
+    /// What of it is stored, time aside.
+    stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
     stop: CancellationToken,
     /// Its place among the subagents at work; the main agent has none.
@@ -71,6 +77,8 @@ struct Batch {
     ended: Option<(RunStatus, Option<Failure>, bool)>,
     /// What is to be told to others now.
     report: Option<Delivery>,
+    /// What the run has used by now, if that is to be stored.
+    used: Option<Usage>,
     events: Vec<Arc<Event>>,
 }
 
@@ -83,19 +91,27 @@ struct Laid {
 }
 
 impl LaneJournal {
-    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, stop: CancellationToken) -> Self {
+    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, (stop, meter): (CancellationToken, Arc<Meter>)) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        Self { desk, run, origin, segment: Mutex::new(segment), began, stop, _at_work: None }
+        let stored = Mutex::default();
+        Self { desk, run, origin, segment: Mutex::new(segment), began, meter, stored, stop, _at_work: None }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork) -> Box<dyn Journal> {
+    fn child_journal(
+        &self,
+        run: &Run,
+        segment: Option<i64>,
+        (at_work, meter): (AtWork, &Arc<Meter>),
+    ) -> Box<dyn Journal> {
         Box::new(Self {
             desk: Arc::clone(&self.desk),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
+            meter: Arc::clone(meter),
+            stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
         })
@@ -122,6 +138,7 @@ impl LaneJournal {
             head,
             ended: None,
             report: None,
+            used: self.used(at),
             events: vec![],
         };
         for (note, seq) in notes.into_iter().zip(first..) {
@@ -133,6 +150,14 @@ impl LaneJournal {
             batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
         }
         batch
+    }
+
+    /// What the run has used by `at`, unless it is stored already. Time alone is stored when the run ends.
+    fn used(&self, at: Timestamp) -> Option<Usage> {
+        let used = self.meter.usage(at);
+        let counted = Usage { seconds: 0.0, ..used };
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        (std::mem::replace(&mut *stored, counted) != counted).then_some(used)
     }
 
     fn lay_out_entry(
@@ -168,6 +193,7 @@ impl LaneJournal {
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
+                batch.used = Some(self.meter.usage(batch.at));
             }
             Fact::Started { .. }
             | Fact::Calling { .. }
@@ -266,6 +292,9 @@ async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch
     }
     let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
+    if let Some(used) = &batch.used {
+        db::runs::set_usage(tx, run, used).await?;
+    }
     for asked in &batch.asked {
         db::interrupts::insert(tx, asked).await?;
     }
@@ -395,8 +424,9 @@ impl Journal for LaneJournal {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
-                let journal = self.child_journal(&run, None, at_work);
-                let child = Child { id, machine: Machine::default(), order, stop, input: None, journal };
+                let meter = Arc::new(Meter::new(Usage::default(), now));
+                let journal = self.child_journal(&run, None, (at_work, &meter));
+                let child = Child { id, machine: Machine::default(), order, stop, meter, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -423,13 +453,14 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                    Ok(Some((run, (machine, segment), input, is_to_stop)))
+                    let (is_to_stop, used) =
+                        (db::runs::is_to_stop(tx, child).await?, db::runs::usage(tx, child).await?);
+                    Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
                 })
             })
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?;
-        Ok(found.map(|(run, (mut machine, segment), input, is_to_stop)| {
+        Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
@@ -439,9 +470,10 @@ impl Journal for LaneJournal {
             if is_to_stop {
                 stop.cancel();
             }
-            let journal = self.child_journal(&run, segment, at_work);
+            let meter = Arc::new(Meter::new(used, self.desk.clock.now()));
+            let journal = self.child_journal(&run, segment, (at_work, &meter));
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, stop, input, journal })
+            (run.lineage, Child { id: child, machine, order, stop, meter, input, journal })
         }))
     }
 

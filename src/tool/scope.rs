@@ -9,6 +9,7 @@ use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
 use crate::tool::Voice;
+use crate::tool::budget::Budget;
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
 #[derive(Clone)]
@@ -36,6 +37,8 @@ pub struct Scope {
     pub task: Option<TaskId>,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
+    /// What the agent may still use.
+    pub budget: Budget,
     /// Tells clients something while the work goes on.
     pub voice: Voice,
     /// The answer to the question that the hook or call asked before, when it is looked at again.
@@ -76,6 +79,7 @@ impl Scope {
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
+            budget: Budget::endless(now),
             voice: Voice::default(),
             answer: None,
         }

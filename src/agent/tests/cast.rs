@@ -197,6 +197,7 @@ pub(super) fn agent_of(
         settings: Map::new(),
         system_prompt: String::new(),
         plan: plan(&stack, 10_000, Arc::default()),
+        limits: crate::domain::limits::Limits::default(),
         declared: crate::domain::field::DeclaredFields::default(),
         stack,
         toolbox,

@@ -12,9 +12,12 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Position, START};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
+use crate::domain::time::Timestamp;
+use crate::tool::budget::Meter;
 
 /// When a process dies, counted in commits, the first being 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,6 +54,8 @@ struct Disk {
     commits: usize,
     dead: bool,
     cancelled: BTreeSet<RunId>,
+    used: BTreeMap<RunId, Usage>,
+    meters: BTreeMap<RunId, Arc<Meter>>,
     stop: CancellationToken,
 }
 
@@ -170,6 +175,20 @@ impl Store {
         stop
     }
 
+    /// What a run has used, as far as it was stored.
+    pub(super) fn meter_of(&self, run: RunId) -> Arc<Meter> {
+        let mut disk = self.disk();
+        let used = disk.used.get(&run).copied().unwrap_or_default();
+        let meter = Arc::new(Meter::new(used, Timestamp(0)));
+        disk.meters.insert(run, Arc::clone(&meter));
+        meter
+    }
+
+    /// What all runs have used, as far as it was stored.
+    pub(super) fn used(&self) -> BTreeMap<RunId, Usage> {
+        self.disk().used.clone()
+    }
+
     /// A client cancels a child that is not at work at the moment.
     pub(super) fn cancel(&self, child: RunId) {
         self.disk().cancelled.insert(child);
@@ -232,6 +251,10 @@ impl Journal for Memory {
                 }
             }
             disk.put_position(self.lane, &machine.position);
+            if let Some(meter) = disk.meters.get(&self.run) {
+                let used = meter.usage(Timestamp(0));
+                disk.used.insert(self.run, used);
+            }
         })
     }
 
@@ -271,7 +294,8 @@ impl Journal for Memory {
         let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
         let stop = self.store.stop_of(child);
-        let child = Child { id: child, machine, order, stop, input, journal: self.below(child) };
+        let meter = self.store.meter_of(child);
+        let child = Child { id: child, machine, order, stop, meter, input, journal: self.below(child) };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 
