@@ -58,6 +58,7 @@ impl App {
         let url = config.storage.url.expose();
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
+        shutdown.spawn("watch", events.clone().watch(Arc::clone(&clock)));
         let providers = Arc::new(providers(&config));
         let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
@@ -74,6 +75,7 @@ impl App {
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
+            store: store.clone(),
             retention: retention(&config),
             webhooks: webhooks(&config.webhooks).context("could not prepare for webhooks")?,
             lease: config.runtime.lease(),

@@ -14,7 +14,9 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
-use adjutant::runtime::{AssistantRef, Parts, Retention, Runs, Target, WebhookSettings, Webhooks, Wish};
+use adjutant::runtime::{
+    AssistantRef, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings, Webhooks, Wish,
+};
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
 use serde_json::{Map, Value, json};
@@ -70,6 +72,7 @@ impl Lab {
         let workshop =
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
         let agents = workshop.assemble(&BTreeMap::from([(AGENT.to_owned(), agent())])).expect("the agent is sound");
+        let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),
             events: events.clone(),
@@ -77,6 +80,7 @@ impl Lab {
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
+            store: store.expect("a store without an index"),
             retention: Retention::default(),
             webhooks: Webhooks::new(nobody_is_told(), |_| Map::new()).expect("a client"),
             lease: Duration::from_secs(30),

@@ -9,11 +9,12 @@ use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition,
+    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule, SubagentDefinition,
     TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
+use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
@@ -23,6 +24,7 @@ use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
+use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
 use crate::middleware::until;
@@ -105,6 +107,7 @@ struct Draft {
     state: BTreeMap<String, FieldDefinition>,
     todos: bool,
     files: Workspace,
+    store: StoreRule,
     step_limit: u32,
     limits: Limits,
     /// The tools that end its work.
@@ -159,6 +162,7 @@ impl Workshop {
             state: definition.state.clone(),
             todos: definition.todos,
             files: definition.files,
+            store: definition.store.clone(),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             limits: definition.limits.clone().unwrap_or_default(),
             until: None,
@@ -202,6 +206,7 @@ impl Workshop {
             state: parent.state.clone(),
             todos: subagent.todos,
             files: parent.files,
+            store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
@@ -234,6 +239,12 @@ impl Workshop {
         stack.push(Arc::new(Repair));
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
+        }
+        // A template that is none was refused when the configuration was read.
+        if let Some(reach) = draft.store.reach()
+            && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
+        {
+            stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
         if draft.ordered_prompt {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));

@@ -93,7 +93,7 @@ impl Loop<'_> {
         };
         if let Some(verdict) = machine.take_verdict(&call.id) {
             if let Some(answer) = decided(&call, &verdict) {
-                self.receive(machine, at, answer);
+                self.receive(machine, notes, at, answer);
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {
@@ -202,7 +202,7 @@ impl Loop<'_> {
             let Some((at, came)) = next else { break };
             match came {
                 Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
-                    self.receive(machine, at, answer);
+                    self.receive(machine, notes, at, answer);
                 }
                 Came::Back(Ok(CallOutcome::Delegate(wish))) => {
                     self.flush(machine, notes).await?;
@@ -234,8 +234,8 @@ impl Loop<'_> {
         Ok(upset)
     }
 
-    /// Takes in a result, past the policies.
-    fn receive(&self, machine: &mut Machine, at: usize, answer: Answer) {
+    /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
+    fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
         let answer = match machine.call(at) {
             Some(call) => self
                 .agent
@@ -246,7 +246,7 @@ impl Loop<'_> {
             None => answer,
         };
         // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
-        let answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
+        let mut answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
             (Err(wrong), Some(call)) => Answer::error(
                 &call,
                 format!(
@@ -256,6 +256,10 @@ impl Loop<'_> {
             ),
             (_, _) => answer,
         };
+        let changes = std::mem::take(&mut answer.changes);
+        if !changes.is_empty() {
+            notes.push(Note::Items(changes));
+        }
         settle(machine, at, answer);
     }
 

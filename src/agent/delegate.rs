@@ -125,7 +125,7 @@ impl Loop<'_> {
                 let alone = || stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
                 match below.drive(&mut machine, notes).await {
                     Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if alone() => below.cancel(&mut machine).await?,
-                    driven => driven?,
+                    driven => driven.inspect_err(|_| self.scope.budget.child_done())?,
                 }
             }
         };
@@ -213,7 +213,7 @@ fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
     };
     let mut writes = written(state, input);
     writes.messages.push(Arc::new(Message::tool(call, ToolStatus::Success, text)));
-    Answer { writes, ends: false, shown: false }
+    Answer { writes, ends: false, shown: false, changes: vec![] }
 }
 
 const NOTHING_SAID: &str = "The subagent finished without saying anything.";

@@ -9,6 +9,7 @@ use crate::domain::checkpoint::Entry;
 use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Plan, Position};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
@@ -65,6 +66,8 @@ pub enum Note {
     },
     /// Something else happened.
     Fact(Fact),
+    /// Something shall be remembered beyond the thread. It is no event: nobody is told.
+    Items(Vec<ItemChange>),
 }
 
 impl Note {

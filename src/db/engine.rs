@@ -104,9 +104,6 @@ pub(super) enum Readers {
     Postgres(PgPool),
 }
 
-/// Begins a read that sees one moment of the database in all its statements.
-pub(super) const BEGIN_READ: &str = "begin isolation level repeatable read read only";
-
 const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// Fewer than the connections, so that reads find one.

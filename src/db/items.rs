@@ -10,7 +10,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use super::engine::{Matches, on_engine};
 use super::json::Cell;
 use super::{DbResult, Tx};
-use crate::domain::item::{AFTER_ALL, Filter, Item, ItemAddress, ItemChange, ItemDraft, Namespace};
+use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemDraft, ItemSearch, Namespace};
 use crate::domain::time::Timestamp;
 
 mod namespaces;
@@ -118,19 +118,6 @@ pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> D
     let gone: Option<(Option<i64>,)> =
         on_engine!(tx, |conn| query_as(SQL).bind(&namespace).bind(&address.key).fetch_optional(conn).await)?;
     Ok(gone.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
-}
-
-/// Which items are wanted. They come in the order of their namespaces and keys.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ItemSearch {
-    /// Where they lie: here, or anywhere below.
-    pub prefix: Namespace,
-    /// What they say.
-    pub filter: Filter,
-    /// How many at most.
-    pub limit: u32,
-    /// How many to pass over before.
-    pub offset: u32,
 }
 
 /// The items that are wanted.

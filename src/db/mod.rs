@@ -20,6 +20,7 @@ pub mod idempotency;
 pub mod interrupts;
 pub mod items;
 mod json;
+mod reader;
 pub mod retention;
 pub mod rings;
 pub mod runs;
@@ -43,6 +44,7 @@ pub use rings::Ring;
 pub use states::States;
 
 use engine::Readers;
+use reader::Reader;
 use writer::Queue;
 
 /// The database. Cloning it copies a pointer.
@@ -123,7 +125,8 @@ impl Db {
                 job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
             }
             Readers::Postgres(pool) => {
-                let mut transaction = pool.begin_with(engine::BEGIN_READ).await?;
+                let mut reader = Reader::of(pool).await?;
+                let mut transaction = reader.begin().await?;
                 job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
             }
         }

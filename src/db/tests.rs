@@ -16,6 +16,7 @@ mod rings;
 mod runs;
 mod tables;
 mod threads;
+mod vectors;
 mod writes;
 
 use futures::future::BoxFuture;

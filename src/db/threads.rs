@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sqlx::types::Json;
-use sqlx::{query, query_as};
+use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 #[cfg(test)]
@@ -239,4 +239,24 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
+}
+
+/// Which of these threads changed since then, or have a run at work.
+pub async fn stirred(tx: &mut Tx<'_>, threads: &[ThreadId], since: Timestamp) -> DbResult<Vec<ThreadId>> {
+    let found: Vec<Uuid> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select thread_id from threads where updated_at >= ");
+        sql.push_bind(since.0).push(" and thread_id in (");
+        let mut list = sql.separated(", ");
+        for thread in threads {
+            list.push_bind(thread.0);
+        }
+        sql.push(") union select thread_id from runs where depth = 0 and status = 'running' and thread_id in (");
+        let mut list = sql.separated(", ");
+        for thread in threads {
+            list.push_bind(thread.0);
+        }
+        sql.push(")");
+        sql.build_query_scalar().fetch_all(conn).await
+    })?;
+    Ok(found.into_iter().map(ThreadId).collect())
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::RunId;
 use super::interrupt::Action;
+use super::item::ItemChange;
 use super::message::{Message, ToolCall, ToolStatus};
 use super::state::{State, Update};
 
@@ -53,12 +54,15 @@ pub struct Answer {
     /// Whether the log already has this answer as an event of its own.
     #[serde(default)]
     pub shown: bool,
+    /// What shall be remembered beyond the thread. It is stored together with the answer and then no longer part of it.
+    #[serde(skip)]
+    pub changes: Vec<ItemChange>,
 }
 
 impl Answer {
     /// An answer that consists of its message.
     pub fn message(message: Message) -> Self {
-        Self { writes: Update::messages([message]), ends: false, shown: false }
+        Self { writes: Update::messages([message]), ends: false, shown: false, changes: vec![] }
     }
 
     /// An error result for `call`.

@@ -11,6 +11,7 @@ use super::Invalid;
 use super::time::Timestamp;
 
 pub mod filter;
+pub mod template;
 pub mod texts;
 
 pub use filter::{Condition, Filter, Test};
@@ -136,6 +137,30 @@ impl ItemAddress {
         };
         Err(Invalid::new("key", reason))
     }
+}
+
+/// Which items are wanted. They come in the order of their namespaces and keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ItemSearch {
+    /// Where they lie: here, or anywhere below.
+    pub prefix: Namespace,
+    /// What they say.
+    pub filter: Filter,
+    /// How many at most.
+    pub limit: u32,
+    /// How many to pass over before.
+    pub offset: u32,
+}
+
+/// A question to the Store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inquiry {
+    /// Which items are wanted.
+    pub wanted: ItemSearch,
+    /// What they are about, in words. Without an index it is not looked at.
+    pub query: Option<String>,
+    /// Whether those found stay longer for it; as configured, if nothing is said.
+    pub refresh: Option<bool>,
 }
 
 /// Something that is remembered.

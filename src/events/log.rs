@@ -194,6 +194,11 @@ impl ThreadLog {
         ring.active && ring.run == Some(run)
     }
 
+    /// Whether somebody waits for the log to grow.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.grown.receiver_count() > 0
+    }
+
     /// Tells when the log has grown, or a run began or ended.
     pub(super) fn bell(&self) -> watch::Receiver<u64> {
         self.grown.subscribe()

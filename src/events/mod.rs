@@ -20,6 +20,7 @@ mod log;
 mod origins;
 mod tail;
 mod thread_tail;
+mod watch;
 
 pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
@@ -96,6 +97,22 @@ impl Events {
     pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
         let read = self.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
+    }
+
+    /// The number up to which everything that happened on a thread can be read by now.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn newest(&self, thread: ThreadId) -> DbResult<i64> {
+        match self.log(thread).newest() {
+            Some(newest) => Ok(newest),
+            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await,
+        }
+    }
+
+    /// Waits until the server leaves.
+    pub async fn left(&self) {
+        self.leaving.cancelled().await;
     }
 
     /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.

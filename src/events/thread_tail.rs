@@ -11,12 +11,11 @@ use super::Events;
 use super::log::{Glance, ThreadLog};
 use super::origins::Origins;
 use super::tail::PAGE;
-use crate::db::{self, Db, DbResult, Engine};
+use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 
-/// How long nothing has to happen until a reader takes the thread to be quiet, and how often it looks at the database
-/// when another process may work on the thread.
+/// How long nothing has to happen until a reader takes the thread to be quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// What a reader of a thread hears.
@@ -78,10 +77,11 @@ impl ThreadTail {
             if self.leaving.is_cancelled() {
                 return Ok(Heard::Over);
             }
-            let looks_again = !self.quiet || self.db.engine() == Engine::Postgres;
+            // What other processes do makes the bell ring, too.
             let rings = self.leaving.run_until_cancelled(bell.changed());
-            let rang = if looks_again { timeout(QUIET, rings).await.is_ok() } else { rings.await.is_some() };
-            if !rang && !self.quiet {
+            if self.quiet {
+                rings.await;
+            } else if timeout(QUIET, rings).await.is_err() {
                 self.quiet = true;
                 self.log.forget();
                 return Ok(Heard::Quiet);
@@ -89,7 +89,30 @@ impl ThreadTail {
         }
     }
 
+    /// The number of the next event that can be had without waiting.
+    pub fn peek(&self) -> Option<i64> {
+        self.waiting.front().map(|event| event.seq)
+    }
+
+    /// That event.
+    pub fn take(&mut self) -> Option<Arc<Event>> {
+        self.waiting.pop_front()
+    }
+
+    /// Everything up to this number was read, or can be had without waiting.
+    pub fn position(&self) -> i64 {
+        self.after
+    }
+
     /// Reads what there is. False if there is nothing yet.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn fetch(&mut self) -> DbResult<bool> {
+        Ok(self.take_in().await? || !self.log.is_active() && self.read_stored(None).await?)
+    }
+
+    /// Reads what memory has, or stored events up to there. False if there is nothing yet.
     async fn take_in(&mut self) -> DbResult<bool> {
         match self.log.glance_at_all(self.after) {
             Glance::Here(events) => {

@@ -60,8 +60,8 @@ pub(super) struct CommandDesk<'a> {
     pub(super) checks_places: bool,
 }
 
-/// What came of a command, and the number that all it causes is above.
-type Obeyed = Result<(Value, i64), Refusal>;
+/// What came of a command; and when it set something going, the number that all it causes is above.
+type Obeyed = Result<(Value, Option<i64>), Refusal>;
 
 impl CommandDesk<'_> {
     /// Obeys a command. Those about subscriptions are for sockets; here they are heard and have no effect.
@@ -73,8 +73,8 @@ impl CommandDesk<'_> {
             "agent.getTree" => self.tree().await,
             "subscription.subscribe" | "subscription.reconnect" => {
                 Filter::read(params).map_err(Refusal::argument)?;
-                let id = crate::domain::id::WorkerId::mint();
-                Ok((json!({"subscription_id": id.to_string(), "replayed_events": 0}), 0))
+                let id = crate::domain::id::RunId::mint();
+                Ok((json!({"subscription_id": id.to_string(), "replayed_events": 0}), None))
             }
             "subscription.unsubscribe" => Err(no_subscription(params)),
             other => Err(Refusal::new("unknown_command", format!("Unknown protocol command: {other}"))),
@@ -82,7 +82,7 @@ impl CommandDesk<'_> {
     }
 
     /// The number of the newest frame that can come of what is stored by now.
-    pub(super) async fn applied(&self) -> Result<i64, Refusal> {
+    async fn applied(&self) -> Result<i64, Refusal> {
         let Some(thread) = self.thread else { return Ok(0) };
         let reach = self.api.events.reach(thread).await.map_err(|error| refused(ApiError::from(error)))?;
         Ok(reach.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
@@ -109,7 +109,7 @@ impl CommandDesk<'_> {
         check_graph(self.api, &wish.assistant).map_err(refused)?;
         let seq = self.applied().await?;
         let run = self.api.runs.start_or_answer(wish).await.map_err(|error| refused(error.into()))?;
-        Ok((json!({"run_id": run.id}), seq))
+        Ok((json!({"run_id": run.id}), Some(seq)))
     }
 
     async fn respond(&self, params: &Value) -> Obeyed {
@@ -129,7 +129,7 @@ impl CommandDesk<'_> {
         let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
         let seq = self.applied().await?;
         match self.api.runs.respond(thread, wish, &replies).await {
-            Ok(_) => Ok((json!({}), seq)),
+            Ok(_) => Ok((json!({}), Some(seq))),
             Err(RespondError::NoRun) => Err(none()),
             Err(RespondError::NoInterrupt(id)) => {
                 Err(Refusal::new("no_such_interrupt", format!("Unknown or already resolved interrupt: {id}")))
@@ -173,7 +173,7 @@ impl CommandDesk<'_> {
         let found = read.await.map_err(|error| refused(ApiError::from(error)))?;
         let (root, below, thread) = found.ok_or_else(none)?;
         let waits = thread.is_some_and(|thread| thread.status == ThreadStatus::Interrupted);
-        Ok((json!({"tree": node(&root, &below, waits)}), self.applied().await?))
+        Ok((json!({"tree": node(&root, &below, waits)}), None))
     }
 }
 
@@ -218,7 +218,7 @@ fn checkpoint_of(config: Option<&mut Object>) -> Result<Option<CheckpointId>, Re
 }
 
 /// A refusal by the rest of the server.
-fn refused(error: ApiError) -> Refusal {
+pub(super) fn refused(error: ApiError) -> Refusal {
     if error.code() == "invalid" {
         return Refusal::argument(error.message());
     }

@@ -36,6 +36,7 @@ pub mod openapi;
 mod openings;
 mod runs;
 mod scene;
+mod socket;
 mod state;
 mod stateless;
 mod store;
@@ -135,7 +136,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(subagents::state))
         // The stream of a thread, and commands to it.
         .routes(routes!(commands::post))
-        .routes(routes!(event_stream::post))
+        .routes(routes!(socket::get, event_stream::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))

@@ -36,6 +36,7 @@ pub mod limits;
 pub mod ordered;
 mod reminder;
 pub mod repair;
+pub mod store;
 pub mod structured;
 pub mod todos;
 pub mod until;

@@ -195,7 +195,7 @@ impl Tool for Form {
                 taken. Call once, with the whole answer.";
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
-        Ok(CallOutcome::Answer(Answer { writes: self.writes(call), ends: true, shown: false }))
+        Ok(CallOutcome::Answer(Answer { writes: self.writes(call), ends: true, shown: false, changes: vec![] }))
     }
 }
 

@@ -6,44 +6,27 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::children::{AtWork, Children};
-use super::{Report, Webhooks, admission};
+use super::children::AtWork;
+use super::desk::{Desk, fault};
+use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
-use crate::db::checkpoints::Placed;
-use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::db::{self, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
-use crate::domain::id::{CheckpointId, RunId, WorkerId};
+use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
-use crate::domain::thread::ThreadStatus;
-use crate::domain::time::{Clock, Timestamp};
-use crate::events::ThreadLog;
-use crate::metrics::Metrics;
+use crate::domain::time::Timestamp;
 use crate::tool::budget::Meter;
 
-/// What all journals of one run of the main agent share.
-pub(super) struct Desk {
-    pub(super) db: Db,
-    pub(super) log: Arc<ThreadLog>,
-    pub(super) metrics: Metrics,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) clock: Arc<dyn Clock>,
-    /// The run of the main agent.
-    pub(super) run: Run,
-    /// The holder of the lease, and its number: a write under an older number finds no row.
-    pub(super) worker: WorkerId,
-    pub(super) fence: i64,
-    /// Whether other processes work on the same database, which may have readers of the run.
-    pub(super) has_company: bool,
-    /// Where the subagents at work are noted.
-    pub(super) children: Arc<Children>,
-}
+mod commit;
+
+use commit::{Batch, Laid, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -55,8 +38,8 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
-    /// What the run has used.
-    meter: Arc<Meter>,
+    /// What the run has used; none for who only writes down that it is over.
+    meter: Option<Arc<Meter>>,
     /// What of it is stored, time aside.
     stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
@@ -65,33 +48,12 @@ pub(super) struct LaneJournal {
     _at_work: Option<AtWork>,
 }
 
-/// A transaction's worth of writing.
-struct Batch {
-    first: i64,
-    count: usize,
-    at: Timestamp,
-    entries: Vec<Laid>,
-    facts: Vec<(i64, Fact)>,
-    asked: Vec<Asked>,
-    head: Option<(CheckpointId, Position)>,
-    ended: Option<(RunStatus, Option<Failure>, bool)>,
-    /// What is to be told to others now.
-    report: Option<Delivery>,
-    /// What the run has used by now, if that is to be stored.
-    used: Option<Usage>,
-    events: Vec<Arc<Event>>,
-}
-
-/// A step with its number and segment.
-struct Laid {
-    seq: i64,
-    segment: i64,
-    entry: Arc<Entry>,
-    position: Position,
-}
-
 impl LaneJournal {
-    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, (stop, meter): (CancellationToken, Arc<Meter>)) -> Self {
+    pub(super) fn main(
+        desk: Arc<Desk>,
+        segment: Option<i64>,
+        (stop, meter): (CancellationToken, Option<Arc<Meter>>),
+    ) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
         let stored = Mutex::default();
@@ -110,7 +72,7 @@ impl LaneJournal {
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
-            meter: Arc::clone(meter),
+            meter: Some(Arc::clone(meter)),
             stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
@@ -125,7 +87,8 @@ impl LaneJournal {
 
     /// Numbers the notes and lays out what is to be written.
     fn lay_out(&self, machine: &Machine, notes: Vec<Note>) -> Batch {
-        let (at, count) = (self.desk.clock.now(), notes.len());
+        let (at, (notes, items)) = (self.desk.clock.now(), split(notes));
+        let count = notes.len();
         let first = self.desk.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = Batch {
@@ -134,6 +97,7 @@ impl LaneJournal {
             at,
             entries: vec![],
             facts: vec![],
+            items,
             asked: vec![],
             head,
             ended: None,
@@ -145,6 +109,8 @@ impl LaneJournal {
             let body = match note {
                 Note::Entry { entry, position } => self.lay_out_entry(&mut batch, machine, (entry, position), seq),
                 Note::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+                // Taken out before: it has no number.
+                Note::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
             batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
@@ -154,7 +120,7 @@ impl LaneJournal {
 
     /// What the run has used by `at`, unless it is stored already. Time alone is stored when the run ends.
     fn used(&self, at: Timestamp) -> Option<Usage> {
-        let used = self.meter.usage(at);
+        let used = self.meter.as_ref()?.usage(at);
         let counted = Usage { seconds: 0.0, ..used };
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         (std::mem::replace(&mut *stored, counted) != counted).then_some(used)
@@ -193,7 +159,7 @@ impl LaneJournal {
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
-                batch.used = Some(self.meter.usage(batch.at));
+                batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
             Fact::Started { .. }
             | Fact::Calling { .. }
@@ -264,92 +230,16 @@ impl LaneJournal {
     }
 }
 
-async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
-    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
-    let held = match &batch.ended {
-        Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
-        }
-        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
-    };
-    if !held {
-        return Ok(false);
-    }
-    let placed = batch.entries.iter().map(|laid| Placed {
-        thread,
-        lane,
-        seq: laid.seq,
-        segment: Some(laid.segment),
-        run: Some(root),
-        entry: &laid.entry,
-        position: &laid.position,
-        at,
-    });
-    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
-    if let Some((head, position)) = &batch.head {
-        db::checkpoints::set_position(tx, *head, position, root).await?;
-    }
-    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
-    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
-    if let Some(used) = &batch.used {
-        db::runs::set_usage(tx, run, used).await?;
-    }
-    for asked in &batch.asked {
-        db::interrupts::insert(tx, asked).await?;
-    }
-    if let Some((status, error, waits)) = &batch.ended {
-        if lane != Lane::Main {
-            db::runs::set_child_status(tx, run, (*status, error.as_ref()), root, batch.at).await?;
-            if let (RunStatus::Interrupted, Some(_)) = (status, error) {
-                db::runs::stop_below(tx, run, root, at).await?;
-                let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
-                db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
-            }
-        } else {
-            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-                db::runs::stop_children(tx, thread, root, batch.at).await?;
-            }
-            let status = match status {
-                RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
-                    ThreadStatus::Interrupted
-                }
-            };
-            admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
-            if let Some(report) = &batch.report {
-                db::deliveries::insert(tx, report).await?;
-            }
-        }
-    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
-        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
-    }
-    Ok(true)
-}
-
-impl Desk {
-    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), None, now).await
-    }
-
-    fn holder(&self) -> db::runs::Holder {
-        (self.run.id, self.worker, self.fence)
-    }
-}
-
-/// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
-    tracing::error!(%run, %error, "the database failed under a run");
-    match error {
-        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
-        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new(
-                "StorageError",
-                "The server could not store the run's progress. Its log has the cause under the id of the run.",
-            ))
+/// The events among the notes, and what is to be remembered without being one.
+fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
+    let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
+    for note in notes {
+        match note {
+            Note::Items(changes) => items.extend(changes),
+            Note::Entry { .. } | Note::Fact(_) => events.push(note),
         }
     }
+    (events, items)
 }
 
 #[async_trait]
@@ -401,7 +291,7 @@ impl Journal for LaneJournal {
         let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let (id, order) = (wish.id, wish.order.clone());
-        let at_work = self.enters(id);
+        let (at_work, lane, used) = (self.enters(id), self.run, self.used(now));
         let admitted = self
             .desk
             .db
@@ -413,6 +303,9 @@ impl Journal for LaneJournal {
                     let verdict = admission::child(tx, &desk.run, &wish, now).await?;
                     if let (Ok(_), Some((head, position))) = (&verdict, &head) {
                         db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
+                    }
+                    if let Some(used) = &used {
+                        db::runs::set_usage(tx, lane, used).await?;
                     }
                     Ok(Some(verdict))
                 })

@@ -28,6 +28,7 @@ mod batch;
 mod cancel;
 mod children;
 mod crons;
+mod desk;
 mod journal;
 mod lease;
 mod opening;
@@ -45,7 +46,7 @@ pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
-pub use store::{IndexParts, Inquiry, Store, StoreError, StoreSettings};
+pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
@@ -125,6 +126,8 @@ pub struct Parts {
     pub shutdown: Shutdown,
     /// Where what happens is counted.
     pub metrics: Metrics,
+    /// What tools remember beyond a thread.
+    pub store: Store,
     /// How long threads and histories are kept.
     pub retention: Retention,
     /// Tells others that runs have ended.

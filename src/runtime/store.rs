@@ -6,14 +6,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::items::{self, ItemSearch, MOST_COMPARED, NamespaceSearch};
+use crate::db::items::{self, MOST_COMPARED, NamespaceSearch};
 use crate::db::{Db, DbError, DbResult};
 use crate::domain::Invalid;
-use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
+use crate::domain::item::{FoundItem, Inquiry, Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
+use crate::domain::machine::Failure;
 use crate::domain::time::Clock;
 use crate::model::ModelError;
+use crate::tool::Items;
 
 mod index;
 
@@ -62,17 +65,6 @@ impl From<IndexError> for StoreError {
             IndexError::Model(error) => Self::Embedding(error),
         }
     }
-}
-
-/// A question to the Store.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Inquiry {
-    /// Which items are wanted.
-    pub wanted: ItemSearch,
-    /// What they are about, in words. Without an index it is not looked at.
-    pub query: Option<String>,
-    /// Whether those found stay longer for it; as configured, if nothing is said.
-    pub refresh: Option<bool>,
 }
 
 /// The Store. Cheap to clone.
@@ -228,5 +220,35 @@ impl Store {
             tracing::debug!(items = all, "expired items of the store removed");
         }
         Ok(())
+    }
+}
+
+/// What a tool is told that could not read or write. A fault is logged; the model learns no more than that.
+fn told(error: StoreError) -> Failure {
+    match error {
+        StoreError::Invalid(error) => Failure::new("InvalidItemError", error.to_string()),
+        StoreError::Embedding(error) => {
+            tracing::warn!(%error, "the embedding model of the store failed");
+            Failure::new(error.class(), "the embedding model of the store failed; nothing was stored")
+        }
+        StoreError::Fault(error) => {
+            tracing::error!(%error, "the database failed under a tool");
+            Failure::new("StorageError", "the store does not answer")
+        }
+    }
+}
+
+#[async_trait]
+impl Items for Store {
+    async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure> {
+        Self::get(self, address, None).await.map_err(|error| told(error.into()))
+    }
+
+    async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
+        Self::search(self, inquiry).await.map_err(told)
+    }
+
+    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {
+        Self::draft(self, wish).await.map_err(told)
     }
 }

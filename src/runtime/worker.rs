@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
 use super::children::Children;
-use super::journal::{Desk, LaneJournal};
+use super::desk::Desk;
+use super::journal::LaneJournal;
 use super::opening::{self, Opening};
-use super::{CancelAction, Webhooks};
+use super::{CancelAction, Store, Webhooks};
 use crate::agent::assemble::{Agents, Known};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -27,6 +28,7 @@ use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
+use crate::tool::budget::Budget;
 use crate::tool::{Scope, Voice};
 
 /// How often the queue is looked at even if nobody rang: another process may have left something.
@@ -48,6 +50,7 @@ pub(super) struct Worker {
     /// How often the lease is renewed.
     pub(super) heartbeat: Duration,
     pub(super) metrics: Metrics,
+    store: Store,
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
@@ -86,6 +89,7 @@ impl Worker {
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             metrics: parts.metrics,
+            store: parts.store,
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
             slot_count: parts.max_concurrent_runs,
@@ -258,8 +262,8 @@ impl Worker {
                 return self.give_back(desk).await;
             }
         };
-        let Opening { mut machine, notes, segment, plan, only_notes } = opening;
-        let journal = LaneJournal::main(Arc::clone(desk), segment, stop.clone());
+        let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
+        let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(Arc::clone(budget.meter()))));
         if run.attempt > ATTEMPTS {
             let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
             return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
@@ -268,7 +272,7 @@ impl Worker {
             agent: &known.agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run, &known, stop),
+            scope: self.scope(run, &known, (stop, budget)),
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),
@@ -288,7 +292,7 @@ impl Worker {
         }
     }
 
-    fn scope(&self, run: &Run, known: &Known, stop: CancellationToken) -> Scope {
+    fn scope(&self, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
         let configurable = run.request.config.get("configurable").and_then(|c| c.as_object());
         let context = match configurable {
             Some(configurable) if run.request.context.is_empty() => configurable.clone(),
@@ -304,8 +308,10 @@ impl Worker {
             context: Arc::new(context),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
+            store: Arc::new(self.store.clone()),
             task: None,
             stop,
+            budget,
             voice: Voice::default(),
             answer: None,
         }
@@ -324,7 +330,7 @@ impl Worker {
                 return self.give_back(desk).await;
             }
         }
-        let journal = LaneJournal::main(Arc::clone(desk), None, CancellationToken::new());
+        let journal = LaneJournal::main(Arc::clone(desk), None, (CancellationToken::new(), None));
         notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");

@@ -154,7 +154,7 @@ impl Budget {
     }
 
     /// What the run itself has used.
-    pub fn meter(&self) -> &Meter {
+    pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 

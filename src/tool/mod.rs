@@ -1,7 +1,8 @@
 //! Things a model can call.
 //!
 //! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
-//! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, it returns.
+//! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, or wants to be
+//! remembered, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
 use std::collections::BTreeMap;
@@ -22,12 +23,15 @@ pub mod arguments;
 pub mod budget;
 pub mod demo;
 pub mod files;
+pub mod items;
 pub mod literal;
 pub mod remote;
 pub mod scope;
+pub mod store;
 pub mod voice;
 
 pub use arguments::ArgumentCheck;
+pub use items::Items;
 pub use scope::Scope;
 pub use voice::Voice;
 

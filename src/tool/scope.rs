@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
-use crate::tool::Voice;
 use crate::tool::budget::Budget;
+use crate::tool::{Items, Voice};
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
 #[derive(Clone)]
@@ -32,6 +32,8 @@ pub struct Scope {
     pub context_scoping: ContextScoping,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
+    /// What is remembered beyond the thread. Whoever holds a scope reaches all of it.
+    pub store: Arc<dyn Items>,
     /// The task of the call that is being made: unique over all threads, and the same when the call is made again after a
     /// crash. None outside of calls.
     pub task: Option<TaskId>,
@@ -77,6 +79,7 @@ impl Scope {
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
+            store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
             budget: Budget::endless(now),

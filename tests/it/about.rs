@@ -27,7 +27,7 @@ async fn it_is_said_what_the_server_can_do() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let info = server.client().get("/info").await.ok();
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
-    for (flag, expected) in [("assistants", true), ("langsmith", false)] {
+    for (flag, expected) in [("assistants", true), ("crons", true), ("langsmith", false)] {
         assert_eq!(info["flags"][flag], expected, "{flag}");
     }
     assert_eq!(info["host"]["kind"], "self-hosted");

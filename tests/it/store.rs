@@ -4,6 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::client::{Client, Reply, reply};
+use crate::support::provider::Turn;
 use crate::support::{TestServer, eventually, on_both_engines};
 
 /// Sends a body to `/store/items`.
@@ -158,5 +159,56 @@ on_both_engines! {
         }
         client.post("/store/namespaces", json!({"max_depth": 0})).await.refused(422);
         assert_eq!(found(&client, json!({})).await, [""; 0]);
+    }
+
+    async fn items_are_found_by_what_they_are_about(server: TestServer) {
+        let client = server.client();
+        let index = "[store.index]\ndims = 256\nembed = \"scripted:words\"\nfields = [\"text\", \"tags[*]\"]";
+        server.is_configured_with(index).await;
+        for (key, value, fields) in [
+            ("fish", json!({"text": "she likes fresh fish", "kind": "food"}), Value::Null),
+            ("train", json!({"text": "the train is late"}), Value::Null),
+            ("tagged", json!({"text": "nothing of that", "tags": ["blue", "fish"], "kind": "food"}), Value::Null),
+            ("hidden", json!({"text": "fish fish fish"}), json!(false)),
+            ("other", json!({"text": "fish", "title": "a late train"}), json!(["title"])),
+        ] {
+            let item = json!({"namespace": ["n"], "key": key, "value": value, "index": fields});
+            items(&client, Method::PUT, item).await.ok();
+        }
+        let about = json!({"namespace_prefix": ["n"], "query": "fish", "limit": 2});
+        assert_eq!(found(&client, about.clone()).await, ["tagged", "fish"]);
+        let scores = client.post("/store/items/search", about).await.ok();
+        let score = |at: usize| scores["items"][at]["score"].as_f64().expect("a score");
+        assert!((score(0) - 1.0).abs() < 1e-4 && score(1) > 0.2 && score(1) < score(0), "{scores}");
+        let late = json!({"namespace_prefix": [], "query": "a late train", "limit": 1});
+        assert_eq!(found(&client, late).await, ["other"]);
+        let food = json!({"namespace_prefix": ["n"], "query": "fish", "filter": {"kind": "food"}});
+        assert_eq!(found(&client, food).await, ["tagged", "fish"]);
+        assert_eq!(found(&client, json!({"namespace_prefix": ["n"]})).await.len(), 5);
+        let wrong = json!({"namespace": ["n"], "key": "k", "value": {}, "index": ["a["]});
+        let refused = items(&client, Method::PUT, wrong).await.refused(422);
+        assert!(refused.starts_with("index[0]: "), "{refused}");
+        let long = json!({"namespace_prefix": ["n"], "query": "x".repeat(9000)});
+        client.post("/store/items/search", long).await.refused(422);
+    }
+
+    async fn an_item_is_not_stored_without_what_it_is_to_be_found_by(server: TestServer) {
+        let client = server.client();
+        server.is_configured_with("[store.index]\ndims = 2\nembed = \"fake_openai:e-1\"").await;
+        server.models.will([Turn::Points(vec![[3.0, 4.0]]), Turn::Points(vec![[1.0, 0.0]]), Turn::Refuses(400, None)]);
+        put(&client, json!(["n"]), "k", json!({"x": 1})).await.ok();
+        let asked = json!({"namespace_prefix": ["n"], "query": "what"});
+        let answer = client.post("/store/items/search", asked.clone()).await.ok();
+        assert!((answer["items"][0]["score"].as_f64().expect("a score") - 0.6).abs() < 1e-5, "{answer}");
+        let refused = put(&client, json!(["n"]), "k", json!({"x": 2})).await.refused(424);
+        assert!(refused.contains("ModelRefusedError") && !refused.contains("secret"), "{refused}");
+        assert_eq!(get(&client, "n", "k").await["value"], json!({"x": 1}));
+        let first = server.models.asked().remove(0);
+        assert_eq!((first.path.as_str(), first.key.as_deref()), ("/openai/v1/embeddings", Some("secret-openai")));
+        let body: Value = serde_json::from_str(&first.body).expect("JSON");
+        assert_eq!((&body["model"], &body["input"]), (&json!("e-1"), &json!([r#"{"x":1}"#])));
+        server.models.will([Turn::Points(vec![[1.0, 0.0], [0.0, 1.0]]), Turn::Refuses(401, None)]);
+        client.post("/store/items/search", asked.clone()).await.refused(424);
+        client.post("/store/items/search", asked).await.refused(424);
     }
 }

@@ -12,6 +12,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
+use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Position, START};
 use crate::domain::run::{Lineage, Order};
@@ -49,6 +50,7 @@ struct Disk {
     lanes: BTreeMap<Lane, Vec<Row>>,
     children: BTreeMap<RunId, (String, Order)>,
     facts: Vec<(Lane, String)>,
+    items: Vec<ItemChange>,
     deltas: usize,
     death: Option<Death>,
     commits: usize,
@@ -87,6 +89,11 @@ impl Store {
         let disk = self.disk();
         let here = disk.facts.iter().filter(|(of, _)| *of == lane);
         here.map(|(_, fact)| serde_json::from_str(fact).unwrap()).collect()
+    }
+
+    /// Everything that happened, in order.
+    pub(super) fn course(&self) -> Vec<(Lane, Fact)> {
+        self.disk().facts.iter().map(|(lane, fact)| (*lane, serde_json::from_str(fact).unwrap())).collect()
     }
 
     pub(super) fn deltas(&self) -> usize {
@@ -202,6 +209,12 @@ impl Store {
 }
 
 impl Disk {
+    fn note_usage(&mut self, run: RunId) {
+        if let Some(meter) = self.meters.get(&run) {
+            self.used.insert(run, meter.usage(Timestamp(0)));
+        }
+    }
+
     fn put_position(&mut self, lane: Lane, position: &Position) {
         if let Some(last) = self.lanes.get_mut(&lane).and_then(|rows| rows.last_mut()) {
             last.position = serde_json::to_string(position).unwrap();
@@ -247,14 +260,12 @@ impl Journal for Memory {
                         assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
                         rows.push(row);
                     }
+                    Note::Items(changes) => disk.items.extend(changes),
                     Note::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                 }
             }
             disk.put_position(self.lane, &machine.position);
-            if let Some(meter) = disk.meters.get(&self.run) {
-                let used = meter.usage(Timestamp(0));
-                disk.used.insert(self.run, used);
-            }
+            disk.note_usage(self.run);
         })
     }
 
@@ -273,6 +284,7 @@ impl Journal for Memory {
             let lineage = serde_json::to_string(&wish.lineage).unwrap();
             disk.children.entry(wish.id).or_insert((lineage, wish.order));
             disk.put_position(self.lane, &parent.position);
+            disk.note_usage(self.run);
         })?;
         let (_, child) = self.find_child(wish.id).await?.unwrap();
         Ok(ChildVerdict::Admitted(Box::new(child)))

@@ -6,6 +6,7 @@ mod crash;
 mod crash_windows;
 mod drawings;
 mod hooks;
+mod limits;
 mod memory;
 mod runs;
 
@@ -123,6 +124,7 @@ impl Stage {
             context: Arc::default(),
             context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
+            store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),

@@ -43,7 +43,10 @@ async fn a_run_leaves_its_steps_in_order() {
     assert_eq!(stage.hears(script(&[&[("a", JOT, json!({}))]])).await, Ending::Done);
     assert_eq!(nodes(&stage), ["__start__", "__start__", MODEL, TOOLS, MODEL]);
     let facts = stage.store.facts(Lane::Main);
-    assert!(matches!(facts.as_slice(), [Fact::Started { resumed: false, .. }, Fact::Ended { .. }]), "{facts:?}");
+    assert!(
+        matches!(facts.as_slice(), [Fact::Started { resumed: false, .. }, Fact::Calling { .. }, Fact::Ended { .. }]),
+        "{facts:?}"
+    );
 }
 
 #[tokio::test]

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, ItemSearch, namespace_of, range, text_of};
+use super::{ItemRow, namespace_of, range, text_of};
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
 use crate::db::{Db, DbResult, Tx};
-use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemSearch};
 use crate::domain::time::Timestamp;
 
 /// How many vectors are read at a time.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{object, on_both, read, write};
 use crate::db::Db;
-use crate::db::items::{self, ItemSearch, NamespaceSearch};
-use crate::domain::item::{Filter, Item, ItemAddress, ItemDraft, Namespace};
+use crate::db::items::{self, NamespaceSearch};
+use crate::domain::item::{Filter, Item, ItemAddress, ItemDraft, ItemSearch, Namespace};
 use crate::domain::time::Timestamp;
 
 on_both! {

@@ -21,6 +21,7 @@ on_both!(
     contains_metadata,
     is_found_by_what_was_stored_before_there_were_terms,
     goes_with_everything_on_it,
+    is_stirred,
     is_fit
 );
 
@@ -238,4 +239,21 @@ async fn is_fit(db: Db) {
     assert!(
         matches!(&found, Err(DbError::Corrupt { table: "threads", column: "status", id: row }) if *row == id.to_string())
     );
+}
+
+async fn is_stirred(db: Db) {
+    let (old, new) = (thread_at(7), thread_at(9));
+    let ids = [old.id, new.id];
+    assert!(write!(db, |tx| threads::insert(tx, &old)));
+    assert!(write!(db, |tx| threads::insert(tx, &new)));
+    let all = ids.to_vec();
+    assert_eq!(read!(db, |tx| threads::stirred(tx, &all, Timestamp(8))), [ids[1]]);
+    let id = ids[1];
+    assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
+    let (run, lane, at) = (crate::domain::id::RunId::mint(), Lane::Main, Timestamp(9));
+    write!(db, |tx| {
+        let facts = [3, 5].map(|seq| PlacedFact { thread: id, seq, run, lane, fact: &Fact::Undone, at });
+        async move { events::insert(tx, &facts).await }
+    });
+    assert_eq!(read!(db, |tx| events::reach(tx, id)), Some((3, 5)));
 }

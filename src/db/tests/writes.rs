@@ -3,7 +3,14 @@ use std::time::Duration;
 use super::{Db, on_both, read, stored_thread, thread_at, write};
 use crate::db::{DbError, threads};
 
-on_both!(wait_for_each_other, fail_alone, panic_alone, go_on_without_an_audience, are_refused_after_closing);
+on_both!(
+    wait_for_each_other,
+    fail_alone,
+    panic_alone,
+    go_on_without_an_audience,
+    are_not_hindered_by_readers_that_leave,
+    are_refused_after_closing,
+);
 
 async fn wait_for_each_other(db: Db) {
     let writes = (0..64).map(|n| {
@@ -104,4 +111,21 @@ async fn closing_finishes_what_was_begun() {
     assert!(read!(db, |tx| threads::find(tx, id)).is_some());
     assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 21);
     db.close().await;
+}
+
+async fn are_not_hindered_by_readers_that_leave(db: Db) {
+    let id = stored_thread(&db).await;
+    for turn in 0..300_u64 {
+        let read = db.read(move |tx| Box::pin(async move { threads::find(tx, id).await }));
+        // Somewhere between its first word to the database and the last one from there.
+        let _ = tokio::time::timeout(Duration::from_micros(turn * 5), read).await;
+    }
+    let writes = (0..64).map(|n| {
+        let db = db.clone();
+        async move {
+            let thread = thread_at(n);
+            assert!(write!(db, |tx| threads::insert(tx, &thread)));
+        }
+    });
+    futures::future::join_all(writes).await;
 }

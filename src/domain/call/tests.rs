@@ -35,7 +35,7 @@ fn an_unreadable_call_is_pending_with_its_answer_unless_it_has_one_or_cannot_hav
     let answer = answer(vec![call("a")], vec![broken(Some("x")), broken(Some("y")), broken(None)]);
     let pending = pending_calls(&answer, &later, &State::default());
     assert_eq!(pending.iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), ["a", "x"]);
-    let Some(Answer { writes, ends: false, shown: false }) = pending[1].answer() else { panic!("{pending:?}") };
+    let Some(Answer { writes, ends: false, shown: false, .. }) = pending[1].answer() else { panic!("{pending:?}") };
     assert!(matches!(writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
     assert_eq!((writes.messages[0].answers(), writes.messages[0].name.as_deref()), (Some("x"), Some("send")));
 }

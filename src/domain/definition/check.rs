@@ -12,11 +12,12 @@ use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, BUILT_IN, SubagentDefinition, ToolDefinition, ToolKind, UnknownSubagent, Workspace,
+    AgentDefinition, ApprovalRule, BUILT_IN, STORE_TOOLS, StoreRule, SubagentDefinition, ToolDefinition, ToolKind,
+    UnknownSubagent, Workspace,
 };
 
 /// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 11] = [
+pub const POLICY_TOOLS: [&str; 15] = [
     "task",
     "get_task_instructions",
     "write_todos",
@@ -28,6 +29,10 @@ pub const POLICY_TOOLS: [&str; 11] = [
     "glob",
     "grep",
     "execute",
+    "store_get",
+    "store_search",
+    "store_put",
+    "store_delete",
 ];
 
 /// The fields that every state has, or policies keep.
@@ -75,6 +80,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
         check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
     }
+    check.findings.extend(agent.store.check(&top.then("store")));
     check.state_fields(&top.then("state"), &agent.state);
     check.general_purpose(agent);
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
@@ -130,24 +136,25 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 
 /// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
 fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = own_tools(&agent.tools, agent.todos, agent.files);
+    let mut tools = own_tools(&agent.tools, agent.todos, agent.files, &agent.store);
     let inheriting = agent.subagents.iter().filter(|subagent| subagent.interrupt_on.is_none());
     for subagent in inheriting {
-        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files));
+        let store = subagent.store.as_ref().unwrap_or(&agent.store);
+        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files, store));
     }
     tools.insert("task");
     tools
 }
 
-fn own_tools(declared: &[String], todos: bool, files: Workspace) -> BTreeSet<&str> {
+fn own_tools<'a>(declared: &'a [String], todos: bool, files: Workspace, store: &StoreRule) -> BTreeSet<&'a str> {
     let mut tools: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
+    tools.extend(store.tools());
     if todos {
         tools.insert("write_todos");
     }
     if files != Workspace::None {
-        tools.extend(
-            POLICY_TOOLS.iter().filter(|name| !matches!(**name, "task" | "get_task_instructions" | "write_todos")),
-        );
+        let others = |name: &str| matches!(name, "task" | "get_task_instructions" | "write_todos");
+        tools.extend(POLICY_TOOLS.iter().filter(|name| !others(name) && !STORE_TOOLS.contains(name)));
     }
     tools
 }
@@ -202,6 +209,8 @@ impl Check<'_> {
                 self.warn(&field, format!("`{tool}` is listed twice"));
             } else if tool == "write_todos" && !self.around.tools.contains(tool) {
                 self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
+            } else if STORE_TOOLS.contains(&tool.as_str()) {
+                self.error(&field, format!("`{tool}` is not declared but switched on: `store = true`"));
             } else if POLICY_TOOLS.contains(&tool.as_str()) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
             } else if !self.around.tools.contains(tool) {
@@ -265,7 +274,7 @@ impl Check<'_> {
         }
         if let Some(rules) = &general.interrupt_on {
             let declared = general.tools.as_ref().unwrap_or(&agent.tools);
-            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files));
+            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files, &agent.store));
         }
     }
 
@@ -319,9 +328,13 @@ impl Check<'_> {
         }
         if let Some(rules) = &subagent.interrupt_on {
             let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
-            let mut tools = own_tools(declared, subagent.todos, parent.files);
+            let store = subagent.store.as_ref().unwrap_or(&parent.store);
+            let mut tools = own_tools(declared, subagent.todos, parent.files, store);
             tools.insert("task");
             self.approvals(&field.then("interrupt_on"), rules, &tools);
+        }
+        if let Some(store) = &subagent.store {
+            self.findings.extend(store.check(&field.then("store")));
         }
         self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
@@ -339,7 +352,9 @@ impl Check<'_> {
         if until.names().is_empty() {
             self.error(field, "must name a tool; leave it out for none");
         }
-        let tools = own_tools(subagent.tools.as_ref().unwrap_or(&parent.tools), subagent.todos, parent.files);
+        let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
+        let store = subagent.store.as_ref().unwrap_or(&parent.store);
+        let tools = own_tools(declared, subagent.todos, parent.files, store);
         for name in until.names().iter().filter(|name| !tools.contains(name.as_str())) {
             let known = suggestion(name, tools.iter().copied(), "it has");
             self.error(field, format!("the subagent has no tool `{name}`; {known}"));

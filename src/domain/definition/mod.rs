@@ -20,10 +20,12 @@ pub mod deprecated;
 mod dialect;
 mod finding;
 mod read;
+mod store;
 
 pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
 pub use read::{Gaps, Reading, read};
+pub use store::{STORE_TOOLS, StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -55,6 +57,8 @@ pub struct AgentDefinition {
     pub todos: bool,
     /// Where its file tools work.
     pub files: Workspace,
+    /// What it can remember beyond the thread.
+    pub store: StoreRule,
     /// How many steps one run may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
@@ -114,6 +118,9 @@ pub struct SubagentDefinition {
     pub response_format: Option<Value>,
     /// Whether it has `write_todos`.
     pub todos: bool,
+    /// What it can remember beyond the thread; what its parent can, when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<StoreRule>,
     /// How many steps one delegation may take; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,

@@ -70,7 +70,7 @@ pub(super) fn body<F: Feed>(
 }
 
 /// Beats regularly, from one period after now on.
-pub(super) fn beat(period: Duration) -> Interval {
+pub(in crate::http) fn beat(period: Duration) -> Interval {
     let period = period.max(Duration::from_millis(1));
     let mut beat = interval_at(Instant::now() + period, period);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -99,7 +99,11 @@ impl<F: Feed> Follower<F> {
             let (source, item) = tokio::select! {
                 biased;
                 read = &mut self.read => read,
-                _ = self.heartbeat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
+                _ = self.heartbeat.tick() => {
+                    // Who is silent needs no room for what it wrote.
+                    self.buffer = BytesMut::new();
+                    return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n")));
+                }
             };
             self.take(source, item).await;
             self.take_ready().await;

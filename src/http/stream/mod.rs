@@ -16,6 +16,7 @@ use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
+pub(super) use follower::beat;
 use follower::{Feed, Then};
 pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};

@@ -75,8 +75,8 @@ impl Refusal {
 
 impl CommandAnswer {
     /// The command was obeyed.
-    pub fn success(id: Value, result: Value, seq: i64) -> Self {
-        let meta = Some(json!({"applied_through_seq": seq}));
+    pub fn success(id: Value, result: Value, seq: Option<i64>) -> Self {
+        let meta = seq.map(|seq| json!({"applied_through_seq": seq}));
         Self { kind: "success", id, result: Some(result), error: None, message: None, meta, more: Object::new() }
     }
 

@@ -4,15 +4,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::Object;
-use crate::db::items::{ItemSearch, NamespaceSearch};
+use crate::db::items::NamespaceSearch;
 use crate::domain::Invalid;
 use crate::domain::item::{
-    self, DEEPEST_NAMESPACE, Filter, FoundItem, Indexing, Item, ItemAddress, ItemError, ItemWish, Namespace, Stay,
-    TextPath,
+    self, DEEPEST_NAMESPACE, Filter, FoundItem, Indexing, Inquiry, Item, ItemAddress, ItemError, ItemSearch, ItemWish,
+    Namespace, Stay, TextPath,
 };
 use crate::http::error::ApiError;
 use crate::http::extract::Page;
-use crate::runtime::Inquiry;
 
 /// An item to be remembered, instead of whatever is there.
 #[derive(Debug, Deserialize, ToSchema)]

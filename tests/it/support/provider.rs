@@ -23,6 +23,8 @@ pub(crate) enum Turn {
     Refuses(u16, Option<&'static str>),
     /// Breaks off after half a word.
     BreaksOff,
+    /// Says that the texts point these ways.
+    Points(Vec<[f32; 2]>),
 }
 
 /// A request that came in.
@@ -89,6 +91,7 @@ async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMa
     let frames = match turn {
         Some(Turn::Refuses(status, again)) => return refusal(status, again),
         None => return refusal(418, None),
+        Some(Turn::Points(vectors)) if path.ends_with("/embeddings") => return embeddings(&vectors),
         Some(turn) => match path.as_str() {
             path if path.ends_with("/chat/completions") => openai(&turn),
             path if path.ends_with("/messages") => anthropic(&turn),
@@ -97,6 +100,14 @@ async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMa
         },
     };
     ([("content-type", "text/event-stream")], Body::from(frames.concat())).into_response()
+}
+
+/// The answer of an embeddings endpoint.
+fn embeddings(vectors: &[[f32; 2]]) -> Response {
+    let one = |(at, vector): (usize, &[f32; 2])| json!({"object": "embedding", "index": at, "embedding": vector});
+    let data: Vec<Value> = vectors.iter().enumerate().map(one).collect();
+    let usage = json!({"prompt_tokens": 3, "total_tokens": 3});
+    axum::Json(json!({"object": "list", "model": "e-1", "data": data, "usage": usage})).into_response()
 }
 
 fn refusal(status: u16, again: Option<&str>) -> Response {
@@ -137,7 +148,7 @@ fn openai(turn: &Turn) -> Vec<String> {
             let calls = queries.iter().enumerate().map(call);
             calls.chain([chunk(json!({}), json!("tool_calls"))]).chain(end).collect()
         }
-        Turn::BreaksOff | Turn::Refuses(..) => vec![chunk(json!({"content": "hal"}), Value::Null)],
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => vec![chunk(json!({"content": "hal"}), Value::Null)],
     }
 }
 
@@ -167,7 +178,7 @@ fn anthropic(turn: &Turn) -> Vec<String> {
             }
             "tool_use"
         }
-        Turn::BreaksOff | Turn::Refuses(..) => {
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => {
             block(0, json!({"type": "text", "text": ""}), vec![json!({"type": "text_delta", "text": "hal"})]);
             frames.pop();
             return frames;
@@ -200,6 +211,6 @@ fn google(turn: &Turn) -> Vec<String> {
             let call = |query| json!({"functionCall": {"name": "lookup", "args": {"query": query}}});
             vec![frame(queries.iter().map(call).collect(), Some("STOP"))]
         }
-        Turn::BreaksOff | Turn::Refuses(..) => vec![frame(json!([{"text": "hal"}]), None)],
+        Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => vec![frame(json!([{"text": "hal"}]), None)],
     }
 }

@@ -1,0 +1,102 @@
+//! What an agent reaches of the Store.
+
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::finding::{FieldPath, Finding};
+use crate::domain::item::template::NamespaceTemplate;
+
+/// The tools that reach the Store.
+pub const STORE_TOOLS: [&str; 4] = ["store_get", "store_search", "store_put", "store_delete"];
+
+/// Whether an agent has tools for the Store, and what these reach.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StoreRule {
+    /// `true`: a namespace of the assistant's own; `false`: no tools.
+    Switch(bool),
+    /// What is said.
+    Reach(StoreReach),
+}
+
+/// What an agent reaches of the Store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreReach {
+    /// The namespace, with all below it. `{name}` in a label is filled with what the run's context says of that name;
+    /// `{assistant_id}`, `{thread_id}` and `{agent_name}` the server knows by itself.
+    pub namespace: Vec<String>,
+    /// Whether it can only read.
+    pub read_only: bool,
+}
+
+impl Default for StoreReach {
+    fn default() -> Self {
+        Self { namespace: vec!["memories".to_owned(), "{assistant_id}".to_owned()], read_only: false }
+    }
+}
+
+impl Default for StoreRule {
+    fn default() -> Self {
+        Self::Switch(false)
+    }
+}
+
+impl StoreRule {
+    /// What the agent reaches, if anything.
+    pub fn reach(&self) -> Option<StoreReach> {
+        match self {
+            Self::Switch(on) => on.then(StoreReach::default),
+            Self::Reach(reach) => Some(reach.clone()),
+        }
+    }
+
+    /// The tools that the agent has for it.
+    pub fn tools(&self) -> &'static [&'static str] {
+        match self.reach() {
+            None => &[],
+            Some(StoreReach { read_only: true, .. }) => &STORE_TOOLS[..2],
+            Some(StoreReach { read_only: false, .. }) => &STORE_TOOLS,
+        }
+    }
+
+    /// What makes no sense; `field` is where the rule stands.
+    pub(super) fn check(&self, field: &FieldPath) -> Vec<Finding> {
+        let Self::Reach(reach) = self else { return vec![] };
+        let list = field.then("namespace");
+        let wrong = NamespaceTemplate::read(&reach.namespace).err().unwrap_or_default();
+        let finding = |(at, reason)| match at {
+            Some(at) => Finding::error(list.then(at), reason),
+            None => Finding::error(list.clone(), reason),
+        };
+        wrong.into_iter().map(finding).collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for StoreRule {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Rule;
+
+        impl<'de> Visitor<'de> for Rule {
+            type Value = StoreRule;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, false or a table with `namespace`")
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<StoreRule, E> {
+                Ok(StoreRule::Switch(on))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreRule, A::Error> {
+                StoreReach::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::Reach)
+            }
+        }
+
+        deserializer.deserialize_any(Rule)
+    }
+}

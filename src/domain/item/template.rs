@@ -1,0 +1,143 @@
+//! Where an agent's items lie: a namespace with gaps that the run fills.
+
+use std::fmt;
+
+use super::{ItemError, Namespace, RESERVED_ROOT, check_label};
+use crate::domain::Invalid;
+
+/// A namespace whose labels may have gaps, written as `{name}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceTemplate(Vec<Vec<Piece>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Gap(String),
+}
+
+/// Why there is no namespace for a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unfilled {
+    /// Nothing, or nothing that a label can be made of, is known under this name.
+    Missing(String),
+    /// What was filled in makes no namespace.
+    Wrong(ItemError),
+}
+
+impl fmt::Display for Unfilled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(name) => write!(f, "the context of the run says nothing of `{name}`"),
+            Self::Wrong(error) => error.fmt(f),
+        }
+    }
+}
+
+impl NamespaceTemplate {
+    /// Reads labels such as `memories`, `{user_id}` or `user-{user_id}`.
+    ///
+    /// # Errors
+    /// Each label that is none, by its number; `[…]` is left out when it is about all of them.
+    pub fn read(labels: &[String]) -> Result<Self, Vec<(Option<usize>, String)>> {
+        let mut wrong = vec![];
+        let mut template = vec![];
+        for (at, label) in labels.iter().enumerate() {
+            match pieces(label) {
+                Ok(pieces) => template.push(pieces),
+                Err(reason) => wrong.push((Some(at), reason)),
+            }
+        }
+        match labels.first().map(String::as_str) {
+            None => wrong.push((None, "must have at least one label".to_owned())),
+            Some(RESERVED_ROOT) => wrong.push((Some(0), format!("must not be `{RESERVED_ROOT}`"))),
+            Some(_) => {}
+        }
+        if let Err(Invalid { reason, .. }) = Namespace::prefix("", vec!["x".to_owned(); labels.len()]) {
+            wrong.push((None, reason));
+        }
+        if wrong.is_empty() { Ok(Self(template)) } else { Err(wrong) }
+    }
+
+    /// The namespace, with what `known` says in the gaps. A period or a percent sign in what is filled in is written as
+    /// `%2E` or `%25`: it never leads out of its label, and two different texts never make one.
+    ///
+    /// # Errors
+    /// See [`Unfilled`].
+    pub fn fill(&self, known: impl Fn(&str) -> Option<String>) -> Result<Namespace, Unfilled> {
+        let mut labels = vec![];
+        for pieces in &self.0 {
+            let mut label = String::new();
+            for piece in pieces {
+                match piece {
+                    Piece::Text(text) => label.push_str(text),
+                    Piece::Gap(name) => {
+                        let text = known(name).filter(|text| !text.is_empty());
+                        let text = text.ok_or_else(|| Unfilled::Missing(name.clone()))?;
+                        label.push_str(&text.replace('%', "%25").replace('.', "%2E"));
+                    }
+                }
+            }
+            labels.push(label);
+        }
+        Namespace::of_item(labels).map_err(Unfilled::Wrong)
+    }
+}
+
+fn pieces(label: &str) -> Result<Vec<Piece>, String> {
+    check_label(label)?;
+    let wrong = || format!("`{label}` must be a text in which `{{name}}` stands for what the run's context says");
+    let (mut pieces, mut rest) = (vec![], label);
+    while let Some((text, open)) = rest.split_once('{') {
+        let (name, after) = open.split_once('}').ok_or_else(wrong)?;
+        let is_name = !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || "_-".contains(letter));
+        if !is_name || text.contains('}') {
+            return Err(wrong());
+        }
+        pieces.extend((!text.is_empty()).then(|| Piece::Text(text.to_owned())));
+        pieces.push(Piece::Gap(name.to_owned()));
+        rest = after;
+    }
+    if rest.contains('}') {
+        return Err(wrong());
+    }
+    pieces.extend((!rest.is_empty()).then(|| Piece::Text(rest.to_owned())));
+    Ok(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(labels: &[&str], user: &str) -> Result<Vec<String>, String> {
+        let labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
+        let template = NamespaceTemplate::read(&labels).map_err(|wrong| format!("{wrong:?}"))?;
+        let namespace = template.fill(|name| (name == "user").then(|| user.to_owned()));
+        namespace.map(|namespace| namespace.labels().to_vec()).map_err(|unfilled| unfilled.to_string())
+    }
+
+    #[test]
+    fn what_is_filled_in_stays_one_label() {
+        assert_eq!(filled(&["memories", "u-{user}-{user}"], "al"), Ok(vec!["memories".into(), "u-al-al".into()]));
+        assert_eq!(filled(&["m", "{user}"], "al@x.org").map(|labels| labels[1].clone()), Ok("al@x%2Eorg".to_owned()));
+        assert_eq!(
+            filled(&["m", "{user}"], "al@x%2Eorg").map(|labels| labels[1].clone()),
+            Ok("al@x%252Eorg".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_gap_that_nothing_fills_is_named() {
+        assert_eq!(filled(&["{team}"], "al"), Err("the context of the run says nothing of `team`".to_owned()));
+        assert_eq!(filled(&["{user}"], ""), Err("the context of the run says nothing of `user`".to_owned()));
+        assert!(filled(&["{user}"], "langgraph").is_err_and(|text| text.starts_with("Root label")));
+    }
+
+    #[test]
+    fn what_is_no_template_is_refused() {
+        for wrong in
+            [&[][..], &["a.b"], &[""], &["{"], &["}"], &["{a b}"], &["{}"], &["a}{b}"], &["langgraph"], &["x"; 40]]
+        {
+            assert!(filled(wrong, "al").is_err(), "{wrong:?}");
+        }
+    }
+}

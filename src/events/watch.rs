@@ -1,0 +1,55 @@
+//! Tells readers of quiet threads when something may have happened in another process.
+//!
+//! One look for all of them, now and then, so that a thread that is only looked at costs no look of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Events;
+use super::log::ThreadLog;
+use crate::db::{self, DbResult, Engine};
+use crate::domain::id::ThreadId;
+use crate::domain::time::Clock;
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// How far back a look goes: the clocks of processes differ, and commits take their time.
+const BACK: Duration = Duration::from_secs(5);
+
+/// How many threads one question is about.
+const AT_ONCE: usize = 500;
+
+impl Events {
+    /// Rings for the readers of threads on which other processes are at work. Ends with the server, and at once where there
+    /// can be no other process.
+    pub async fn watch(self, clock: Arc<dyn Clock>) {
+        if self.db.engine() != Engine::Postgres {
+            return;
+        }
+        while self.leaving.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+            if let Err(error) = self.look(&*clock).await {
+                tracing::warn!(%error, "could not look for what other processes did");
+            }
+        }
+    }
+
+    async fn look(&self, clock: &dyn Clock) -> DbResult<()> {
+        let since = clock.now().minus(BACK);
+        let listened_to = self.listened_to();
+        for some in listened_to.chunks(AT_ONCE) {
+            let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
+            let read = self.db.read(move |tx| Box::pin(async move { db::threads::stirred(tx, &threads, since).await }));
+            let stirred = read.await?;
+            some.iter().filter(|(thread, _)| stirred.contains(thread)).for_each(|(_, log)| log.stir());
+        }
+        Ok(())
+    }
+
+    /// The threads that somebody waits for and nobody works on here.
+    fn listened_to(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
+        let logs = self.logs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let alive = logs.iter().filter_map(|(thread, log)| Some((*thread, log.upgrade()?)));
+        alive.filter(|(_, log)| log.is_waited_for() && !log.is_active()).collect()
+    }
+}

@@ -1,0 +1,298 @@
+//! The stream of a thread over a WebSocket: commands come in, answers and events go out, all on one line.
+
+use std::future::pending;
+
+use axum::extract::State;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+use tokio::time::Interval;
+
+use super::Api;
+use super::commands::{CommandDesk, no_subscription, refused};
+use super::error::{ApiError, ErrorBody};
+use super::extract::{ThreadPath, client_of};
+use super::openings::Ticket;
+use super::stream::beat;
+use super::stream::thread::{self, ThreadReader};
+use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
+use super::wire::command::{CommandAnswer, Refusal, ThreadCommand};
+use crate::db::DbResult;
+use crate::domain::event::Event;
+use crate::domain::id::ThreadId;
+use crate::events::{Heard, ThreadTail};
+
+/// How many subscriptions one socket may have.
+const MOST: usize = 64;
+
+/// Opens the stream of a thread as a WebSocket.
+///
+/// Texts in both directions are JSON: commands, as `POST /threads/{thread_id}/commands` takes them, and besides
+/// `subscription.subscribe` with what the stream over HTTP takes as its body, `subscription.reconnect` with `since`, and
+/// `subscription.unsubscribe`; answers to them; events. What is past comes before the answer to a subscription.
+#[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
+    responses((status = 101, description = "The line is open"),
+        (status = 400, description = "It is no request for a WebSocket", body = String),
+        (status = 426, description = "The connection cannot become a WebSocket", body = String),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+pub(super) async fn get(
+    State(api): State<Api>,
+    path: ThreadPath,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, ApiError> {
+    let ticket = api.openings.admit(path.thread_id, &client_of(&headers))?;
+    let most = api.settings.max_body_bytes;
+    let line = move |socket| Line::new(api, path.thread_id, socket, ticket).hold();
+    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(line))
+}
+
+/// Why a line ends: the other end is gone.
+struct Gone;
+
+/// The read of a thread that is under way.
+type Listening = BoxFuture<'static, (ThreadTail, DbResult<Heard>)>;
+
+/// One open socket.
+struct Line {
+    api: Api,
+    thread: ThreadId,
+    socket: WebSocket,
+    /// What all subscriptions together hear, once there is one.
+    live: Option<Listening>,
+    reader: ThreadReader,
+    /// The number of the last event that was heard live.
+    heard: i64,
+    subscriptions: Vec<(String, Filter)>,
+    heartbeat: Interval,
+    _ticket: Ticket,
+}
+
+impl Line {
+    fn new(api: Api, thread: ThreadId, socket: WebSocket, ticket: Ticket) -> Self {
+        let reader = ThreadReader::new(api.events.clone(), thread, Presenter::default());
+        let heartbeat = beat(api.settings.heartbeat);
+        let (live, subscriptions) = (None, vec![]);
+        Self { api, thread, socket, live, reader, heard: 0, subscriptions, heartbeat, _ticket: ticket }
+    }
+
+    /// Serves until the client leaves, or the server does.
+    async fn hold(mut self) {
+        while self.serve().await.is_ok() {}
+    }
+
+    async fn serve(&mut self) -> Result<(), Gone> {
+        let leaving = self.api.events.clone();
+        tokio::select! {
+            (tail, heard) = next(&mut self.live) => self.hear(tail, heard).await,
+            message = self.socket.recv() => match message {
+                Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
+                Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
+                Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Gone),
+            },
+            _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
+            () = leaving.left() => self.leave("the server restarts").await,
+        }
+    }
+
+    /// What happens on the thread goes out.
+    async fn hear(&mut self, tail: ThreadTail, heard: DbResult<Heard>) -> Result<(), Gone> {
+        match heard {
+            Ok(Heard::Event(event)) => {
+                self.heard = event.seq;
+                match self.reader.frames(&event).await {
+                    Ok(frames) => self.show(&frames).await?,
+                    Err(error) => return self.break_off(&error).await,
+                }
+            }
+            Ok(Heard::Quiet) => self.reader.presenter.rest(),
+            Ok(Heard::Over) => return self.leave("the server restarts").await,
+            Err(error) => return self.break_off(&error).await,
+        }
+        self.live = Some(Box::pin(thread::listen(tail)));
+        Ok(())
+    }
+
+    /// What the client says is a command. What is none is answered, and the line stays open.
+    async fn receive(&mut self, text: &[u8]) -> Result<(), Gone> {
+        let command = match serde_json::from_slice::<Value>(text) {
+            Ok(value) => ThreadCommand::read(&value),
+            Err(_) => {
+                let refusal = Refusal::argument("Protocol commands must be valid JSON.");
+                Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)))
+            }
+        };
+        let answer = match command {
+            Ok(command) => self.obey(&command).await?,
+            Err(answer) => *answer,
+        };
+        self.tell(&json!(answer)).await
+    }
+
+    async fn obey(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Gone> {
+        let params = &command.params;
+        let obeyed = match command.method.as_str() {
+            "subscription.subscribe" => {
+                self.subscribe(params, whole_number(params, "since").unwrap_or(0)).await?.map(|result| (result, None))
+            }
+            "subscription.reconnect" => self.reconnect(params).await?.map(|result| (result, None)),
+            "subscription.unsubscribe" => self.unsubscribe(params).map(|result| (result, None)),
+            _ => {
+                let desk = CommandDesk { api: &self.api, thread: Some(self.thread), checks_places: true };
+                desk.obey(command).await
+            }
+        };
+        let id = json!(command.id);
+        Ok(match obeyed {
+            Ok((result, seq)) => CommandAnswer::success(id, result, seq),
+            Err(refusal) => CommandAnswer::refusal(id, refusal),
+        })
+    }
+
+    /// Shows what is past, then goes on with what happens.
+    async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, Refusal>, Gone> {
+        let filter = match Filter::read(params) {
+            Ok(filter) => filter,
+            Err(reason) => return Ok(Err(Refusal::argument(reason))),
+        };
+        if self.subscriptions.len() >= MOST {
+            let text = format!("This socket has {MOST} subscriptions, and more are not allowed.");
+            return Ok(Err(Refusal::argument(text)));
+        }
+        let replayed = match self.replay(&filter, since).await {
+            Ok(frames) => frames?,
+            Err(error) => return self.break_off(&error).await.map(|()| Ok(Value::Null)),
+        };
+        let own = params.get("subscription_id").and_then(Value::as_str);
+        let id = own.map_or_else(|| crate::domain::id::RunId::mint().to_string(), str::to_owned);
+        self.subscriptions.retain(|(known, _)| *known != id);
+        self.subscriptions.push((id.clone(), filter));
+        self.want();
+        Ok(Ok(json!({"subscription_id": id, "replayed_events": replayed})))
+    }
+
+    /// The same for a client that has seen everything up to `since`.
+    async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, Refusal>, Gone> {
+        let Some(since) = whole_number(params, "since") else {
+            return Ok(Err(Refusal::argument("subscription.reconnect requires a since.")));
+        };
+        match self.api.events.reach(self.thread).await {
+            Ok(Some((first, _))) if since > 0 && first > 1 && first * FRAMES > since => {
+                let mut refusal = Refusal::new("resume_gap", "The log does not reach back to this number any more.");
+                refusal.more.insert("since".to_owned(), json!(since));
+                refusal.more.insert("min_available_seq".to_owned(), json!(first * FRAMES));
+                Ok(Err(refusal))
+            }
+            Ok(_) => self.subscribe(params, since).await,
+            Err(error) => Ok(Err(refused(error.into()))),
+        }
+    }
+
+    fn unsubscribe(&mut self, params: &Value) -> Result<Value, Refusal> {
+        let id = params.get("subscription_id").and_then(Value::as_str).unwrap_or_default();
+        let before = self.subscriptions.len();
+        self.subscriptions.retain(|(known, _)| known != id);
+        if self.subscriptions.len() == before {
+            return Err(no_subscription(params));
+        }
+        self.want();
+        Ok(json!({}))
+    }
+
+    /// Everybody on this line wants what one of the subscriptions wants.
+    fn want(&mut self) {
+        let filters = self.subscriptions.iter().map(|(_, filter)| filter.clone()).collect();
+        self.reader.presenter.wanted = Wanted { filters, since: 0 };
+    }
+
+    /// Shows what is past: up to now for the first subscription, with which listening begins, and for the others up to
+    /// where the line has listened. Returns how many events that were.
+    async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Gone>> {
+        let events = self.api.events.clone();
+        let until = match self.live {
+            Some(_) => self.heard,
+            None => events.newest(self.thread).await?,
+        };
+        let after = if since == 0 { 0 } else { events.anchor(self.thread, since / FRAMES).await? };
+        let mut tail = events.tail_of_thread(self.thread, after);
+        let wanted = Wanted { filters: vec![filter.clone()], since };
+        let mut reader = ThreadReader::new(events, self.thread, Presenter::new(wanted));
+        let mut count = 0;
+        while let Some(event) = past(&mut tail, until).await? {
+            let frames = reader.frames(&event).await?;
+            count += frames.len();
+            if self.show(&frames).await.is_err() {
+                return Ok(Err(Gone));
+            }
+        }
+        if self.live.is_none() {
+            (self.reader, self.heard) = (reader, until);
+            self.live = Some(Box::pin(thread::listen(tail)));
+        }
+        Ok(Ok(count))
+    }
+
+    async fn show(&mut self, frames: &[Frame]) -> Result<(), Gone> {
+        for frame in frames {
+            // JSON is text.
+            let Ok(text) = frame.data.clone().try_into() else { continue };
+            self.send(Message::Text(text)).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell(&mut self, value: &Value) -> Result<(), Gone> {
+        self.send(Message::Text(value.to_string().into())).await
+    }
+
+    async fn send(&mut self, message: Message) -> Result<(), Gone> {
+        self.socket.send(message).await.map_err(|_| Gone)
+    }
+
+    /// The log cannot be read; only this client is told.
+    async fn break_off<T>(&mut self, error: &crate::db::DbError) -> Result<T, Gone> {
+        tracing::error!(thread = %self.thread, %error, "the socket of a thread broke off");
+        self.tell(&thread::broken()).await?;
+        Err(Gone)
+    }
+
+    /// Closes the line so that the client opens another one.
+    async fn leave(&mut self, reason: &'static str) -> Result<(), Gone> {
+        let frame = CloseFrame { code: close_code::RESTART, reason: reason.into() };
+        // Whoever does not hear it sees the line end.
+        let _ = self.send(Message::Close(Some(frame))).await;
+        Err(Gone)
+    }
+}
+
+/// Waits for what is heard next, if anybody listens.
+async fn next(live: &mut Option<Listening>) -> (ThreadTail, DbResult<Heard>) {
+    match live {
+        Some(listening) => {
+            let heard = listening.await;
+            *live = None;
+            heard
+        }
+        None => pending().await,
+    }
+}
+
+/// The next event up to number `until`; none after the last.
+async fn past(tail: &mut ThreadTail, until: i64) -> DbResult<Option<std::sync::Arc<Event>>> {
+    loop {
+        let Some(next) = tail.peek() else {
+            if tail.position() >= until {
+                return Ok(None);
+            }
+            if !tail.fetch().await? {
+                return Ok(None);
+            }
+            continue;
+        };
+        return Ok(if next <= until { tail.take() } else { None });
+    }
+}

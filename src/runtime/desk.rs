@@ -1,0 +1,56 @@
+//! What the journals of one run of the main agent share: who writes, for which run, and by what right.
+
+use std::sync::Arc;
+
+use super::Webhooks;
+use super::children::Children;
+use crate::agent::Stop;
+use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::domain::id::{RunId, WorkerId};
+use crate::domain::machine::Failure;
+use crate::domain::run::Run;
+use crate::domain::time::{Clock, Timestamp};
+use crate::events::ThreadLog;
+use crate::metrics::Metrics;
+
+/// What all journals of one run of the main agent share.
+pub(super) struct Desk {
+    pub(super) db: Db,
+    pub(super) log: Arc<ThreadLog>,
+    pub(super) metrics: Metrics,
+    pub(super) webhooks: Arc<Webhooks>,
+    pub(super) clock: Arc<dyn Clock>,
+    /// The run of the main agent.
+    pub(super) run: Run,
+    /// The holder of the lease, and its number: a write under an older number finds no row.
+    pub(super) worker: WorkerId,
+    pub(super) fence: i64,
+    /// Whether other processes work on the same database, which may have readers of the run.
+    pub(super) has_company: bool,
+    /// Where the subagents at work are noted.
+    pub(super) children: Arc<Children>,
+}
+
+impl Desk {
+    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
+        db::runs::check_fence(tx, self.holder(), None, now).await
+    }
+
+    pub(super) fn holder(&self) -> db::runs::Holder {
+        (self.run.id, self.worker, self.fence)
+    }
+}
+
+/// What a failing database means for a loop. The words go to the log; clients get a class.
+pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
+    tracing::error!(%run, %error, "the database failed under a run");
+    match error {
+        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
+        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
+            Stop::Fault(Failure::new(
+                "StorageError",
+                "The server could not store the run's progress. Its log has the cause under the id of the run.",
+            ))
+        }
+    }
+}
