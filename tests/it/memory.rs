@@ -19,14 +19,14 @@ async fn items(server: &TestServer, prefix: Value) -> Vec<Value> {
 on_both_engines! {
     async fn what_an_agent_remembers_is_there_on_the_next_thread(server: TestServer) {
         let context = json!({"context": {"user_id": "al@example.org"}});
-        let alice = server.human("keeper").await;
+        let alice = server.human("rememberer").await;
         let asked = script().calls(put("p1", "food", json!({"likes": "fish"}))).says("noted");
         alice.starts(alice.wish(asked, context.clone())).await.finishes().await;
         assert_eq!(alice.transcript().await[1..], ["ai calls store_put", "store_put: Stored under `food`.", "ai: noted"]);
         let own = json!(["memories", "al@example%2Eorg"]);
         assert_eq!(items(&server, json!([])).await, [json!([own, "food", {"likes": "fish"}])]);
 
-        let again = server.human("keeper").await;
+        let again = server.human("rememberer").await;
         let get = call("g1", "store_get", json!({"key": "food"}));
         let search = call("s1", "store_search", json!({"filter": {"likes": {"$ne": "tea"}}}));
         let forget = call("d1", "store_delete", json!({"key": "food"}));
@@ -46,7 +46,7 @@ on_both_engines! {
             let put = client.request(reqwest::Method::PUT, "/store/items").json(&item);
             crate::support::client::reply(put).await.ok();
         }
-        let alice = server.human("keeper").await;
+        let alice = server.human("rememberer").await;
         let calls = [
             call("c1", "store_search", json!({})),
             call("c2", "store_search", json!({"namespace": ["bo"]})),
@@ -62,7 +62,7 @@ on_both_engines! {
     }
 
     async fn a_run_without_the_context_that_its_memory_needs_says_so(server: TestServer) {
-        let alice = server.human("keeper").await;
+        let alice = server.human("rememberer").await;
         alice.says(script().calls(put("p1", "k", json!({}))).says("no")).await;
         let said = alice.transcript().await;
         assert!(said[2].contains("the context of the run says nothing of `user_id`"), "{}", said[2]);
@@ -70,7 +70,7 @@ on_both_engines! {
     }
 
     async fn subagents_have_the_memory_of_their_parent_unless_told_otherwise(server: TestServer) {
-        let alice = server.human("keeper").await;
+        let alice = server.human("rememberer").await;
         let heir = script().calls(put("p1", "from", json!({"who": "heir"}))).says("noted");
         let reader = script().calls(put("p2", "from", json!({"who": "reader"}))).calls(call("g1", "store_get", json!({"key": "from"}))).says("read");
         let asked = script().calls(task("t1", "heir", heir)).calls(task("t2", "reader", reader)).says("done");
@@ -81,7 +81,7 @@ on_both_engines! {
 
     async fn a_write_is_made_once_though_the_server_dies(server: TestServer) {
         server.moves_into_a_process().await;
-        let alice = server.human("keeper").await;
+        let alice = server.human("rememberer").await;
         server.tools.hold("lookup");
         let calls = [put("p1", "food", json!({"likes": "fish"})), lookup("l1", "x")];
         let asked = script().calls_all(calls).says("done");
