@@ -162,7 +162,12 @@ impl Loop<'_> {
         }
     }
 
-    fn scope_of_child(&self, subagent: &Agent, lineage: &Lineage, (stop, meter): (CancellationToken, Arc<Meter>)) -> Scope {
+    fn scope_of_child(
+        &self,
+        subagent: &Agent,
+        lineage: &Lineage,
+        (stop, meter): (CancellationToken, Arc<Meter>),
+    ) -> Scope {
         Scope {
             agent: subagent.name.clone(),
             path: lineage.path.clone().into(),

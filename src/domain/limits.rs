@@ -118,9 +118,13 @@ mod tests {
             wall_s: Some(1.5),
             ..Limits::default()
         };
-        let broken = |spending, used: Usage, under_way| limits.broken_by(spending, &used, under_way).map(|(name, _)| name);
+        let broken =
+            |spending, used: Usage, under_way| limits.broken_by(spending, &used, under_way).map(|(name, _)| name);
         let none = Usage::default();
-        assert_eq!(broken(Spending::ModelCall, Usage { model_calls: 2, input_tokens: 4, output_tokens: 5, ..none }, 9), None);
+        assert_eq!(
+            broken(Spending::ModelCall, Usage { model_calls: 2, input_tokens: 4, output_tokens: 5, ..none }, 9),
+            None
+        );
         assert_eq!(broken(Spending::ModelCall, Usage { model_calls: 3, ..none }, 0), Some("model_calls"));
         assert_eq!(broken(Spending::ModelCall, Usage { input_tokens: 4, output_tokens: 6, ..none }, 0), Some("tokens"));
         assert_eq!(broken(Spending::ModelCall, Usage { seconds: 1.5, ..none }, 0), Some("wall_s"));

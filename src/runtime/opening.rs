@@ -13,9 +13,9 @@ use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::CheckpointId;
 use crate::domain::input::{read_input, read_update};
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Machine, Phase, Plan};
 use crate::domain::run::{Command, Resume, Run, RunRequest};
-use crate::domain::limits::Usage;
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter};
 

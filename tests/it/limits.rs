@@ -38,9 +38,8 @@ on_both_engines! {
         let text = script().calls(lookup("c1", "a")).calls_all([lookup("c2", "b"), lookup("c3", "c")]).says("done");
         let said = transcript(&alice.says(text).await);
         let refused = "lookup failed: The limit `tool_calls` = 2 of this run is reached. The call was not made; finish with what you have.";
-        let mut results = said[4..6].to_vec();
-        results.sort();
-        assert_eq!(results, [refused, "lookup: found b"].map(str::to_owned).into_iter().rev().collect::<Vec<_>>(), "{said:#?}");
+        let (refusals, results): (Vec<_>, Vec<_>) = said[4..6].iter().partition(|line| *line == refused);
+        assert_eq!((refusals.len(), results[0].starts_with("lookup: found")), (1, true), "{said:#?}");
         assert_eq!(said.last().unwrap(), "ai: done");
         assert_eq!(server.tools.calls_of("lookup").len(), 2);
     }

@@ -81,10 +81,8 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     let policies = || vec![Arc::new(Counted) as Arc<dyn Middleware>];
     let builders = ["one", "two"].map(|name| {
         let (world, limits) = (Arc::clone(world), below.clone());
-        let build: Build = Box::new(move |roster| Agent {
-            limits: limits.clone(),
-            ..agent_of(name, &world, roster, policies())
-        });
+        let build: Build =
+            Box::new(move |roster| Agent { limits: limits.clone(), ..agent_of(name, &world, roster, policies()) });
         (name.to_owned(), build)
     });
     let roster = Roster::new(3, builders);
@@ -121,7 +119,10 @@ fn holds(stage: &Stage, main: &Limits, below: &Limits) {
         *delegated.entry(lineage.parent.unwrap()).or_default() += 1;
         let deepest = main.depth.unwrap_or(9).min(tree.depth.unwrap_or(9));
         assert!(lineage.depth <= deepest, "depth: {lineage:?}");
-        assert!(lineage.depth < 2 || below.depth.is_none_or(|levels| lineage.depth <= 1 + levels), "depth: {lineage:?}");
+        assert!(
+            lineage.depth < 2 || below.depth.is_none_or(|levels| lineage.depth <= 1 + levels),
+            "depth: {lineage:?}"
+        );
     }
     for (parent, count) in delegated {
         let limit = if children.contains_key(&parent) { below.children_total } else { main.children_total };

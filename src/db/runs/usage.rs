@@ -33,8 +33,7 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
     let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?;
-    let read = |(id, usage): (Uuid, String)| {
-        Ok((RunId(id), Cell { table: TABLE, column: "usage", id: &id }.decode(&usage)?))
-    };
+    let read =
+        |(id, usage): (Uuid, String)| Ok((RunId(id), Cell { table: TABLE, column: "usage", id: &id }.decode(&usage)?));
     rows.into_iter().map(read).collect()
 }

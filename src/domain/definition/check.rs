@@ -232,8 +232,11 @@ impl Check<'_> {
         if limits.depth.is_some_and(|depth| depth > DEEPEST) {
             self.error(&field.then("depth"), format!("must be a whole number from 0 to {DEEPEST}"));
         }
-        let positive =
-            [("model_calls", limits.model_calls), ("tokens", limits.tokens), ("children_at_once", limits.children_at_once)];
+        let positive = [
+            ("model_calls", limits.model_calls),
+            ("tokens", limits.tokens),
+            ("children_at_once", limits.children_at_once),
+        ];
         for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
             self.error(&field.then(name), "must be a whole number from 1 up");
         }

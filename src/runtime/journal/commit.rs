@@ -125,4 +125,3 @@ async fn end_child(
     }
     Ok(())
 }
-
