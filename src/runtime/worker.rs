@@ -293,11 +293,6 @@ impl Worker {
     }
 
     fn scope(&self, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
-        let configurable = run.request.config.get("configurable").and_then(|c| c.as_object());
-        let context = match configurable {
-            Some(configurable) if run.request.context.is_empty() => configurable.clone(),
-            Some(_) | None => run.request.context.clone(),
-        };
         Scope {
             agent: known.agent.name.clone(),
             path: run.lineage.path.clone().into(),
@@ -305,7 +300,7 @@ impl Worker {
             run: run.id,
             assistant: run.assistant,
             depth: 0,
-            context: Arc::new(context),
+            context: Arc::new(run.request.told().clone()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             store: Arc::new(self.store.clone()),
