@@ -15,7 +15,7 @@ use crate::db::{self, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
-use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::id::RunId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
