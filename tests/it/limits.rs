@@ -139,7 +139,7 @@ on_both_engines! {
     async fn the_limit_of_a_run_does_not_reach_its_subagents(server: TestServer) {
         let alice = server.human("agent").await;
         let long = (0..10).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).says("found");
-        let text = script().calls(crate::support::task("t1", "researcher", long)).says("done");
+        let text = script().calls(task("t1", "researcher", long)).says("done");
         let run = alice.starts(alice.wish(text, json!({"config": {"recursion_limit": 6}}))).await;
         assert_eq!(transcript(&run.finishes().await), ["human: …", "ai calls task", "task: found", "ai: done"]);
     }
