@@ -55,7 +55,7 @@ pub struct CommandAnswer {
 #[serde(untagged)]
 pub enum NoCommand {
     /// It is JSON.
-    Answer(CommandAnswer),
+    Answer(Box<CommandAnswer>),
     /// It is none.
     Error(ErrorBody),
 }
