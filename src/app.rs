@@ -11,7 +11,9 @@ use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
+use crate::config::{Problems, Watch};
 use crate::db::Db;
+use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{ToolDefinition, ToolKind};
 use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -20,10 +22,12 @@ use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::runtime::{IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
+use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
+
+mod definitions;
 
 /// The server, with everything it is made of.
 pub struct App {
@@ -66,12 +70,14 @@ impl App {
             .context("could not open the index of the store")?;
         shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
         let workshop = Workshop { providers, tools: Arc::new(tools(&config)?) };
-        let agents = workshop.assemble(&config.agents).context("could not assemble the agents")?;
-        let metrics = Metrics::new(clock.now(), config.tools.keys().cloned().chain(agents.tool_names()));
+        let around = config::surroundings(&config);
+        let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
+        let tool_names = config.tools.keys().cloned().chain(POLICY_TOOLS.map(str::to_owned));
+        let metrics = Metrics::new(clock.now(), tool_names);
         let runs = Runs::open(Parts {
             db: db.clone(),
             events: events.clone(),
-            agents: Arc::new(agents),
+            ground,
             clock: Arc::clone(&clock),
             shutdown: shutdown.clone(),
             metrics: metrics.clone(),
@@ -83,7 +89,11 @@ impl App {
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
         })
         .await
-        .context("could not take the lease on the runs")?;
+        .context("could not begin with the agents and their runs")?;
+        if let Some(pause) = config.runtime.reload() {
+            let (watch, soft) = (Watch::new(&config.files), shutdown.soft().clone());
+            shutdown.spawn("definition files", definitions::follow(watch, runs.clone(), pause, soft));
+        }
         Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adjutant::agent::assemble::Workshop;
 use adjutant::db::Db;
+use adjutant::domain::definition::check::Surroundings;
 use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
@@ -15,7 +16,8 @@ use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
 use adjutant::runtime::{
-    AssistantRef, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings, Webhooks, Wish,
+    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings,
+    Webhooks, Wish,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -71,12 +73,13 @@ impl Lab {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop =
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
-        let agents = workshop.assemble(&BTreeMap::from([(AGENT.to_owned(), agent())])).expect("the agent is sound");
+        let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
+        let files = FileAgents { agents: vec![defined], remarks: vec![] };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),
             events: events.clone(),
-            agents: Arc::new(agents),
+            ground: Ground { workshop, around: Surroundings::default(), files },
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),

@@ -9,8 +9,8 @@ use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule, SubagentDefinition,
-    TaskDialect, UntilTool, Workspace,
+    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
+    SubagentDefinition, TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
@@ -38,14 +38,23 @@ const STEP_LIMIT: u32 = 9_999;
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
 
-/// All agents of this server.
+/// The agents of this server at one moment.
 #[derive(Default)]
 pub struct Agents(BTreeMap<String, Arc<Known>>);
 
+impl FromIterator<Arc<Known>> for Agents {
+    fn from_iter<I: IntoIterator<Item = Arc<Known>>>(all: I) -> Self {
+        Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
+    }
+}
+
 /// An agent, and what the server knows about it besides.
+#[derive(Clone)]
 pub struct Known {
     /// The key of its definition.
     pub graph_id: String,
+    /// The content of its definition.
+    pub digest: Digest,
     /// The assistant that it has by itself.
     pub assistant: AssistantId,
     /// What it is for.
@@ -64,17 +73,12 @@ impl Agents {
         self.0.get(graph_id)
     }
 
-    /// The agent that a run was admitted for.
+    /// The agent that a run was admitted for, as it is defined now.
     pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
         match &run.request.agent {
             Some(agent) => self.0.get(&agent.graph_id),
             None => self.0.values().find(|known| known.assistant == run.assistant),
         }
-    }
-
-    /// The tools that main agents have.
-    pub fn tool_names(&self) -> impl Iterator<Item = String> {
-        self.0.values().flat_map(|known| known.agent.toolbox.specs()).map(|spec| spec.name.clone())
     }
 
     /// All of them, by `graph_id`.
@@ -121,23 +125,20 @@ struct Delegating {
 }
 
 impl Workshop {
-    /// Assembles all agents.
+    /// Assembles the agent of a definition.
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
-    pub fn assemble(&self, definitions: &BTreeMap<String, AgentDefinition>) -> Result<Agents, ModelError> {
-        let known = |(graph_id, definition): (&String, &AgentDefinition)| {
-            let known = Known {
-                graph_id: graph_id.clone(),
-                assistant: AssistantId::of_graph(graph_id),
-                description: definition.description.clone(),
-                on_pending_interrupt: definition.on_pending_interrupt,
-                context_scoping: definition.context_scoping,
-                agent: Arc::new(self.main_agent(graph_id, definition)?),
-            };
-            Ok((graph_id.clone(), Arc::new(known)))
-        };
-        Ok(Agents(definitions.iter().map(known).collect::<Result<_, _>>()?))
+    pub fn known(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Arc<Known>, ModelError> {
+        Ok(Arc::new(Known {
+            graph_id: graph_id.to_owned(),
+            digest: definition.digest(),
+            assistant: AssistantId::of_graph(graph_id),
+            description: definition.description.clone(),
+            on_pending_interrupt: definition.on_pending_interrupt,
+            context_scoping: definition.context_scoping,
+            agent: Arc::new(self.main_agent(graph_id, definition)?),
+        }))
     }
 
     fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {

@@ -35,7 +35,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         let field = FieldPath::of(["tools", name.as_str()]);
         check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
-    let around = surroundings(config, unread);
+    let around = surroundings_of(config, unread);
     check.findings.extend(super::store::check(config, &around));
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
@@ -49,8 +49,13 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.findings
 }
 
-/// What the agents of this configuration may refer to.
-pub(super) fn surroundings(config: &Config, unread: &[Finding]) -> Surroundings {
+/// What the agents of this configuration may refer to, and those that are defined while the server runs.
+pub fn surroundings(config: &Config) -> Surroundings {
+    surroundings_of(config, &[])
+}
+
+/// The same of a configuration in which not all could be read.
+fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     let mut around = Surroundings {
         tools: config.tools.keys().cloned().collect(),
         providers: config.providers.keys().cloned().collect(),
@@ -143,6 +148,9 @@ impl Check {
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
         self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);
+        if runtime.reload_s != 0.0 {
+            self.seconds(&["runtime", "reload_s"], runtime.reload_s);
+        }
         if runtime.heartbeat_s * 2.0 > runtime.lease_s {
             let message = "must be at most half of `lease_s`, so that one late sign of life loses no lease";
             self.error(&["runtime", "heartbeat_s"], message);

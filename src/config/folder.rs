@@ -57,14 +57,21 @@ pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> 
     for place in search.entries(&root) {
         if !place.real.is_dir() {
             search.problems.push(place.warning("is not read: an agent is a folder with an AGENTS.md"));
-        } else if let Some(definition) = search.agent(&place) {
-            agents.push(FolderAgent {
-                graph_id: place.name(),
-                place: place.to_string(),
-                definition: Value::Object(definition),
-                origins: std::mem::take(&mut search.origins),
-            });
+            continue;
         }
+        let already = search.problems.len();
+        let definition = search.agent(&place);
+        for problem in search.problems.iter_mut().skip(already) {
+            problem.agent = Some(place.name().into());
+        }
+        let origins = std::mem::take(&mut search.origins);
+        let (graph_id, place) = (place.name(), place.to_string());
+        agents.extend(definition.map(|definition| FolderAgent {
+            graph_id,
+            place,
+            definition: Value::Object(definition),
+            origins,
+        }));
     }
     agents
 }

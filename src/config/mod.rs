@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding, Segment, ToolDefinition, deprecated, read};
+use crate::domain::definition::{AgentDefinition, FieldPath, Finding, ToolDefinition, deprecated, is_echo, read};
 
 mod arguments;
 mod check;
@@ -24,9 +24,11 @@ mod problem;
 mod sections;
 mod store;
 mod verdict;
+mod watch;
 mod webhooks;
 
 pub use arguments::{Arguments, Command, Settings};
+pub use check::surroundings;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -34,6 +36,7 @@ pub use sections::{
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
+pub use watch::{Files, Watch};
 pub use webhooks::Webhooks;
 
 use problem::{Origin, Origins};
@@ -78,6 +81,9 @@ pub struct Config {
     pub agents: Named<AgentDefinition>,
     /// The folder with a folder for each agent; beside the configuration file when not absolute.
     pub agents_dir: Option<PathBuf>,
+    /// The files in which all that is written.
+    #[serde(skip)]
+    pub files: Files,
 }
 
 /// A configuration that can be used, and what is nevertheless odd about it.
@@ -117,6 +123,16 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
+    config.files = Files {
+        directory: directory.to_path_buf(),
+        settings: settings.clone(),
+        roots: vec![source.path.clone(), folder.clone()],
+        places: config
+            .agents
+            .keys()
+            .map(|graph_id| (graph_id.clone(), sheet.place_of(graph_id, &source.name)))
+            .collect(),
+    };
     config.agents_dir = Some(folder);
     for provider in config.providers.values_mut() {
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
@@ -131,14 +147,6 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
     sheet.close(config, source.name)
-}
-
-/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
-fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
-    unread.iter().any(|earlier| {
-        let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
-        field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
-    })
 }
 
 /// The value of an environment variable, when it is set to something.
@@ -199,11 +207,18 @@ fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &
 struct Sheet {
     origins: Origins,
     problems: Vec<Problem>,
+    /// The folders of the agents that have one.
+    folders: BTreeMap<String, String>,
 }
 
 impl Sheet {
     fn add(&mut self, finding: Finding) {
         self.problems.push(self.origins.locate(finding));
+    }
+
+    /// Where an agent is defined: in its folder, or in the configuration file.
+    fn place_of(&self, graph_id: &str, file: &str) -> String {
+        self.folders.get(graph_id).cloned().unwrap_or_else(|| file.to_owned())
     }
 
     /// Replaces what agents say in words of an older time.
@@ -242,6 +257,7 @@ impl Sheet {
                 self.add(Finding::error(field, format!("is also defined in {}", agent.place)));
                 continue;
             }
+            self.folders.insert(agent.graph_id.clone(), agent.place);
             let origins = agent.origins.into_iter();
             self.origins.0.extend(origins.map(|origin| Origin { holds: field.join(&origin.holds), ..origin }));
             agents.insert(agent.graph_id, agent.definition);

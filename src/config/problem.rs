@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::domain::definition::{FieldPath, Finding, Severity};
+use crate::domain::definition::{FieldPath, Finding, Remark, Segment, Severity};
 
 /// A line and a column, both from 1, columns in characters.
 pub type Position = (usize, usize);
@@ -24,6 +24,8 @@ pub struct Problem {
     pub message: String,
     /// How bad it is.
     pub severity: Severity,
+    /// The agent that it is about, by its `graph_id`, when it is about one.
+    pub agent: Option<Box<str>>,
 }
 
 impl Problem {
@@ -35,6 +37,7 @@ impl Problem {
             field: String::new(),
             message: message.into(),
             severity: Severity::Error,
+            agent: None,
         }
     }
 
@@ -42,6 +45,13 @@ impl Problem {
     #[must_use]
     pub fn at(self, position: Option<Position>) -> Self {
         Self { position, ..self }
+    }
+}
+
+impl From<Problem> for Remark {
+    fn from(problem: Problem) -> Self {
+        let Problem { file, position, field, message, severity, agent: _ } = problem;
+        Self { file: Some(file), position, field, message, severity }
     }
 }
 
@@ -117,11 +127,27 @@ impl Origins {
                 best = Some((rank, origin, inner, position.filter(|_| !origin.partial)));
             }
         }
+        let agent = agent_of(&finding.field);
         let (file, field, position) = match best {
             Some((_, origin, inner, position)) => (origin.file.clone(), inner, position),
             None => ("configuration".to_owned(), finding.field, None),
         };
-        Problem { file, position, field: field.to_string(), message: finding.message, severity: finding.severity }
+        Problem {
+            file,
+            position,
+            field: field.to_string(),
+            message: finding.message,
+            severity: finding.severity,
+            agent,
+        }
+    }
+}
+
+/// The agent that a field of the configuration belongs to.
+fn agent_of(field: &FieldPath) -> Option<Box<str>> {
+    match field.0.as_slice() {
+        [Segment::Key(section), Segment::Key(graph_id), ..] if section == "agents" => Some(graph_id.as_str().into()),
+        _ => None,
     }
 }
 

@@ -140,11 +140,13 @@ pub struct Runtime {
     pub lease_s: f64,
     /// How often the sign of life is given, in seconds; less than the lease.
     pub heartbeat_s: f64,
+    /// How often it is looked whether the files that define agents have changed, in seconds; 0 for never.
+    pub reload_s: f64,
 }
 
 impl Default for Runtime {
     fn default() -> Self {
-        Self { max_concurrent_runs: 1000, lease_s: 15.0, heartbeat_s: 5.0 }
+        Self { max_concurrent_runs: 1000, lease_s: 15.0, heartbeat_s: 5.0, reload_s: 1.0 }
     }
 }
 
@@ -157,6 +159,11 @@ impl Runtime {
     /// [`Runtime::heartbeat_s`] as a duration.
     pub fn heartbeat(&self) -> Duration {
         seconds(self.heartbeat_s)
+    }
+
+    /// [`Runtime::reload_s`] as a duration; none for never.
+    pub fn reload(&self) -> Option<Duration> {
+        (self.reload_s > 0.0).then(|| seconds(self.reload_s))
     }
 }
 

@@ -11,6 +11,7 @@ pub mod assistants;
 pub mod checkpoints;
 pub mod copies;
 pub mod crons;
+pub mod definitions;
 pub mod deliveries;
 mod engine;
 mod error;

@@ -4,6 +4,7 @@ mod assistants;
 mod checkpoints;
 mod copies;
 mod crons;
+mod definitions;
 mod deliveries;
 mod idempotency;
 mod items;

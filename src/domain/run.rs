@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::definition::Digest;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
@@ -179,6 +180,9 @@ pub struct Assigned {
     pub graph_id: String,
     /// The version of the assistant that was in use.
     pub version: i64,
+    /// The content of the definition, which the run keeps to. None for runs of an older time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition: Option<Digest>,
 }
 
 /// What a subagent is sent to do, as it is stored: the input of its run.

@@ -13,11 +13,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::wire::agent::RemarkView;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
-use crate::runtime::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError, StoreError};
+use crate::runtime::{
+    AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
+};
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +28,7 @@ pub struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: Cow<'static, str>,
+    findings: Vec<RemarkView>,
 }
 
 /// The body of every failed request.
@@ -36,11 +40,15 @@ pub struct ErrorBody {
     /// What is wrong, for programs; stays the same over versions.
     #[schema(example = "thread_not_found")]
     pub code: String,
+    /// All that is wrong with the definition of an agent, one by one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Option<Vec<RemarkView>>)]
+    pub findings: Vec<RemarkView>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into() }
+        Self { status, code, message: message.into(), findings: vec![] }
     }
 
     /// The same about one item of a list.
@@ -205,7 +213,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = ErrorBody { detail: self.message.into_owned(), code: self.code.to_owned() };
+        let body = ErrorBody { detail: self.message.into_owned(), code: self.code.to_owned(), findings: self.findings };
         (self.status, Json(body)).into_response()
     }
 }
@@ -354,6 +362,32 @@ impl From<AssistantError> for ApiError {
             AssistantError::TwoContexts => Self::two_contexts(),
             AssistantError::Invalid(error) => error.into(),
             AssistantError::Fault(error) => error.into(),
+        }
+    }
+}
+
+impl From<DefinitionError> for ApiError {
+    #[track_caller]
+    fn from(error: DefinitionError) -> Self {
+        match error {
+            DefinitionError::NoAgent(graph_id) => {
+                Self::new(StatusCode::NOT_FOUND, "agent_not_found", format!("Agent '{graph_id}' not found"))
+            }
+            DefinitionError::NoVersion(graph_id, number) => {
+                let message = format!("Version {number} not found for agent '{graph_id}'");
+                Self::new(StatusCode::NOT_FOUND, "version_not_found", message)
+            }
+            DefinitionError::InFile { graph_id, place } => {
+                let message = format!("Agent '{graph_id}' is defined in {place}; change it there");
+                Self::new(StatusCode::CONFLICT, "agent_in_file", message)
+            }
+            DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
+            DefinitionError::Unusable(remarks) => {
+                let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+                let findings = remarks.into_iter().map(RemarkView::from).collect();
+                Self { findings, ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_definition", message) }
+            }
+            DefinitionError::Fault(error) => error.into(),
         }
     }
 }

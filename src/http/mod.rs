@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::runtime::{Runs, Store};
 
 mod about;
+mod agents;
 mod approvals;
 mod assistants;
 mod commands;
@@ -91,8 +92,8 @@ impl Default for ApiSettings {
     }
 }
 
-/// The table of contents: every endpoint, in the order in which the document shows them.
-fn table() -> OpenApiRouter<Api> {
+/// The beginning of the table: the server, its assistants, its agents.
+fn whom_to_ask() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // About the server.
         .routes(routes!(about::ok))
@@ -109,6 +110,16 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(assistants::schemas))
         .routes(routes!(assistants::subgraphs))
         .routes(routes!(assistants::subgraph))
+        // Agents: how they are defined.
+        .routes(routes!(agents::search))
+        .routes(routes!(agents::validate))
+        .routes(routes!(agents::get, agents::put, agents::delete))
+        .routes(routes!(agents::versions))
+}
+
+/// The table of contents: every endpoint, in the order in which the document shows them.
+fn table() -> OpenApiRouter<Api> {
+    whom_to_ask()
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))

@@ -36,6 +36,7 @@ use super::{Api, table};
     tags(
         (name = "Server", description = "About the server itself"),
         (name = "Assistants", description = "What a client can run: every agent definition has an assistant"),
+        (name = "Agents", description = "How agents are defined: by files, or by clients while the server runs"),
         (name = "Threads", description = "Conversations"),
         (name = "State", description = "The state of a thread, and its history"),
         (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),

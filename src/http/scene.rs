@@ -36,7 +36,7 @@ pub(super) async fn look(
     let graph = scene.thread.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
     let plan = match &scene.child {
         Some(child) => api.runs.plan_of_subagent(graph, child.lineage.agent(), child.lineage.depth),
-        None => api.runs.plan_of(graph).cloned(),
+        None => api.runs.plan_of(graph),
     };
     let agent = name_of(api, graph);
     Ok((0..scene.checkpoints.len()).map(|at| scene.view(at, plan.as_ref(), &agent)).collect())

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::assistants::{self, Cast};
+use super::registry::Registry;
 use super::sweeper::{HELD, TEMPORARY};
 use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
-use crate::agent::assemble::{Agents, Known};
+use crate::agent::assemble::Known;
 use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
 use crate::db::{self, DbResult, Tx};
@@ -46,7 +47,7 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
 
 /// Who there is to run, and who tells others that they have.
 pub(super) struct House {
-    pub(super) agents: Arc<Agents>,
+    pub(super) registry: Arc<Registry>,
     pub(super) webhooks: Arc<Webhooks>,
 }
 
@@ -68,10 +69,11 @@ pub(super) async fn start(
     house: &House,
     Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
-    let cast = match assistants::cast(tx, &house.agents, &wish.assistant).await? {
+    let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal)),
     };
+    cast.known = house.registry.bound(tx, wish, cast.known).await?;
     if let Err(invalid) = check(wish, &cast.known.agent) {
         return Ok(Err(invalid.into()));
     }
@@ -199,7 +201,11 @@ fn lay_out(wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now:
         temporary: wish.target == Target::Stateless { keep: false },
         config,
         context,
-        agent: Some(Assigned { graph_id: settings.graph_id.clone(), version: *version }),
+        agent: Some(Assigned {
+            graph_id: settings.graph_id.clone(),
+            version: *version,
+            definition: Some(cast.known.digest.clone()),
+        }),
         ..wish.request.clone()
     };
     Run {

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::worker::Worker;
 use super::{AssistantError, AssistantRef, Runs, StartError};
 use crate::agent::assemble::{Agents, Known};
 use crate::db::threads::{ThreadSearch, ThreadSort};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::domain::assistant::{Assistant, Change, Settings};
+use crate::domain::definition::AgentDefinition;
 use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::time::Timestamp;
 
 /// How many threads are looked up at once to be deleted.
 const THREADS: i64 = 100;
@@ -46,25 +47,15 @@ pub(super) async fn cast(
     }
 }
 
-/// Stores the assistants that the definitions have by themselves. Those that are stored stay as they are, except that one
-/// that nobody ever changed takes the name and the description of its definition.
-pub(super) async fn register(worker: &Worker) -> DbResult<()> {
-    let now = worker.clock.now();
-    let automatic = |known: &Arc<Known>| {
-        Assistant::automatic(&known.graph_id, &known.agent.name, known.description.as_deref(), now)
-    };
-    let ours: Vec<Assistant> = worker.agents.all().map(automatic).collect();
-    let write = worker.db.write(move |tx| {
-        Box::pin(async move {
-            for assistant in &ours {
-                if !assistants::insert(tx, assistant).await? {
-                    refresh(tx, assistant).await?;
-                }
-            }
-            Ok(())
-        })
-    });
-    write.await
+/// The assistant that an agent has by itself, as it is made.
+pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
+    Assistant::automatic(graph_id, agent.name.as_deref().unwrap_or(graph_id), agent.description.as_deref(), now)
+}
+
+/// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody ever
+/// changed takes the name and the description of its definition.
+pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
+    if assistants::insert(tx, assistant).await? { Ok(()) } else { refresh(tx, assistant).await }
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
@@ -173,8 +164,9 @@ impl Runs {
     /// # Errors
     /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
     pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
-        if let Some(known) = self.0.agents.all().find(|known| known.assistant == id) {
-            return Err(AssistantError::Automatic(known.graph_id.clone()));
+        if let Some(graph_id) = self.0.registry.records().keys().find(|graph_id| AssistantId::of_graph(graph_id) == id)
+        {
+            return Err(AssistantError::Automatic(graph_id.clone()));
         }
         let found = self.0.db.read(move |tx| Box::pin(async move { assistants::find(tx, id).await })).await?;
         found.ok_or(AssistantError::NoAssistant(id))?;
@@ -213,10 +205,10 @@ impl Runs {
     }
 
     fn graph_is_known(&self, graph_id: &str) -> Result<(), AssistantError> {
-        if self.0.agents.of_graph(graph_id).is_some() {
+        if self.0.registry.agents().of_graph(graph_id).is_some() {
             return Ok(());
         }
-        let known = self.0.agents.all().map(|known| known.graph_id.clone()).collect();
+        let known = self.0.registry.agents().all().map(|known| known.graph_id.clone()).collect();
         Err(AssistantError::NoGraph { graph_id: graph_id.to_owned(), known })
     }
 
@@ -227,23 +219,23 @@ impl Runs {
             graph_id: known.graph_id.clone(),
             name: known.agent.name.clone(),
         };
-        self.0.agents.all().map(card).collect()
+        self.0.registry.agents().all().map(card).collect()
     }
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
     pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
-        self.0.agents.of_graph(graph_id).map(|known| known.agent.drawing(levels))
+        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.drawing(levels))
     }
 
     /// What the state and the settings of this definition's agent look like. None without such a definition.
     pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
-        self.0.agents.of_graph(graph_id).map(|known| known.agent.schemas())
+        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.schemas())
     }
 
     /// The subagents of this definition's agent, by their names: one level, or all of them (`a|b` for a subagent's
     /// subagent) if `recurse`; only the one of this namespace, if there is one. None without such a definition.
     pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
-        self.0.agents.of_graph(graph_id).map(|known| known.agent.subagent_schemas(namespace, recurse))
+        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.subagent_schemas(namespace, recurse))
     }
 }
 

@@ -4,7 +4,6 @@
 //! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
 //! thread of a process stood still, is made up for by one run, however many due times went by.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -137,7 +136,7 @@ impl Runs {
         shown: fn(&Cron) -> Kept,
     ) -> Result<Once<Cron>, CronError> {
         self.0.webhooks.check(&wish.request)?;
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if let Some(thread) = wish.thread
@@ -164,7 +163,7 @@ impl Runs {
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
         self.0.webhooks.check(&wish.request)?;
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
         self.0
             .db
             .write(move |tx| {

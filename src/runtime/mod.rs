@@ -9,9 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::agent::assemble::Agents;
 use crate::db::interrupts::AskedStatus;
-use crate::db::{self, Db, DbResult};
+use crate::db::{self, Db, DbResult, Engine};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
@@ -28,11 +27,13 @@ mod batch;
 mod cancel;
 mod children;
 mod crons;
+mod definitions;
 mod desk;
 mod journal;
 mod lease;
 mod opening;
 mod refusal;
+mod registry;
 mod resume;
 mod store;
 mod sweeper;
@@ -45,7 +46,9 @@ pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
-pub use refusal::{AssistantError, CancelError, CronError, ResolveError, StartError, StateWriteError};
+pub use definitions::DefinitionError;
+pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
+pub use registry::{AgentRecord, FileAgent, FileAgents, Ground};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
@@ -85,6 +88,16 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// The thread, if it is named.
+    pub fn thread(self) -> Option<ThreadId> {
+        match self {
+            Self::Thread(thread) | Self::ThreadOrNew(thread) => Some(thread),
+            Self::Stateless { .. } => None,
+        }
+    }
+}
+
 /// Who shall run, as the client names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AssistantRef {
@@ -118,8 +131,8 @@ pub struct Parts {
     pub db: Db,
     /// The logs of all threads.
     pub events: Events,
-    /// The agents.
-    pub agents: Arc<Agents>,
+    /// What agents are defined by.
+    pub ground: Ground,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
     /// Owns the tasks.
@@ -159,11 +172,16 @@ impl Runs {
     /// Takes the lease on this process and begins to look for runs that are due, those that a crash left first.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn open(parts: Parts) -> DbResult<Self> {
+    /// When an agent of a file cannot be assembled, or the database fails.
+    pub async fn open(mut parts: Parts) -> Result<Self, OpenError> {
+        let files = std::mem::take(&mut parts.ground.files);
         let worker = Arc::new(Worker::new(parts));
+        worker.registry.open(files).await?;
         worker.sign_on().await?;
-        assistants::register(&worker).await?;
+        if worker.db.engine() == Engine::Postgres {
+            let soft = worker.shutdown.soft().clone();
+            worker.shutdown.spawn("definitions", Arc::clone(&worker.registry).keep_up(soft));
+        }
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("hearing", Arc::clone(&worker).hear());
@@ -333,7 +351,7 @@ impl Runs {
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
     pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
-        let (agents, now) = (Arc::clone(&self.0.agents), self.0.clock.now());
+        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
         self.0
             .db
             .write(move |tx| Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await }))
@@ -383,12 +401,13 @@ impl Runs {
 
     /// The hooks of the subagent of this name, as it is `depth` delegations below the agent with this `graph_id`.
     pub fn plan_of_subagent(&self, graph_id: &str, name: &str, depth: u32) -> Option<Plan> {
-        let known = self.0.agents.of_graph(graph_id)?;
+        let agents = self.0.registry.agents();
+        let known = agents.of_graph(graph_id)?;
         Some(known.agent.subagents.as_ref()?.get(name, depth)?.plan.clone())
     }
 
     /// The hooks of the agent with this `graph_id`.
-    pub fn plan_of(&self, graph_id: &str) -> Option<&Plan> {
-        self.0.agents.of_graph(graph_id).map(|known| &known.agent.plan)
+    pub fn plan_of(&self, graph_id: &str) -> Option<Plan> {
+        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.plan.clone())
     }
 }

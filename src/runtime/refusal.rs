@@ -3,6 +3,7 @@
 use crate::db;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::model::ModelError;
 
 /// Why a run was not started.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +127,17 @@ pub enum CronError {
     #[error(transparent)]
     Refused(#[from] StartError),
     /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// Why a server did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// This agent of a file cannot be assembled.
+    #[error("could not assemble the agent {0}: {1}")]
+    Agent(String, ModelError),
+    /// The database failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),
 }

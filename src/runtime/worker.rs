@@ -16,8 +16,9 @@ use super::children::Children;
 use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
+use super::registry::Registry;
 use super::{CancelAction, Store, Webhooks};
-use crate::agent::assemble::{Agents, Known};
+use crate::agent::assemble::Known;
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
 use crate::domain::event::Fact;
@@ -41,7 +42,7 @@ pub(super) struct Worker {
     pub(super) id: WorkerId,
     pub(super) db: Db,
     pub(super) events: Events,
-    pub(super) agents: Arc<Agents>,
+    pub(super) registry: Arc<Registry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) shutdown: Shutdown,
     /// For how long a claim holds without a heartbeat.
@@ -78,11 +79,13 @@ pub(super) struct Active {
 
 impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
+        let super::Ground { workshop, around, files: _ } = parts.ground;
+        let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
         Self {
             id: WorkerId::mint(),
             db: parts.db,
             events: parts.events,
-            agents: parts.agents,
+            registry: Arc::new(registry),
             clock: parts.clock,
             shutdown: parts.shutdown,
             lease: parts.lease,
@@ -103,7 +106,7 @@ impl Worker {
     }
 
     pub(super) fn house(&self) -> House {
-        House { agents: Arc::clone(&self.agents), webhooks: Arc::clone(&self.webhooks) }
+        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks) }
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
@@ -250,9 +253,16 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
-        let Some(known) = self.agents.of_run(run).cloned() else {
-            let text = "The agent of this run is not configured on this server any more.".to_owned();
-            return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
+        let known = match self.registry.of_run(run).await {
+            Ok(Some(known)) => known,
+            Ok(None) => {
+                let text = "The agent of this run is not configured on this server any more.".to_owned();
+                return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
+            }
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
+                return self.give_back(desk).await;
+            }
         };
         let opening = match opening::open(desk, &known).await {
             Ok(opening) => opening,
@@ -392,26 +402,6 @@ impl Worker {
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
         self.db.write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await })).await
-    }
-
-    /// Removes the thread of a stateless run, once those who wait for the result have read it.
-    async fn clear_away(&self, desk: &Arc<Desk>) {
-        let request = &desk.run.request;
-        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
-            return;
-        }
-        for _ in 0..200 {
-            // One is the desk's own.
-            if Arc::strong_count(&desk.log) <= 1 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        let thread = desk.run.thread;
-        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
-        if let Err(error) = deleted {
-            tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
-        }
     }
 
     /// Tells a run to stop, be it the main agent's or a subagent's. False if it is not at work here.

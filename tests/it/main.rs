@@ -17,6 +17,7 @@ mod contract;
 mod crash;
 mod crons;
 mod custom;
+mod definitions;
 mod delegated_interrupts;
 mod dialects;
 mod fields;

@@ -35,10 +35,14 @@ async fn are_the_same_on_both_engines() {
     assert_eq!(
         ours.keys().collect::<Vec<_>>(),
         [
+            "agents",
             "assistant_versions",
             "assistants",
             "checkpoints",
             "crons",
+            "definition_changes",
+            "definition_versions",
+            "definitions",
             "deliveries",
             "events",
             "idempotency_keys",

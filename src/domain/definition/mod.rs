@@ -18,12 +18,16 @@ pub mod check;
 pub mod deprecated;
 mod dialect;
 mod finding;
+mod judge;
 mod read;
+mod record;
 mod store;
 
 pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
-pub use read::{Gaps, Reading, read};
+pub use judge::{Judgement, judge};
+pub use read::{Gaps, Reading, is_echo, read};
+pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
 pub use store::{STORE_TOOLS, StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.

@@ -63,6 +63,14 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
     }
 }
 
+/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
+pub fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
+    unread.iter().any(|earlier| {
+        let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
+        field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
+    })
+}
+
 fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
     use serde_path_to_error::Segment as Step;
 

@@ -10,6 +10,7 @@ use crate::domain::Invalid;
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::machine::Failure;
 
+pub mod agent;
 pub mod assistant;
 pub mod child;
 pub mod command;

@@ -63,6 +63,11 @@ impl Client {
         reply(self.request(Method::PATCH, path).json(&body)).await
     }
 
+    /// PUT with a JSON body.
+    pub(crate) async fn put(&self, path: &str, body: Value) -> Reply {
+        reply(self.request(Method::PUT, path).json(&body)).await
+    }
+
     /// DELETE.
     pub(crate) async fn delete(&self, path: &str) -> Reply {
         reply(self.request(Method::DELETE, path)).await

@@ -203,6 +203,20 @@ impl TestServer {
         self.is_stopped_and_started_again().await;
     }
 
+    /// Somebody changes its configuration while it runs.
+    pub(crate) fn configuration_changes(&self, old: &str, new: &str) {
+        let text = std::fs::read_to_string(self.configuration()).expect("a configuration");
+        assert!(text.contains(old), "{old} is not in the configuration");
+        std::fs::write(self.configuration(), text.replace(old, new)).expect("it can change");
+    }
+
+    /// Somebody writes a file beside its configuration while it runs.
+    pub(crate) fn file_is_written(&self, path: &str, text: &str) {
+        let path = self.place.folder.path().join(path);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
+        std::fs::write(path, text).expect("it can be written");
+    }
+
     /// The address of its database.
     pub(crate) fn database_url(&self) -> String {
         self.place.database.lock().unwrap().as_ref().expect("a database").url()

@@ -1,0 +1,241 @@
+//! Definitions of agents: every content that is in use or was, the versions of each agent, and which agents clients
+//! defined.
+
+use sqlx::{query, query_as, query_scalar};
+
+use super::engine::on_engine;
+use super::json::Cell;
+use super::{DbResult, Tx};
+use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance, read};
+use crate::domain::time::Timestamp;
+
+macro_rules! versions {
+    () => {
+        "select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body from definition_versions v \
+         join definitions d on d.digest = v.digest"
+    };
+}
+
+#[derive(sqlx::FromRow)]
+struct VersionRow {
+    graph_id: String,
+    version: i64,
+    digest: String,
+    origin: String,
+    created_at: i64,
+    body: String,
+}
+
+impl TryFrom<VersionRow> for DefinitionVersion {
+    type Error = super::DbError;
+
+    fn try_from(row: VersionRow) -> DbResult<Self> {
+        let definition = decode(&row.digest, &row.body)?;
+        let provenance = if row.origin.is_empty() { Provenance::Client } else { Provenance::File(row.origin) };
+        Ok(Self {
+            graph_id: row.graph_id,
+            number: row.version,
+            digest: Digest(row.digest),
+            provenance,
+            definition,
+            created_at: Timestamp(row.created_at),
+        })
+    }
+}
+
+/// Reads a definition that an earlier release may have written: fields that there are no longer are left out.
+fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
+    let cell = Cell { table: "definitions", column: "body", id: digest };
+    let reading = read::<AgentDefinition>(cell.decode(body)?);
+    for finding in &reading.findings {
+        tracing::warn!(digest, %finding, "a stored definition has a part that is not understood any more");
+    }
+    reading.value.ok_or_else(|| cell.corrupt())
+}
+
+/// Stores that an agent is defined like this from now on, unless it already was. Returns the version.
+pub async fn keep(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    definition: &AgentDefinition,
+    provenance: &Provenance,
+    now: Timestamp,
+) -> DbResult<DefinitionVersion> {
+    const BODY: &str = "insert into definitions (digest, body, used_at) values ($1, $2, $3) \
+        on conflict (digest) do update set used_at = excluded.used_at";
+    const VERSION: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
+        values ($1, $2, $3, $4, $5) on conflict (graph_id, version) do nothing";
+    let digest = definition.digest();
+    let origin = provenance.file().unwrap_or_default();
+    on_engine!(tx, |conn| query(BODY)
+        .bind(&digest.0)
+        .bind(definition.text())
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    loop {
+        let newest = newest(tx, graph_id).await?;
+        let number = match newest {
+            Some(newest) if newest.digest == digest && newest.provenance == *provenance => return Ok(newest),
+            Some(newest) => {
+                touch(tx, &newest.digest, now).await?;
+                newest.number + 1
+            }
+            None => 1,
+        };
+        let inserted = on_engine!(tx, |conn| query(VERSION)
+            .bind(graph_id)
+            .bind(number)
+            .bind(&digest.0)
+            .bind(origin)
+            .bind(now.0)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected()))?;
+        // None when another server was quicker.
+        if inserted == 1 {
+            let (definition, provenance) = (definition.clone(), provenance.clone());
+            let graph_id = graph_id.to_owned();
+            return Ok(DefinitionVersion { graph_id, number, digest, provenance, definition, created_at: now });
+        }
+    }
+}
+
+/// Notes that a definition goes out of use: runs may still be admitted by it for a moment.
+async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "update definitions set used_at = $2 where digest = $1";
+    Ok(on_engine!(tx, |conn| query(SQL).bind(&digest.0).bind(now.0).execute(conn).await.map(drop))?)
+}
+
+/// The definition with this content.
+pub async fn find(tx: &mut Tx<'_>, digest: &Digest) -> DbResult<Option<AgentDefinition>> {
+    const SQL: &str = "select body from definitions where digest = $1";
+    let body: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(&digest.0).fetch_optional(conn).await)?;
+    body.map(|body| decode(&digest.0, &body)).transpose()
+}
+
+/// The newest version of an agent.
+pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
+    Ok(versions(tx, graph_id, (1, 0)).await?.into_iter().next())
+}
+
+/// A version of an agent.
+pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<Option<DefinitionVersion>> {
+    const SQL: &str = concat!(versions!(), " where v.graph_id = $1 and v.version = $2");
+    let row: Option<VersionRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(number).fetch_optional(conn).await)?;
+    row.map(DefinitionVersion::try_from).transpose()
+}
+
+/// The versions of an agent, newest first.
+pub async fn versions(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    (limit, offset): (i64, i64),
+) -> DbResult<Vec<DefinitionVersion>> {
+    const SQL: &str = concat!(versions!(), " where v.graph_id = $1 order by v.version desc limit $2 offset $3");
+    let rows: Vec<VersionRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(limit).bind(offset).fetch_all(conn).await)?;
+    rows.into_iter().map(DefinitionVersion::try_from).collect()
+}
+
+/// How many versions of an agent are listed.
+pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
+    const SQL: &str = "select count(*) from definition_versions where graph_id = $1";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(graph_id).fetch_one(conn).await)?)
+}
+
+/// The agents that clients defined, each in the version in use, by their names.
+pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
+    const SQL: &str =
+        concat!(versions!(), " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id");
+    let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+    rows.into_iter().map(DefinitionVersion::try_from).collect()
+}
+
+/// The agent of this name that a client defined, in the version in use.
+pub async fn of_client(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
+    const SQL: &str = concat!(
+        versions!(),
+        " join agents a on a.graph_id = v.graph_id and a.version = v.version where a.graph_id = $1"
+    );
+    let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?;
+    row.map(DefinitionVersion::try_from).transpose()
+}
+
+/// How many agents clients defined.
+pub async fn count(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "select count(*) from agents";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
+/// Takes a version that a client brought into use.
+pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
+    const SQL: &str = "insert into agents (graph_id, version) values ($1, $2) \
+        on conflict (graph_id) do update set version = excluded.version";
+    Ok(on_engine!(tx, |conn| query(SQL).bind(graph_id).bind(number).execute(conn).await.map(drop))?)
+}
+
+/// Removes an agent that a client defined, with its versions; their contents stay for the runs that need them. Returns
+/// whether there was one.
+pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult<bool> {
+    const AGENT: &str = "delete from agents where graph_id = $1";
+    const USED: &str = "update definitions set used_at = $2 where digest in \
+        (select digest from definition_versions where graph_id = $1)";
+    const VERSIONS: &str = "delete from definition_versions where graph_id = $1";
+    let removed =
+        on_engine!(tx, |conn| query(AGENT).bind(graph_id).execute(conn).await.map(|done| done.rows_affected()))?;
+    if removed == 1 {
+        on_engine!(tx, |conn| query(USED).bind(graph_id).bind(now.0).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(VERSIONS).bind(graph_id).execute(conn).await.map(drop))?;
+    }
+    Ok(removed == 1)
+}
+
+/// Forgets the versions of an agent up to this number, unless one is in use.
+pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
+    const SQL: &str = "delete from definition_versions where graph_id = $1 and version <= $2 and not exists \
+        (select 1 from agents a where a.graph_id = definition_versions.graph_id \
+        and a.version = definition_versions.version)";
+    Ok(on_engine!(tx, |conn| query(SQL).bind(graph_id).bind(number).execute(conn).await.map(drop))?)
+}
+
+/// Forgets the contents that no version has, that went out of use before `before`, and that no run needs: none at work,
+/// waiting for its turn, or on a thread that waits for a human. Returns how many.
+pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
+    const CANDIDATES: &str = "select d.digest from definitions d where d.used_at < $1 \
+        and not exists (select 1 from definition_versions v where v.digest = d.digest) limit 100";
+    const NEEDED_ON_SQLITE: &str = "select json_extract(request, '$.agent.definition') from runs \
+        where depth = 0 and status in ('pending', 'running') union select json_extract(r.request, \
+        '$.agent.definition') from threads t join runs r on r.thread_id = t.thread_id where t.status = 'interrupted' and r.depth = 0";
+    const NEEDED_ON_POSTGRES: &str = "select request::json #>> '{agent,definition}' from runs \
+        where depth = 0 and status in ('pending', 'running') union select r.request::json #>> \
+        '{agent,definition}' from threads t join runs r on r.thread_id = t.thread_id where t.status = 'interrupted' and r.depth = 0";
+    const FORGET: &str = "delete from definitions where digest = $1";
+    let candidates: Vec<String> = on_engine!(tx, |conn| query_scalar(CANDIDATES).bind(before.0).fetch_all(conn).await)?;
+    if candidates.is_empty() {
+        return Ok(0);
+    }
+    let sql = tx.either(NEEDED_ON_SQLITE, NEEDED_ON_POSTGRES);
+    let needed: Vec<Option<String>> = on_engine!(tx, |conn| query_scalar(sql).fetch_all(conn).await)?;
+    let mut forgotten = 0;
+    for digest in candidates.into_iter().filter(|digest| !needed.iter().flatten().any(|needed| needed == digest)) {
+        forgotten +=
+            on_engine!(tx, |conn| query(FORGET).bind(digest).execute(conn).await.map(|done| done.rows_affected()))?;
+    }
+    Ok(forgotten)
+}
+
+/// The number of the last change of the agents that clients defined; 0 before the first.
+pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "select coalesce(max(number), 0) from definition_changes";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}
+
+/// Notes a change of the agents that clients defined. Until the end of the transaction nobody else can note another one.
+pub async fn note_change(tx: &mut Tx<'_>) -> DbResult<i64> {
+    const SQL: &str = "insert into definition_changes (one, number) values (1, 1) \
+        on conflict (one) do update set number = definition_changes.number + 1 returning number";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
+}

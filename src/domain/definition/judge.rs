@@ -1,0 +1,77 @@
+//! Reads the definition of an agent and says all that is to be said about it.
+
+use serde_json::Value;
+
+use super::check::{Surroundings, check_agent};
+use super::record::LARGEST_DEFINITION;
+use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
+
+/// What came of reading a definition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The definition; only if it can be used.
+    pub definition: Option<AgentDefinition>,
+    /// Mistakes and oddities, each with its field.
+    pub findings: Vec<Finding>,
+}
+
+/// Judges a definition that did not come from a file. A file's definition meets the same checks.
+pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgement {
+    let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
+    if size > LARGEST_DEFINITION {
+        let message = format!("has {size} bytes of JSON; more than {LARGEST_DEFINITION} are not kept");
+        return Judgement { definition: None, findings: vec![Finding::error(FieldPath::default(), message)] };
+    }
+    let mut findings: Vec<Finding> = body.as_object_mut().and_then(deprecated::translate).into_iter().collect();
+    let reading = read::<AgentDefinition>(body);
+    if let Some(agent) = &reading.value {
+        for finding in check_agent(graph_id, agent, around) {
+            let field = reading.gaps.source_of(&finding.field);
+            if !is_echo(&field, &reading.findings) {
+                findings.push(Finding { field, ..finding });
+            }
+        }
+    }
+    findings.extend(reading.findings);
+    findings.sort_by(|one, other| one.field.cmp(&other.field));
+    let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
+    Judgement { definition: reading.value.filter(|_| is_usable), findings }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn around() -> Surroundings {
+        Surroundings {
+            tools: ["lookup".to_owned()].into_iter().collect(),
+            providers: ["scripted".to_owned()].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_told_with_its_field() {
+        let body = json!({"model": "laab:x", "tools": ["nope", 3], "subagents": [{"name": "a"}], "foo": 1});
+        let Judgement { definition, findings } = judge("a b", body, &around());
+        assert_eq!(definition, None);
+        let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
+        assert_eq!(fields, ["", "foo", "model", "subagents[0].description", "tools[0]", "tools[1]"]);
+    }
+
+    #[test]
+    fn a_good_definition_can_have_oddities() {
+        let body = json!({"model": "scripted:x", "default_tools": ["lookup"]});
+        let Judgement { definition, findings } = judge("a", body, &around());
+        assert_eq!(definition.and_then(|agent| agent.general_purpose_subagent.tools), Some(vec!["lookup".to_owned()]));
+        assert_eq!(findings.len(), 1);
+    }
+
+    #[test]
+    fn what_is_too_large_or_no_object_is_refused() {
+        let large = judge("a", json!({"system_prompt": "x".repeat(LARGEST_DEFINITION)}), &around());
+        assert!(large.definition.is_none() && large.findings[0].message.contains("bytes of JSON"));
+        assert!(judge("a", json!([1]), &around()).definition.is_none());
+    }
+}

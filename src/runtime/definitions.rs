@@ -1,0 +1,323 @@
+//! Definitions of agents that change while the server runs: brought by clients, or read again from files.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::assistants;
+use super::registry::{AgentRecord, FileAgents, Registry, Sources};
+use super::{OpenError, Runs};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::definition::{
+    AgentDefinition, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark, Severity,
+    VERSIONS_KEPT, judge,
+};
+use crate::domain::id::AssistantId;
+use crate::domain::time::Timestamp;
+
+/// How often it is looked whether clients of other servers have defined agents.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long a definition out of use stays although nothing shows that it is needed: another server may be admitting a run
+/// by it in this moment.
+const GRACE: Duration = Duration::from_secs(600);
+
+/// Why an agent was not defined, shown or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum DefinitionError {
+    /// There is no such agent.
+    #[error("there is no agent {0}")]
+    NoAgent(String),
+    /// The agent has no version of this number.
+    #[error("agent {0} has no version {1}")]
+    NoVersion(String, i64),
+    /// A file defines the agent, and has to be changed instead.
+    #[error("agent {graph_id} is defined in {place}")]
+    InFile {
+        /// The agent.
+        graph_id: String,
+        /// The file or folder.
+        place: String,
+    },
+    /// Clients have defined as many agents as they may.
+    #[error("there are {MOST_AGENTS} agents that clients have defined, and more are not allowed")]
+    TooMany,
+    /// The definition cannot be used, for these reasons.
+    #[error("the definition cannot be used")]
+    Unusable(Vec<Remark>),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// What a client brings.
+struct Brought {
+    definition: AgentDefinition,
+    now: Timestamp,
+}
+
+impl Registry {
+    /// Takes over what files and clients define.
+    pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
+        for agent in &files.agents {
+            let made = self.workshop.known(&agent.graph_id, &agent.definition);
+            made.map_err(|error| OpenError::Agent(agent.graph_id.clone(), error))?;
+        }
+        let mut sources = self.sources.lock().await;
+        self.store_files(&mut sources, files).await?;
+        self.read_clients(&mut sources).await?;
+        self.replace(&sources);
+        let before = self.clock.now().minus(GRACE);
+        self.db.write(move |tx| Box::pin(async move { db::definitions::sweep(tx, before).await })).await?;
+        Ok(())
+    }
+
+    /// Stores what files define, each agent as a version if it is a new one, and with the assistant that belongs to it.
+    async fn store_files(&self, sources: &mut Sources, files: FileAgents) -> DbResult<()> {
+        let (now, agents) = (self.clock.now(), files.agents);
+        let write = self.db.write(move |tx| {
+            Box::pin(async move {
+                let mut versions = vec![];
+                for agent in agents {
+                    let place = Provenance::File(agent.place);
+                    versions.push(keep(tx, &agent.graph_id, &agent.definition, &place, now).await?);
+                    let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
+                    assistants::register(tx, &assistant).await?;
+                }
+                Ok(versions)
+            })
+        });
+        let versions = write.await?;
+        sources.files = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();
+        (sources.oddities, sources.refusals) = (files.remarks, vec![]);
+        Ok(())
+    }
+
+    async fn read_clients(&self, sources: &mut Sources) -> DbResult<()> {
+        let read = self.db.read(move |tx| {
+            Box::pin(
+                async move { Ok((db::definitions::of_clients(tx).await?, db::definitions::last_change(tx).await?)) },
+            )
+        });
+        let (versions, seen) = read.await?;
+        sources.clients = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();
+        sources.seen = seen;
+        Ok(())
+    }
+
+    /// Takes over what clients of other servers have changed.
+    async fn catch_up(&self) -> DbResult<()> {
+        let read = self.db.read(move |tx| Box::pin(async move { db::definitions::last_change(tx).await }));
+        let last = read.await?;
+        let mut sources = self.sources.lock().await;
+        if sources.seen != last {
+            self.read_clients(&mut sources).await?;
+            self.replace(&sources);
+            tracing::info!(agents = sources.clients.len(), "definitions taken over from another server");
+        }
+        Ok(())
+    }
+
+    /// Takes over what clients of other servers have changed, as it happens. Ends with the server.
+    pub(super) async fn keep_up(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
+        while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+            if let Err(error) = self.catch_up().await {
+                tracing::warn!(%error, "could not look for agents that clients have defined");
+            }
+        }
+    }
+
+    /// Takes over a change that was made here; what others changed in between is read with it.
+    async fn follow(&self, sources: &mut Sources, change: i64, apply: impl FnOnce(&mut Sources)) -> DbResult<()> {
+        if change == sources.seen + 1 {
+            apply(sources);
+            sources.seen = change;
+        } else {
+            self.read_clients(sources).await?;
+        }
+        self.replace(sources);
+        Ok(())
+    }
+}
+
+/// Stores a version if it is a new one, and forgets those that are too old.
+async fn keep(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    definition: &AgentDefinition,
+    provenance: &Provenance,
+    now: Timestamp,
+) -> DbResult<DefinitionVersion> {
+    let version = db::definitions::keep(tx, graph_id, definition, provenance, now).await?;
+    if version.created_at == now && version.number > VERSIONS_KEPT {
+        db::definitions::forget_versions(tx, graph_id, version.number - VERSIONS_KEPT).await?;
+        db::definitions::sweep(tx, now.minus(GRACE)).await?;
+    }
+    Ok(version)
+}
+
+/// Stores what a client brings as the version in use, with the assistant that belongs to it. Returns it with the number of
+/// the change; nothing when it is in use already.
+async fn store(
+    tx: &mut Tx<'_>,
+    graph_id: &str,
+    brought: &Brought,
+) -> DbResult<Result<Option<(DefinitionVersion, i64)>, DefinitionError>> {
+    let in_use = db::definitions::of_client(tx, graph_id).await?;
+    if in_use.is_some_and(|version| version.definition == brought.definition) {
+        return Ok(Ok(None));
+    }
+    // Of two who do this at once the second waits here, and sees what the first did.
+    let change = db::definitions::note_change(tx).await?;
+    let old = db::definitions::of_client(tx, graph_id).await?;
+    if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
+        return Ok(Err(DefinitionError::TooMany));
+    }
+    let version = keep(tx, graph_id, &brought.definition, &Provenance::Client, brought.now).await?;
+    db::definitions::put(tx, graph_id, version.number).await?;
+    let assistant = assistants::automatic(graph_id, &brought.definition, brought.now);
+    assistants::register(tx, &assistant).await?;
+    Ok(Ok(Some((version, change))))
+}
+
+impl Runs {
+    /// Defines an agent, or changes the definition of one. Runs that began keep to the old one.
+    ///
+    /// # Errors
+    /// See [`DefinitionError`]; nothing is stored then.
+    pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
+        let registry = &self.0.registry;
+        let Judgement { definition, findings } = self.judge_agent(graph_id, body);
+        let Some(definition) = definition else {
+            return Err(DefinitionError::Unusable(findings.into_iter().map(Remark::from).collect()));
+        };
+        let mut sources = registry.sources.lock().await;
+        may_be_changed(&sources, graph_id)?;
+        let known = registry.workshop.known(graph_id, &definition).map_err(|error| {
+            let finding = Finding::error(FieldPath::default(), error.to_string());
+            DefinitionError::Unusable(vec![finding.into()])
+        })?;
+        let brought = Brought { definition, now: registry.clock.now() };
+        let key = graph_id.to_owned();
+        let write = registry.db.write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
+        match write.await?? {
+            Some((version, change)) => {
+                let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
+                registry.follow(&mut sources, change, apply).await?;
+            }
+            // Another server may have brought it into use.
+            None if sources.clients.get(graph_id).is_none_or(|version| version.digest != known.digest) => {
+                registry.read_clients(&mut sources).await?;
+                registry.replace(&sources);
+            }
+            None => {}
+        }
+        drop(sources);
+        self.agent(graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
+    }
+
+    /// Removes an agent that a client defined, with the assistant that it has by itself. Runs that began go on.
+    ///
+    /// # Errors
+    /// See [`DefinitionError`].
+    pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
+        let registry = &self.0.registry;
+        let mut sources = registry.sources.lock().await;
+        may_be_changed(&sources, graph_id)?;
+        let (key, now) = (graph_id.to_owned(), registry.clock.now());
+        let write = registry.db.write(move |tx| {
+            Box::pin(async move {
+                if !db::definitions::remove(tx, &key, now).await? {
+                    return Ok(None);
+                }
+                db::assistants::delete(tx, AssistantId::of_graph(&key)).await?;
+                db::definitions::note_change(tx).await.map(Some)
+            })
+        });
+        let change = write.await?.ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))?;
+        registry.follow(&mut sources, change, |sources| drop(sources.clients.remove(graph_id))).await?;
+        Ok(())
+    }
+
+    /// Says what is wrong with a definition, or odd, as if it were to be used.
+    pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
+        judge(graph_id, body, &self.0.registry.around)
+    }
+
+    /// The agent of this name, as it is defined now.
+    pub fn agent(&self, graph_id: &str) -> Option<AgentRecord> {
+        self.0.registry.records().get(graph_id).cloned()
+    }
+
+    /// The agents for which `wanted` holds, by their names: the part `(limit, offset)` of them, and how many there are.
+    pub fn agents(
+        &self,
+        wanted: impl Fn(&AgentRecord) -> bool,
+        (limit, offset): (usize, usize),
+    ) -> (Vec<AgentRecord>, usize) {
+        let records = self.0.registry.records();
+        let found: Vec<&AgentRecord> = records.values().filter(|record| wanted(record)).collect();
+        (found.iter().skip(offset).take(limit).map(|record| (*record).clone()).collect(), found.len())
+    }
+
+    /// Takes over what files define now. Runs that began keep to what they began with.
+    ///
+    /// When a part of it does not fit this server, which has the tools and providers with which it began, nothing of it
+    /// is taken over, and the former definitions say why.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
+        let registry = &self.0.registry;
+        let misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent)).collect();
+        if !misfits.is_empty() {
+            self.refuse_files(misfits).await;
+            return Ok(());
+        }
+        let mut sources = registry.sources.lock().await;
+        let digests = |sources: &Sources| -> Vec<_> {
+            sources.files.values().map(|version| (version.graph_id.clone(), version.digest.clone())).collect()
+        };
+        let (before, had_refusals) = (digests(&sources), !sources.refusals.is_empty());
+        registry.store_files(&mut sources, files).await?;
+        registry.replace(&sources);
+        if before == digests(&sources) && !had_refusals {
+            return Ok(());
+        }
+        tracing::info!(agents = sources.files.len(), "definitions read again from their files");
+        Ok(())
+    }
+
+    /// Keeps to the former definitions of files, and says why.
+    pub async fn refuse_files(&self, reasons: Vec<(Option<String>, Remark)>) {
+        let registry = &self.0.registry;
+        for (_, reason) in reasons.iter().filter(|(_, reason)| reason.severity == Severity::Error) {
+            tracing::error!(%reason, "a change of the definitions is not taken over; the former ones stay in use");
+        }
+        let mut sources = registry.sources.lock().await;
+        sources.refusals = reasons;
+        registry.replace(&sources);
+    }
+
+    /// Why an agent of a file cannot run on this server as it began.
+    fn misfits(&self, agent: &super::FileAgent) -> Vec<(Option<String>, Remark)> {
+        let registry = &self.0.registry;
+        let found = crate::domain::definition::check::check_agent(&agent.graph_id, &agent.definition, &registry.around);
+        let made = registry.workshop.known(&agent.graph_id, &agent.definition).err();
+        let unmade = made.map(|error| Finding::error(FieldPath::default(), error.to_string()));
+        let mistakes = found.into_iter().filter(|finding| finding.severity == Severity::Error).chain(unmade);
+        let told = mistakes.map(|finding| {
+            let message = format!("{} (tools and providers are those with which the server began)", finding.message);
+            let remark = Remark { file: Some(agent.place.clone()), message, ..Remark::from(finding) };
+            (Some(agent.graph_id.clone()), remark)
+        });
+        told.collect()
+    }
+}
+
+fn may_be_changed(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
+    match sources.files.get(graph_id).and_then(|version| version.provenance.file()) {
+        Some(place) => Err(DefinitionError::InFile { graph_id: graph_id.to_owned(), place: place.to_owned() }),
+        None => Ok(()),
+    }
+}

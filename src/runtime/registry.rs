@@ -1,0 +1,265 @@
+//! Which agents there are now, and which there were. The set changes while the server runs, as a whole.
+//!
+//! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
+//! admitted with: it names the content, and when that is not in use any more, it is found in the database.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use super::Wish;
+use crate::agent::assemble::{Agents, Known, Workshop};
+use crate::db::{self, Db, DbResult, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::definition::check::{Surroundings, check_agent};
+use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity};
+use crate::domain::machine::Phase;
+use crate::domain::run::{Assigned, Run};
+use crate::domain::time::Clock;
+
+/// How many agents of earlier definitions are kept in memory.
+const PAST: usize = 64;
+
+/// What agents are defined by, and made of.
+pub struct Ground {
+    /// What agents are made of.
+    pub workshop: Workshop,
+    /// What definitions may refer to.
+    pub around: Surroundings,
+    /// The agents that files define.
+    pub files: FileAgents,
+}
+
+/// The agents that files define.
+#[derive(Debug, Clone, Default)]
+pub struct FileAgents {
+    /// The agents.
+    pub agents: Vec<FileAgent>,
+    /// What is odd about them, each with its `graph_id`; without one it is about all of them.
+    pub remarks: Vec<(Option<String>, Remark)>,
+}
+
+/// An agent that a file defines.
+#[derive(Debug, Clone)]
+pub struct FileAgent {
+    /// Its key.
+    pub graph_id: String,
+    /// The file or folder.
+    pub place: String,
+    /// What it says.
+    pub definition: AgentDefinition,
+}
+
+/// An agent, as it is defined now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentRecord {
+    /// The version in use.
+    pub version: DefinitionVersion,
+    /// What is wrong with it, or odd; for a file also why its last change is not in use.
+    pub remarks: Vec<Remark>,
+    /// Whether it can run.
+    pub is_usable: bool,
+}
+
+/// The agents as they are now, by `graph_id`.
+pub(super) type Records = BTreeMap<String, AgentRecord>;
+
+/// The agents, and where they are remembered.
+pub(super) struct Registry {
+    pub(super) db: Db,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) workshop: Workshop,
+    pub(super) around: Surroundings,
+    current: RwLock<Current>,
+    /// Agents of definitions that are not in use any more, those asked for last at the end.
+    past: Mutex<VecDeque<Arc<Known>>>,
+    /// Held by whoever changes the set.
+    pub(super) sources: tokio::sync::Mutex<Sources>,
+}
+
+#[derive(Clone, Default)]
+struct Current {
+    agents: Arc<Agents>,
+    records: Arc<Records>,
+}
+
+/// What the set is made of.
+#[derive(Default)]
+pub(super) struct Sources {
+    /// Those of files.
+    pub(super) files: BTreeMap<String, DefinitionVersion>,
+    /// What is odd about them.
+    pub(super) oddities: Vec<(Option<String>, Remark)>,
+    /// Why the last change of the files is not in use; nothing if it is.
+    pub(super) refusals: Vec<(Option<String>, Remark)>,
+    /// Those that clients defined.
+    pub(super) clients: BTreeMap<String, DefinitionVersion>,
+    /// The number of the last change by clients that is known here.
+    pub(super) seen: i64,
+}
+
+impl Registry {
+    /// A registry of no agents.
+    pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: Workshop, around: Surroundings) -> Self {
+        Self {
+            db,
+            clock,
+            workshop,
+            around,
+            current: RwLock::default(),
+            past: Mutex::default(),
+            sources: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn current(&self) -> Current {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The agents that can run now.
+    pub(super) fn agents(&self) -> Arc<Agents> {
+        self.current().agents
+    }
+
+    /// All agents that are defined now.
+    pub(super) fn records(&self) -> Arc<Records> {
+        self.current().records
+    }
+
+    /// Puts the set that `sources` make in the place of the present one. Agents that stay the same are not made again.
+    ///
+    /// A file precedes a client that has defined an agent of the same name.
+    pub(super) fn replace(&self, sources: &Sources) {
+        let old = self.agents();
+        let (mut records, mut agents) = (Records::new(), vec![]);
+        let clients = sources.clients.values().filter(|version| !sources.files.contains_key(&version.graph_id));
+        for version in sources.files.values().chain(clients) {
+            let mut remarks = self.remarks_on(version, sources);
+            match self.usable(version, &old, &remarks) {
+                Ok(known) => agents.extend(known),
+                Err(remark) => remarks.push(remark),
+            }
+            let is_usable = agents.last().is_some_and(|known| known.graph_id == version.graph_id);
+            if !is_usable {
+                tracing::warn!(graph_id = version.graph_id, problem = %remarks[0], "an agent cannot run as it is defined");
+            }
+            let record = AgentRecord { version: version.clone(), remarks, is_usable };
+            records.insert(version.graph_id.clone(), record);
+        }
+        let new = Current { agents: Arc::new(agents.into_iter().collect()), records: Arc::new(records) };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    /// What is to be said about a definition.
+    fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
+        let graph_id = &version.graph_id;
+        if version.provenance.file().is_none() {
+            return check_agent(graph_id, &version.definition, &self.around).into_iter().map(Remark::from).collect();
+        }
+        let said = sources.refusals.iter().chain(&sources.oddities);
+        let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
+        let mut remarks: Vec<Remark> =
+            said.filter(|(about, _)| concerns(about)).map(|(_, remark)| remark.clone()).collect();
+        if sources.clients.contains_key(graph_id) {
+            let message = "a client has defined an agent of this name, too; the file precedes";
+            remarks.push(Finding::warning(FieldPath::default(), message).into());
+        }
+        remarks
+    }
+
+    /// The agent of a definition; none if its remarks forbid it.
+    fn usable(
+        &self,
+        version: &DefinitionVersion,
+        old: &Agents,
+        remarks: &[Remark],
+    ) -> Result<Option<Arc<Known>>, Remark> {
+        let is_wrong = remarks.iter().any(|remark| remark.severity == Severity::Error);
+        if is_wrong && version.provenance.file().is_none() {
+            return Ok(None);
+        }
+        let same = old.of_graph(&version.graph_id).filter(|known| known.digest == version.digest);
+        if let Some(known) = same {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let known = self.workshop.known(&version.graph_id, &version.definition);
+        known.map(Some).map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
+    }
+
+    /// The agent that a run was admitted for, as it was defined then.
+    pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<Known>>> {
+        let agents = self.agents();
+        let Some(Assigned { graph_id, definition: Some(digest), .. }) = run.request.agent.clone() else {
+            return Ok(agents.of_run(run).cloned());
+        };
+        if let Some(known) = self.at_hand(&graph_id, &digest) {
+            return Ok(Some(known));
+        }
+        let this = Arc::clone(self);
+        let found = self.db.read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
+        Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
+    }
+
+    /// The agent with this definition, in use or not. None if the definition is not remembered.
+    pub(super) async fn of_digest(
+        &self,
+        tx: &mut Tx<'_>,
+        graph_id: &str,
+        digest: &Digest,
+    ) -> DbResult<Option<Arc<Known>>> {
+        if let Some(known) = self.at_hand(graph_id, digest) {
+            return Ok(Some(known));
+        }
+        let Some(definition) = db::definitions::find(tx, digest).await? else { return Ok(None) };
+        match self.workshop.known(graph_id, &definition) {
+            Ok(known) => {
+                // It may be stored in the words of an earlier release; it is asked for by its stored name.
+                let known = Arc::new(Known { digest: digest.clone(), ..Known::clone(&known) });
+                self.remember(Arc::clone(&known));
+                Ok(Some(known))
+            }
+            Err(error) => {
+                tracing::warn!(graph_id, %digest, %error, "an earlier definition cannot be used any more");
+                Ok(None)
+            }
+        }
+    }
+
+    fn at_hand(&self, graph_id: &str, digest: &Digest) -> Option<Arc<Known>> {
+        let is_it = |known: &&Arc<Known>| known.graph_id == graph_id && known.digest == *digest;
+        if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
+            return Some(Arc::clone(known));
+        }
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_it).cloned()
+    }
+
+    fn remember(&self, known: Arc<Known>) {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.push_back(known);
+        if past.len() > PAST {
+            past.pop_front();
+        }
+    }
+
+    /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on its
+    /// thread, the one that began it.
+    pub(super) async fn bound(&self, tx: &mut Tx<'_>, wish: &Wish, known: Arc<Known>) -> DbResult<Arc<Known>> {
+        let goes_on = wish.resume.is_some() || wish.request.input.is_none();
+        let Some(thread) = wish.target.thread().filter(|_| goes_on) else { return Ok(known) };
+        let head = match wish.request.checkpoint {
+            Some(checkpoint) => db::checkpoints::find_head(tx, thread, checkpoint).await?,
+            None => db::checkpoints::head(tx, thread, Lane::Main).await?,
+        };
+        let head = head.filter(|head| !matches!(head.position.phase, Phase::Start | Phase::Ended));
+        let Some(run) = head.and_then(|head| head.run) else { return Ok(known) };
+        let run = db::runs::get_by_id(tx, run).await?;
+        let bound = match run.and_then(|run| run.request.agent) {
+            Some(Assigned { graph_id, definition: Some(digest), .. })
+                if graph_id == known.graph_id && digest != known.digest =>
+            {
+                self.of_digest(tx, &graph_id, &digest).await?
+            }
+            Some(_) | None => None,
+        };
+        Ok(bound.unwrap_or(known))
+    }
+}
