@@ -14,7 +14,7 @@ use super::runs::check_graph;
 use super::stream::v2::{FRAMES, Filter};
 use super::stream::{Mode, v2};
 use super::wire::Object;
-use super::wire::command::{CommandAnswer, Refusal, ThreadCommand};
+use super::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
 use super::wire::run::{CommandBody, Door, RunCreate};
 use crate::db::{runs, threads};
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -29,7 +29,7 @@ use crate::runtime::{Reply, RespondError, StartError};
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread")), request_body = ThreadCommand,
     responses((status = 200, description = "What came of it", body = CommandAnswer),
-        (status = 400, description = "It is no command", body = CommandAnswer),
+        (status = 400, description = "It is no command", body = NoCommand),
         (status = 413, description = "It is larger than allowed", body = ErrorBody)))]
 pub(super) async fn post(
     State(api): State<Api>,

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::sdk::runs_to_its_end;
 use crate::support::server::skipped;
-use crate::support::{TestServer, eventually, on_both_engines};
+use crate::support::{Engine, TestServer, eventually, on_both_engines};
 
 /// The program, told how to ask this server.
 fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
@@ -22,6 +22,12 @@ fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
     command.current_dir(place).env("PYTHONDONTWRITEBYTECODE", "1").env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"));
     command.arg("--config-file").arg(folder.join("schemathesis.toml")).arg("run");
     command.arg(format!("{}/openapi.json", server.client().base())).args(["--no-color", "--max-examples", "20"]);
+    // What does not depend on the database is asked once.
+    let phases = match server.engine {
+        Engine::Sqlite => "examples,coverage",
+        Engine::Postgres => "fuzzing,stateful",
+    };
+    command.args(["--phases", phases]);
     Some(command)
 }
 

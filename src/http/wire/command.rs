@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::Object;
+use crate::http::error::ErrorBody;
 
 /// A command to a thread.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -26,8 +27,7 @@ pub struct CommandAnswer {
     /// `success` or `error`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The number of the command; null when it could not be read.
-    #[schema(value_type = Option<i64>)]
+    /// The number of the command; of what is no command, whatever stood there.
     pub id: Value,
     /// What came of it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,6 +48,16 @@ pub struct CommandAnswer {
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub more: Object,
+}
+
+/// What is answered to what is no command: an answer that repeats its `id`, or when it is no JSON an error like any other.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum NoCommand {
+    /// It is JSON.
+    Answer(Box<CommandAnswer>),
+    /// It is none.
+    Error(ErrorBody),
 }
 
 /// Why a command was not obeyed.
