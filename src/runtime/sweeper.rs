@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::desk::Desk;
 use super::worker::Worker;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::ThreadId;
@@ -78,6 +79,26 @@ impl Worker {
             if gone == 0 {
                 return Ok(swept);
             }
+        }
+    }
+
+    /// Removes the thread of a stateless run, once those who wait for the result have read it.
+    pub(super) async fn clear_away(&self, desk: &Arc<Desk>) {
+        let request = &desk.run.request;
+        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
+            return;
+        }
+        for _ in 0..200 {
+            // One is the desk's own.
+            if Arc::strong_count(&desk.log) <= 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        let thread = desk.run.thread;
+        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
+        if let Err(error) = deleted {
+            tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
         }
     }
 

@@ -404,26 +404,6 @@ impl Worker {
         self.db.write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await })).await
     }
 
-    /// Removes the thread of a stateless run, once those who wait for the result have read it.
-    async fn clear_away(&self, desk: &Arc<Desk>) {
-        let request = &desk.run.request;
-        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
-            return;
-        }
-        for _ in 0..200 {
-            // One is the desk's own.
-            if Arc::strong_count(&desk.log) <= 1 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        let thread = desk.run.thread;
-        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
-        if let Err(error) = deleted {
-            tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
-        }
-    }
-
     /// Tells a run to stop, be it the main agent's or a subagent's. False if it is not at work here.
     pub(super) fn stop(&self, run: RunId, action: CancelAction) -> bool {
         let mut active = self.active();
