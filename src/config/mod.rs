@@ -298,6 +298,8 @@ impl Sheet {
 
     fn close(mut self, config: Config, source: String) -> Result<Loaded, Problems> {
         self.problems.sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
+        // What is wrong with one file may be met twice.
+        self.problems.dedup();
         let problems = Problems(self.problems);
         if problems.are_harmless() { Ok(Loaded { config, warnings: problems, source }) } else { Err(problems) }
     }

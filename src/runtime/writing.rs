@@ -11,7 +11,7 @@ use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::state::Update;
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 /// Writes, as one checkpoint with the source `update`, or refuses.
