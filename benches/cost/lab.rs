@@ -73,8 +73,8 @@ impl Lab {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop =
             Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
-        let file = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
-        let files = FileAgents { agents: vec![file], remarks: vec![] };
+        let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
+        let files = FileAgents { agents: vec![defined], remarks: vec![] };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),

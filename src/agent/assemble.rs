@@ -15,12 +15,14 @@ use crate::domain::definition::{
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
 use crate::domain::item::template::NamespaceTemplate;
+use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
+use crate::middleware::limits::Counted;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
 use crate::middleware::store::StoreAccess;
@@ -115,6 +117,7 @@ struct Draft {
     files: Workspace,
     store: StoreRule,
     step_limit: u32,
+    limits: Limits,
     /// The tools that end its work.
     until: Option<UntilTool>,
     /// Whether who delegates may write the instructions.
@@ -165,6 +168,7 @@ impl Workshop {
             files: definition.files,
             store: definition.store.clone(),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
+            limits: definition.limits.clone().unwrap_or_default(),
             until: None,
             ordered_prompt: false,
             delegations,
@@ -208,6 +212,7 @@ impl Workshop {
             files: parent.files,
             store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
+            limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
                 && parent.general_subagent() == Some(subagent.name.as_str()),
@@ -267,6 +272,7 @@ impl Workshop {
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
         }
+        stack.push(Arc::new(Counted));
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
@@ -282,6 +288,7 @@ impl Workshop {
             fields,
             declared,
             context: draft.context_schema.map(ContextSchema::new),
+            limits: draft.limits,
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }

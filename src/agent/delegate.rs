@@ -17,6 +17,7 @@ use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
+use crate::tool::budget::Meter;
 use crate::tool::{Delegation, Scope, Voice};
 
 /// How a child came back.
@@ -43,6 +44,12 @@ impl Loop<'_> {
             settle(machine, at, Answer::error(&call, text));
             return Ok(None);
         };
+        // The one door to a subagent, whoever asks for it.
+        if let Err(refused) = self.scope.budget.spend_child(self.lineage.depth + 1, self.scope.now()) {
+            let text = format!("{refused} Nothing was delegated; do the work yourself, or finish with what you have.");
+            settle(machine, at, Answer::error(&call, text));
+            return Ok(None);
+        }
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, &subagent);
         let wish = ChildWish { id, lineage: lineage.clone(), order: wish.order, max_depth: self.max_depth() };
@@ -53,6 +60,7 @@ impl Loop<'_> {
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
             }
             ChildVerdict::Refused(reason) => {
+                self.scope.budget.child_done();
                 settle(machine, at, Answer::error(&call, reason));
                 Ok(None)
             }
@@ -70,6 +78,7 @@ impl Loop<'_> {
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
         let subagent = self.subagent(lineage.agent()).ok_or_else(|| lost("subagent's definition"))?;
+        self.scope.budget.child_goes_on();
         Ok(self.run_child(at, call, subagent, lineage, handed_down(child, &machine.state)))
     }
 
@@ -92,7 +101,7 @@ impl Loop<'_> {
         lineage: &Lineage,
         child: Child,
     ) -> Result<ChildEnd, Stop> {
-        let Child { id, mut machine, stop, input, journal, order: _ } = child;
+        let Child { id, mut machine, stop, meter, input, journal, order: _ } = child;
         let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
@@ -102,7 +111,7 @@ impl Loop<'_> {
                     agent: subagent,
                     plan: subagent.plan.clone(),
                     lineage,
-                    scope: self.scope_of_child(subagent, lineage, stop.clone()),
+                    scope: self.scope_of_child(subagent, lineage, (stop.clone(), meter)),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
@@ -116,10 +125,13 @@ impl Loop<'_> {
                 let alone = || stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
                 match below.drive(&mut machine, notes).await {
                     Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if alone() => below.cancel(&mut machine).await?,
-                    driven => driven?,
+                    driven => driven.inspect_err(|_| self.scope.budget.child_done())?,
                 }
             }
         };
+        if !matches!(ending, Ending::Parked(_)) {
+            self.scope.budget.child_done();
+        }
         Ok(match ending {
             Ending::Done | Ending::Paused => ChildEnd::Answer(result(call, &machine.state, &input)),
             Ending::Parked(questions) => ChildEnd::Parked { child: id, questions },
@@ -150,12 +162,18 @@ impl Loop<'_> {
         }
     }
 
-    fn scope_of_child(&self, subagent: &Agent, lineage: &Lineage, stop: CancellationToken) -> Scope {
+    fn scope_of_child(
+        &self,
+        subagent: &Agent,
+        lineage: &Lineage,
+        (stop, meter): (CancellationToken, Arc<Meter>),
+    ) -> Scope {
         Scope {
             agent: subagent.name.clone(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
             stop,
+            budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
             voice: Voice::default(),
             answer: None,
             ..self.scope.clone()

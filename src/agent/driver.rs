@@ -32,6 +32,8 @@ impl Loop<'_> {
     /// # Errors
     /// [`Stop`] when the loop was left early; what was stored is enough to go on.
     pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
+        // They are under way, although nobody works on them here.
+        machine.parked_children().iter().for_each(|_| self.scope.budget.child_goes_on());
         // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
         let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
@@ -144,6 +146,7 @@ impl Loop<'_> {
     /// Ends a run that was cancelled while its caller goes on.
     pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<Ending, Stop> {
         let failure = Failure::cancelled();
+        machine.parked_children().iter().for_each(|_| self.scope.budget.child_done());
         machine.position.failure = Some(failure.clone());
         let (status, error) = (RunStatus::Interrupted, Some(failure.clone()));
         self.journal.commit(machine, vec![Note::Fact(Fact::Ended { status, error, waits: false })]).await?;

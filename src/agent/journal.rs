@@ -1,5 +1,7 @@
 //! All that the loop asks of the outer world.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
@@ -11,6 +13,7 @@ use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Plan, Position};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
+use crate::tool::budget::Meter;
 
 /// What the loop writes through. One journal serves one lane of a thread.
 #[async_trait]
@@ -111,6 +114,8 @@ pub struct Child {
     pub order: Order,
     /// Tells it to stop. Whoever tells its parent to stop tells it, too.
     pub stop: CancellationToken,
+    /// What it has used so far; its journal stores what this says.
+    pub meter: Arc<Meter>,
     /// What it began with, once it has; the difference to its state is what it wrote.
     pub input: Option<Update>,
     /// Where it writes.

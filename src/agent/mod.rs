@@ -28,6 +28,7 @@ use crate::domain::event::Fact;
 use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
+use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Moment, Plan};
 use crate::domain::run::Lineage;
 use crate::middleware::Middleware;
@@ -69,6 +70,8 @@ pub struct Agent {
     pub fields: Vec<Field>,
     /// What the context of its runs has to fit, if its owner says so.
     pub context: Option<ContextSchema>,
+    /// What one run of it may use.
+    pub limits: Limits,
     /// The declared fields of the state.
     pub declared: DeclaredFields,
     /// Whom it can delegate to; none if it cannot.

@@ -129,6 +129,32 @@ adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number from
 }
 
 #[test]
+fn limits_that_make_no_sense_are_told() {
+    let text = r#"[agents.a]
+model = "scripted:x"
+limits = { model_calls = 0, depth = 33, wall_s = -1.0, calls = 3, tree = { tokens = 0, tree = {} } }
+[[agents.a.subagents]]
+name = "helper"
+description = "Helps with everything there is."
+system_prompt = "You help."
+limits = { children_at_once = 0, tree = {} }
+"#;
+    let told = complaints(text);
+    for wrong in [
+        "agents.a.limits.model_calls: must be a whole number from 1 up",
+        "agents.a.limits.depth: must be a whole number from 0 to 32",
+        "agents.a.limits.wall_s: must be a number of seconds above 0",
+        "agents.a.limits.calls: unknown key",
+        "agents.a.limits.tree.tokens: must be a whole number from 1 up",
+        "agents.a.limits.tree.tree: is for the main agent, at the top of the tree",
+        "agents.a.subagents[0].limits.children_at_once: must be a whole number from 1 up",
+        "agents.a.subagents[0].limits.tree: is for the main agent, at the top of the tree",
+    ] {
+        assert!(told.contains(wrong), "{wrong} is not in\n{told}");
+    }
+}
+
+#[test]
 fn cookies_need_origins_that_are_named() {
     let text =
         "[server]\ncors_credentials = true\ncors_expose_headers = [\"x-ok\", \"no header\"]\ncors_max_age_s = 0\n";

@@ -4,6 +4,7 @@ mod below;
 mod claims;
 mod order;
 mod queue;
+mod usage;
 
 use serde_json::{Map, Value};
 use sqlx::types::Json;
@@ -18,6 +19,7 @@ pub use claims::{
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};
+pub use usage::{set_usage, usage, usages};
 
 use super::engine::on_engine;
 use super::json::{Cell, encode};

@@ -35,6 +35,7 @@ pub mod idempotency;
 pub mod input;
 pub mod interrupt;
 pub mod item;
+pub mod limits;
 pub mod machine;
 pub mod message;
 pub mod run;

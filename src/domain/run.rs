@@ -167,6 +167,14 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
+    /// What tools may know about the caller: the context, or the `configurable` of a request that has none.
+    pub fn told(&self) -> &Map<String, Value> {
+        match self.config.get("configurable").and_then(Value::as_object) {
+            Some(configurable) if self.context.is_empty() => configurable,
+            Some(_) | None => &self.context,
+        }
+    }
+
     /// Where the end of the run is to be told, if anywhere.
     pub fn webhook(&self) -> Option<&str> {
         self.extra.get("webhook").and_then(Value::as_str)

@@ -219,7 +219,10 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
-    Ok(Json(find(&api, path).await?.into()))
+    let run = find(&api, path).await?;
+    let root = run.lineage.root;
+    let used = api.db.read(move |tx| Box::pin(runs::usages(tx, root))).await?;
+    Ok(Json(AnyRunView::of(run, &used)))
 }
 
 /// The run of this path.

@@ -25,9 +25,13 @@ use crate::domain::run::{Run, RunStatus};
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
 pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
-    let parent = find(&api, path).await?.id;
-    let found = api.db.read(move |tx| Box::pin(db::runs::children(tx, parent))).await?;
-    Ok(Json(found.into_iter().map(ChildRunView::from).collect()))
+    let parent = find(&api, path).await?;
+    let (id, root) = (parent.id, parent.lineage.root);
+    let read = api.db.read(move |tx| {
+        Box::pin(async move { Ok((db::runs::children(tx, id).await?, db::runs::usages(tx, root).await?)) })
+    });
+    let (found, used) = read.await?;
+    Ok(Json(found.into_iter().map(|run| ChildRunView::of(run, &used)).collect()))
 }
 
 /// Shows a run with all the runs of subagents below it, each under the run that delegated to it.
@@ -35,10 +39,14 @@ pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Ve
     responses((status = 200, description = "The tree", body = RunTreeView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
 pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTreeView> {
-    let top = find(&api, path).await?.id;
+    let top = find(&api, path).await?;
+    let (id, root) = (top.id, top.lineage.root);
     let limit = i64::try_from(RunTreeView::LARGEST + 1).unwrap_or(i64::MAX);
-    let all = api.db.read(move |tx| Box::pin(db::runs::tree(tx, top, limit))).await?;
-    RunTreeView::of(all).map(Json).ok_or_else(|| ApiError::not_found("run_not_found"))
+    let read = api.db.read(move |tx| {
+        Box::pin(async move { Ok((db::runs::tree(tx, id, limit).await?, db::runs::usages(tx, root).await?)) })
+    });
+    let (all, used) = read.await?;
+    RunTreeView::of(all, &used).map(Json).ok_or_else(|| ApiError::not_found("run_not_found"))
 }
 
 /// Shows the newest state of the agent whose run this is: for the run of a subagent its own state, for a run of the main

@@ -32,6 +32,7 @@ use crate::tool::{CallOutcome, Halt, Scope, Tool};
 pub mod approval;
 pub mod delegation;
 pub mod files;
+pub mod limits;
 pub mod ordered;
 mod reminder;
 pub mod repair;

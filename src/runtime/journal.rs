@@ -10,20 +10,23 @@ use super::children::AtWork;
 use super::desk::{Desk, fault};
 use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
-use crate::db::checkpoints::Placed;
-use crate::db::events::PlacedFact;
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
-use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::id::RunId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
-use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
+use crate::tool::budget::Meter;
+
+mod commit;
+
+use commit::{Batch, Laid, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -35,50 +38,42 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
+    /// What the run has used; none for who only writes down that it is over.
+    meter: Option<Arc<Meter>>,
+    /// What of it is stored, time aside.
+    stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
     stop: CancellationToken,
     /// Its place among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
 
-/// A transaction's worth of writing.
-struct Batch {
-    first: i64,
-    count: usize,
-    at: Timestamp,
-    entries: Vec<Laid>,
-    facts: Vec<(i64, Fact)>,
-    items: Vec<ItemChange>,
-    asked: Vec<Asked>,
-    head: Option<(CheckpointId, Position)>,
-    ended: Option<(RunStatus, Option<Failure>, bool)>,
-    /// What is to be told to others now.
-    report: Option<Delivery>,
-    events: Vec<Arc<Event>>,
-}
-
-/// A step with its number and segment.
-struct Laid {
-    seq: i64,
-    segment: i64,
-    entry: Arc<Entry>,
-    position: Position,
-}
-
 impl LaneJournal {
-    pub(super) fn main(desk: Arc<Desk>, segment: Option<i64>, stop: CancellationToken) -> Self {
+    pub(super) fn main(
+        desk: Arc<Desk>,
+        segment: Option<i64>,
+        (stop, meter): (CancellationToken, Option<Arc<Meter>>),
+    ) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        Self { desk, run, origin, segment: Mutex::new(segment), began, stop, _at_work: None }
+        let stored = Mutex::default();
+        Self { desk, run, origin, segment: Mutex::new(segment), began, meter, stored, stop, _at_work: None }
     }
 
-    fn child_journal(&self, run: &Run, segment: Option<i64>, at_work: AtWork) -> Box<dyn Journal> {
+    fn child_journal(
+        &self,
+        run: &Run,
+        segment: Option<i64>,
+        (at_work, meter): (AtWork, &Arc<Meter>),
+    ) -> Box<dyn Journal> {
         Box::new(Self {
             desk: Arc::clone(&self.desk),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
+            meter: Some(Arc::clone(meter)),
+            stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
         })
@@ -107,6 +102,7 @@ impl LaneJournal {
             head,
             ended: None,
             report: None,
+            used: self.used(at),
             events: vec![],
         };
         for (note, seq) in notes.into_iter().zip(first..) {
@@ -120,6 +116,14 @@ impl LaneJournal {
             batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
         }
         batch
+    }
+
+    /// What the run has used by `at`, unless it is stored already. Time alone is stored when the run ends.
+    fn used(&self, at: Timestamp) -> Option<Usage> {
+        let used = self.meter.as_ref()?.usage(at);
+        let counted = Usage { seconds: 0.0, ..used };
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        (std::mem::replace(&mut *stored, counted) != counted).then_some(used)
     }
 
     fn lay_out_entry(
@@ -155,6 +159,7 @@ impl LaneJournal {
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
+                batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
             Fact::Started { .. }
             | Fact::Calling { .. }
@@ -225,83 +230,6 @@ impl LaneJournal {
     }
 }
 
-async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
-    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
-    let held = match &batch.ended {
-        Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
-        }
-        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
-    };
-    if !held {
-        return Ok(false);
-    }
-    let placed = batch.entries.iter().map(|laid| Placed {
-        thread,
-        lane,
-        seq: laid.seq,
-        segment: Some(laid.segment),
-        run: Some(root),
-        entry: &laid.entry,
-        position: &laid.position,
-        at,
-    });
-    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
-    if let Some((head, position)) = &batch.head {
-        db::checkpoints::set_position(tx, *head, position, root).await?;
-    }
-    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
-    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
-    for asked in &batch.asked {
-        db::interrupts::insert(tx, asked).await?;
-    }
-    for change in &batch.items {
-        db::items::change(tx, change, at).await?;
-    }
-    if let Some((status, error, waits)) = &batch.ended {
-        if lane != Lane::Main {
-            end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
-        } else {
-            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-                db::runs::stop_children(tx, thread, root, batch.at).await?;
-            }
-            let status = match status {
-                RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
-                    ThreadStatus::Interrupted
-                }
-            };
-            admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
-            if let Some(report) = &batch.report {
-                db::deliveries::insert(tx, report).await?;
-            }
-        }
-    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
-        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
-    }
-    Ok(true)
-}
-
-/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
-async fn end_child(
-    tx: &mut Tx<'_>,
-    desk: &Desk,
-    run: RunId,
-    (status, error): (RunStatus, Option<&Failure>),
-    at: Timestamp,
-) -> DbResult<()> {
-    let (thread, root) = (desk.run.thread, desk.run.id);
-    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
-    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
-        db::runs::stop_below(tx, run, root, at).await?;
-        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
-        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
-    }
-    Ok(())
-}
-
 /// The events among the notes, and what is to be remembered without being one.
 fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
     let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
@@ -363,7 +291,7 @@ impl Journal for LaneJournal {
         let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let (id, order) = (wish.id, wish.order.clone());
-        let at_work = self.enters(id);
+        let (at_work, lane, used) = (self.enters(id), self.run, self.used(now));
         let admitted = self
             .desk
             .db
@@ -376,6 +304,9 @@ impl Journal for LaneJournal {
                     if let (Ok(_), Some((head, position))) = (&verdict, &head) {
                         db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
                     }
+                    if let Some(used) = &used {
+                        db::runs::set_usage(tx, lane, used).await?;
+                    }
                     Ok(Some(verdict))
                 })
             })
@@ -386,8 +317,9 @@ impl Journal for LaneJournal {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
-                let journal = self.child_journal(&run, None, at_work);
-                let child = Child { id, machine: Machine::default(), order, stop, input: None, journal };
+                let meter = Arc::new(Meter::new(Usage::default(), now));
+                let journal = self.child_journal(&run, None, (at_work, &meter));
+                let child = Child { id, machine: Machine::default(), order, stop, meter, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -414,13 +346,14 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
-                    Ok(Some((run, (machine, segment), input, is_to_stop)))
+                    let (is_to_stop, used) =
+                        (db::runs::is_to_stop(tx, child).await?, db::runs::usage(tx, child).await?);
+                    Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
                 })
             })
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?;
-        Ok(found.map(|(run, (mut machine, segment), input, is_to_stop)| {
+        Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
@@ -430,9 +363,10 @@ impl Journal for LaneJournal {
             if is_to_stop {
                 stop.cancel();
             }
-            let journal = self.child_journal(&run, segment, at_work);
+            let meter = Arc::new(Meter::new(used, self.desk.clock.now()));
+            let journal = self.child_journal(&run, segment, (at_work, &meter));
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, stop, input, journal })
+            (run.lineage, Child { id: child, machine, order, stop, meter, input, journal })
         }))
     }
 

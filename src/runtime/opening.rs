@@ -1,5 +1,8 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::desk::Desk;
 use super::resume;
 use crate::agent::Note;
@@ -10,9 +13,11 @@ use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::CheckpointId;
 use crate::domain::input::{read_input, read_update};
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Machine, Phase, Plan};
 use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
+use crate::tool::budget::{Budget, Meter};
 
 /// A machine that is ready to be driven.
 pub(super) struct Opening {
@@ -24,6 +29,8 @@ pub(super) struct Opening {
     pub(super) plan: Plan,
     /// Whether there is nothing to be driven: the request only wrote something down.
     pub(super) only_notes: bool,
+    /// What it may still use.
+    pub(super) budget: Budget,
 }
 
 /// Where a run finds its thread.
@@ -50,10 +57,11 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
     }
     let Found { mut machine, segment, own, .. } = found;
+    let budget = budget(desk, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
     if own {
-        return Ok(Opening { machine, notes, segment, plan, only_notes: false });
+        return Ok(Opening { machine, notes, segment, plan, only_notes: false, budget });
     }
     if let Some(command) = &run.request.command {
         // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
@@ -62,7 +70,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
             abandon(desk, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
-        return Ok(Opening { machine, notes, segment, plan, only_notes });
+        return Ok(Opening { machine, notes, segment, plan, only_notes, budget });
     }
     match &run.request.input {
         Some(input) => {
@@ -74,7 +82,21 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         }
         None => machine.reopen(),
     }
-    Ok(Opening { machine, notes, segment, plan, only_notes: false })
+    Ok(Opening { machine, notes, segment, plan, only_notes: false, budget })
+}
+
+/// What the run may still use. Only one that was at work before has used anything.
+async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
+    let (run, now) = (desk.run.id, desk.clock.now());
+    let used = match desk.run.attempt {
+        1 => HashMap::new(),
+        _ => desk.db.read(move |tx| Box::pin(async move { db::runs::usages(tx, run).await })).await?,
+    };
+    let own = used.get(&run).copied().unwrap_or_default();
+    // Runs side by side are at work at the same time: what counts for the tree is that of the main agent.
+    let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
+    let meter = Arc::new(Meter::new(own, now));
+    Ok(Budget::of_main(known.agent.limits.clone(), meter, Meter::new(whole, now)))
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.

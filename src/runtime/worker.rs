@@ -29,6 +29,7 @@ use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
+use crate::tool::budget::Budget;
 use crate::tool::{Scope, Voice};
 
 /// How often the queue is looked at even if nobody rang: another process may have left something.
@@ -271,8 +272,8 @@ impl Worker {
                 return self.give_back(desk).await;
             }
         };
-        let Opening { mut machine, notes, segment, plan, only_notes } = opening;
-        let journal = LaneJournal::main(Arc::clone(desk), segment, stop.clone());
+        let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
+        let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(Arc::clone(budget.meter()))));
         if run.attempt > ATTEMPTS {
             let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
             return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
@@ -281,7 +282,7 @@ impl Worker {
             agent: &known.agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run, &known, stop),
+            scope: self.scope(run, &known, (stop, budget)),
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),
@@ -301,12 +302,7 @@ impl Worker {
         }
     }
 
-    fn scope(&self, run: &Run, known: &Known, stop: CancellationToken) -> Scope {
-        let configurable = run.request.config.get("configurable").and_then(|c| c.as_object());
-        let context = match configurable {
-            Some(configurable) if run.request.context.is_empty() => configurable.clone(),
-            Some(_) | None => run.request.context.clone(),
-        };
+    fn scope(&self, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
         Scope {
             agent: known.agent.name.clone(),
             path: run.lineage.path.clone().into(),
@@ -314,12 +310,13 @@ impl Worker {
             run: run.id,
             assistant: run.assistant,
             depth: 0,
-            context: Arc::new(context),
+            context: Arc::new(run.request.told().clone()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             store: Arc::new(self.store.clone()),
             task: None,
             stop,
+            budget,
             voice: Voice::default(),
             answer: None,
         }
@@ -338,7 +335,7 @@ impl Worker {
                 return self.give_back(desk).await;
             }
         }
-        let journal = LaneJournal::main(Arc::clone(desk), None, CancellationToken::new());
+        let journal = LaneJournal::main(Arc::clone(desk), None, (CancellationToken::new(), None));
         notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");

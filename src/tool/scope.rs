@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
+use crate::tool::budget::Budget;
 use crate::tool::{Items, Voice};
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
@@ -38,6 +39,8 @@ pub struct Scope {
     pub task: Option<TaskId>,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
+    /// What the agent may still use.
+    pub budget: Budget,
     /// Tells clients something while the work goes on.
     pub voice: Voice,
     /// The answer to the question that the hook or call asked before, when it is looked at again.
@@ -79,6 +82,7 @@ impl Scope {
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
+            budget: Budget::endless(now),
             voice: Voice::default(),
             answer: None,
         }

@@ -3,14 +3,124 @@
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
-use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
+use crate::support::{TestServer, call, lookup, on_both_engines, script, task, transcript};
 
 /// A script that never comes to an end.
 fn endless() -> String {
     (0..50).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).to_string()
 }
 
+/// An agent `frugal` with these limits and those of its subagent.
+fn frugal(limits: &str, of_subagent: &str) -> String {
+    format!(
+        r#"
+        [agents.frugal]
+        model = "scripted:lab"
+        system_prompt = "You are frugal."
+        tools = ["lookup", "spawn"]
+        max_subagent_depth = 3
+        limits = {{ {limits} }}
+
+        [[agents.frugal.subagents]]
+        name = "researcher"
+        description = "Researches one question in depth."
+        system_prompt = "You are the researcher."
+        tools = ["lookup", "spawn"]
+        limits = {{ {of_subagent} }}
+        "#
+    )
+}
+
 on_both_engines! {
+    async fn calls_of_tools_beyond_a_limit_are_error_results(server: TestServer) {
+        server.is_configured_with(&frugal("tool_calls = 2", "")).await;
+        let alice = server.human("frugal").await;
+        let text = script().calls(lookup("c1", "a")).calls_all([lookup("c2", "b"), lookup("c3", "c")]).says("done");
+        let said = transcript(&alice.says(text).await);
+        let refused = "lookup failed: The limit `tool_calls` = 2 of this run is reached. The call was not made; finish with what you have.";
+        let (refusals, results): (Vec<_>, Vec<_>) = said[4..6].iter().partition(|line| *line == refused);
+        assert_eq!((refusals.len(), results[0].starts_with("lookup: found")), (1, true), "{said:#?}");
+        assert_eq!(said.last().unwrap(), "ai: done");
+        assert_eq!(server.tools.calls_of("lookup").len(), 2);
+    }
+
+    async fn delegations_beyond_a_limit_are_error_results_whatever_the_door(server: TestServer) {
+        server.is_configured_with(&frugal("children_total = 1, tree = { children_total = 2, depth = 2 }", "")).await;
+        let alice = server.human("frugal").await;
+        let spawn = |id: &str, text: String| call(id, "spawn", json!({"description": text, "subagent_type": "researcher"}));
+        let below = script().calls(spawn("s1", "echo".to_owned())).calls(task("t2", "researcher", "echo")).turn(json!({"echo_last_tool": true}));
+        let text = script().calls(task("t1", "researcher", below)).calls(spawn("s2", "more".to_owned())).says("done");
+        let run = alice.asks(text).await;
+        run.finishes().await;
+        let said = alice.transcript().await;
+        assert!(said[2].contains("The limit `children_total` = 2 of this run and its subagents together is reached."), "{said:#?}");
+        assert!(said[4].starts_with("spawn failed: The limit `children_total` = 1 of this run is reached."), "{said:#?}");
+        let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
+        assert_eq!(tree["children"].as_array().map(Vec::len), Some(1));
+        assert_eq!(tree["children"][0]["children"].as_array().map(Vec::len), Some(1));
+        assert_eq!(tree["children"][0]["children"][0]["children"], json!([]));
+    }
+
+    async fn too_many_questions_to_a_model_end_the_run_and_a_subagents_is_an_error_result(server: TestServer) {
+        server.is_configured_with(&frugal("model_calls = 3", "model_calls = 1")).await;
+        let alice = server.human("frugal").await;
+        let long = script().calls(lookup("c1", "x")).says("found");
+        let said = transcript(&alice.says(script().calls(task("t1", "researcher", long)).says("done")).await);
+        assert!(said[2].starts_with("task failed: The subagent `researcher` failed (LimitExceededError)"), "{said:#?}");
+        assert_eq!(said[3], "ai: done");
+        let run = alice.asks(endless()).await;
+        let error = run.finishes().await["__error__"].clone();
+        assert_eq!(error["error"], "LimitExceededError");
+        assert_eq!(error["message"], "The limit `model_calls` = 3 of this run is reached.");
+        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("error", "error"));
+        assert_eq!(run.record().await["usage"]["model_calls"], 3);
+    }
+
+    async fn tokens_and_time_are_limited_for_a_whole_tree(server: TestServer) {
+        server.is_configured_with(&frugal("tree = { tokens = 1 }", "")).await;
+        let alice = server.human("frugal").await;
+        let error = alice.asks(script().calls(task("t1", "researcher", "hi")).says("done")).await.finishes().await;
+        let message = error["__error__"]["message"].as_str().unwrap();
+        assert_eq!(message, "The limit `tokens` = 1 of this run and its subagents together is reached.");
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("task failed:") && said[2].contains("`tokens`"), "{said:#?}");
+    }
+
+    async fn what_was_used_is_shown_for_each_run_and_for_the_tree(server: TestServer) {
+        let alice = server.human("agent").await;
+        let research = script().calls(lookup("c1", "x")).says("found");
+        let run = alice.asks(script().calls(task("t1", "researcher", research)).says("done")).await;
+        run.finishes().await;
+        let (record, child) = (run.record().await, run.children().await.remove(0));
+        let counts = |usage: &Value| ["model_calls", "tool_calls", "children"].map(|name| usage[name].as_u64().unwrap());
+        assert_eq!((counts(&record["usage"]), counts(&record["tree_usage"])), ([2, 1, 1], [4, 2, 1]));
+        assert_eq!(counts(&child["usage"]), [2, 1, 0]);
+        assert_eq!(alice.run(&child).record().await["usage"], child["usage"]);
+        let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
+        assert_eq!((&tree["usage"], &tree["tree_usage"]), (&record["usage"], &record["tree_usage"]));
+        assert_eq!(tree["children"][0]["usage"], child["usage"]);
+        let tokens = |usage: &Value| usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap();
+        assert!(tokens(&record["usage"]) > 0 && tokens(&record["tree_usage"]) > tokens(&record["usage"]), "{record:#}");
+        assert!(record["usage"]["seconds"].as_f64().unwrap() > 0.0, "{record:#}");
+    }
+
+    async fn what_was_used_is_not_forgotten_when_the_process_dies(server: TestServer) {
+        server.is_configured_with(&frugal("tree = { tool_calls = 2 }", "")).await;
+        server.moves_into_a_process().await;
+        let alice = server.human("frugal").await;
+        server.tools.hold("lookup");
+        let research = script().calls(lookup("c1", "x")).says("found");
+        let run = alice.asks(script().calls(task("t1", "researcher", research)).calls(lookup("c2", "y")).says("done")).await;
+        server.tools.called("lookup", 1).await;
+        server.is_killed_and_started_again().await;
+        server.tools.let_go("lookup");
+        run.finishes().await;
+        let said = alice.transcript().await;
+        assert_eq!(said[2], "task: found");
+        assert!(said[4].starts_with("lookup failed: The limit `tool_calls` = 2 of this run and its subagents"), "{said:#?}");
+        assert_eq!(run.record().await["tree_usage"]["tool_calls"], 2);
+    }
+
     async fn a_run_that_takes_too_many_steps_is_ended_and_can_go_on(server: TestServer) {
         let alice = server.human("agent").await;
         let body = alice.wish(endless(), json!({"config": {"recursion_limit": 5}}));
@@ -29,7 +139,7 @@ on_both_engines! {
     async fn the_limit_of_a_run_does_not_reach_its_subagents(server: TestServer) {
         let alice = server.human("agent").await;
         let long = (0..10).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).says("found");
-        let text = script().calls(crate::support::task("t1", "researcher", long)).says("done");
+        let text = script().calls(task("t1", "researcher", long)).says("done");
         let run = alice.starts(alice.wish(text, json!({"config": {"recursion_limit": 6}}))).await;
         assert_eq!(transcript(&run.finishes().await), ["human: …", "ai calls task", "task: found", "ai: done"]);
     }

@@ -15,13 +15,14 @@ use crate::domain::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{Failure, Moment};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
+use crate::domain::run::Order;
 use crate::domain::state::{File, State, Update};
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::{Middleware, Reaction};
 use crate::model::ToolSpec;
 use crate::model::scripted::Scripted;
-use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool, Toolbox};
+use crate::tool::{ArgumentCheck, CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
 
 /// The outer world: how often each call had its effect.
 #[derive(Default)]
@@ -73,7 +74,10 @@ pub(super) const FAIL: &str = "fail";
 /// Has an effect and fails, and the run with it.
 pub(super) const BREAK: &str = "break";
 
-pub(super) const TOOLS: [&str; 10] = [JOT, ERASE, SEND, PAY, COUNT, INQUIRE, CONFESS, SHOUT, FAIL, BREAK];
+/// Lets a subagent find the result, as a tool behind HTTP may.
+pub(super) const SPAWN: &str = "spawn";
+
+pub(super) const TOOLS: [&str; 11] = [JOT, ERASE, SEND, PAY, COUNT, INQUIRE, CONFESS, SHOUT, FAIL, BREAK, SPAWN];
 
 impl Act {
     fn has_effect(name: &str) -> bool {
@@ -124,6 +128,11 @@ impl Tool for Act {
         let name = self.spec.name.as_str();
         for _ in 0..number(&call.id) % 3 {
             tokio::task::yield_now().await;
+        }
+        if name == SPAWN {
+            let text = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let order = Order { description: text("description"), system_prompt: None };
+            return Ok(CallOutcome::Delegate(Delegation { subagent: text("subagent_type"), order }));
         }
         if self.asks() && scope.answer.is_none() {
             let (kind, calls) = (QuestionKind::Question, vec![call.id.clone()]);
@@ -183,7 +192,9 @@ pub(super) fn agent_of(
         let spec = ToolSpec {
             name: name.to_owned(),
             description: String::new(),
-            parameters: json!({"type": "object", "properties": {"path": {"type": "string"}}}),
+            parameters: json!({"type": "object", "properties": {
+                "path": {"type": "string"}, "description": {"type": "string"}, "subagent_type": {"type": "string"}
+            }}),
         };
         Arc::new(Act { spec: Arc::new(spec), world: Arc::clone(world) }) as Arc<dyn Tool>
     });
@@ -197,6 +208,7 @@ pub(super) fn agent_of(
         settings: Map::new(),
         system_prompt: String::new(),
         plan: plan(&stack, 10_000, Arc::default()),
+        limits: crate::domain::limits::Limits::default(),
         declared: crate::domain::field::DeclaredFields::default(),
         stack,
         toolbox,

@@ -13,9 +13,12 @@ use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Position, START};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::Update;
+use crate::domain::time::Timestamp;
+use crate::tool::budget::Meter;
 
 /// When a process dies, counted in commits, the first being 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,6 +56,8 @@ struct Disk {
     commits: usize,
     dead: bool,
     cancelled: BTreeSet<RunId>,
+    used: BTreeMap<RunId, Usage>,
+    meters: BTreeMap<RunId, Arc<Meter>>,
     stop: CancellationToken,
 }
 
@@ -84,6 +89,11 @@ impl Store {
         let disk = self.disk();
         let here = disk.facts.iter().filter(|(of, _)| *of == lane);
         here.map(|(_, fact)| serde_json::from_str(fact).unwrap()).collect()
+    }
+
+    /// Everything that happened, in order.
+    pub(super) fn course(&self) -> Vec<(Lane, Fact)> {
+        self.disk().facts.iter().map(|(lane, fact)| (*lane, serde_json::from_str(fact).unwrap())).collect()
     }
 
     pub(super) fn deltas(&self) -> usize {
@@ -172,6 +182,20 @@ impl Store {
         stop
     }
 
+    /// What a run has used, as far as it was stored.
+    pub(super) fn meter_of(&self, run: RunId) -> Arc<Meter> {
+        let mut disk = self.disk();
+        let used = disk.used.get(&run).copied().unwrap_or_default();
+        let meter = Arc::new(Meter::new(used, Timestamp(0)));
+        disk.meters.insert(run, Arc::clone(&meter));
+        meter
+    }
+
+    /// What all runs have used, as far as it was stored.
+    pub(super) fn used(&self) -> BTreeMap<RunId, Usage> {
+        self.disk().used.clone()
+    }
+
     /// A client cancels a child that is not at work at the moment.
     pub(super) fn cancel(&self, child: RunId) {
         self.disk().cancelled.insert(child);
@@ -185,6 +209,12 @@ impl Store {
 }
 
 impl Disk {
+    fn note_usage(&mut self, run: RunId) {
+        if let Some(meter) = self.meters.get(&run) {
+            self.used.insert(run, meter.usage(Timestamp(0)));
+        }
+    }
+
     fn put_position(&mut self, lane: Lane, position: &Position) {
         if let Some(last) = self.lanes.get_mut(&lane).and_then(|rows| rows.last_mut()) {
             last.position = serde_json::to_string(position).unwrap();
@@ -235,6 +265,7 @@ impl Journal for Memory {
                 }
             }
             disk.put_position(self.lane, &machine.position);
+            disk.note_usage(self.run);
         })
     }
 
@@ -253,6 +284,7 @@ impl Journal for Memory {
             let lineage = serde_json::to_string(&wish.lineage).unwrap();
             disk.children.entry(wish.id).or_insert((lineage, wish.order));
             disk.put_position(self.lane, &parent.position);
+            disk.note_usage(self.run);
         })?;
         let (_, child) = self.find_child(wish.id).await?.unwrap();
         Ok(ChildVerdict::Admitted(Box::new(child)))
@@ -274,7 +306,8 @@ impl Journal for Memory {
         let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
         let stop = self.store.stop_of(child);
-        let child = Child { id: child, machine, order, stop, input, journal: self.below(child) };
+        let meter = self.store.meter_of(child);
+        let child = Child { id: child, machine, order, stop, meter, input, journal: self.below(child) };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 

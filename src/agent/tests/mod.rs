@@ -6,6 +6,7 @@ mod crash;
 mod crash_windows;
 mod drawings;
 mod hooks;
+mod limits;
 mod memory;
 mod runs;
 
@@ -19,12 +20,14 @@ use super::{Agent, Breakpoints, Ending, Loop, Note, Stop, identified};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::domain::limits::Usage;
 use crate::domain::machine::{Machine, Plan};
 use crate::domain::message::Message;
 use crate::domain::run::Lineage;
 use crate::domain::state::{State, Update};
 use crate::domain::time::{ManualClock, Timestamp};
 use crate::tool::Scope;
+use crate::tool::budget::{Budget, Meter};
 
 use memory::{Death, Memory, Store};
 
@@ -124,9 +127,17 @@ impl Stage {
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             stop: self.stop.lock().unwrap().clone(),
+            budget: self.budget(lineage.root),
             voice: crate::tool::Voice::default(),
             answer: None,
         }
+    }
+
+    /// What the run and those below it may still use, given what was stored.
+    fn budget(&self, run: RunId) -> Budget {
+        let meter = self.store.meter_of(run);
+        let whole = self.store.used().into_values().fold(Usage::default(), Usage::plus);
+        Budget::of_main(self.agent.limits.clone(), meter, Meter::new(whole, Timestamp(0)))
     }
 
     fn machine(&self) -> Machine {

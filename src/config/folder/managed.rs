@@ -56,7 +56,9 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
                 complain(search, place, "runtime", "goes without `model` only: both say which model it is");
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
-            None => complain(search, place, "runtime", "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`"),
+            None => {
+                complain(search, place, "runtime", "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`")
+            }
         }
     } else if !agent.contains_key("model") {
         remark(search, place, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
@@ -70,7 +72,8 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
                 complain(search, place, "backend.sandbox_config", "goes with `\"type\": \"sandbox\"` only");
             }
             Some("sandbox") => {
-                let text = "`sandbox` is not supported: the agent's files are kept in the thread and it runs no programs";
+                let text =
+                    "`sandbox` is not supported: the agent's files are kept in the thread and it runs no programs";
                 remark(search, place, "backend", text);
             }
             Some(_) | None => complain(search, place, "backend.type", "must be `state` or `sandbox`"),
@@ -128,7 +131,9 @@ fn read_tools(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Valu
                     // What asks for nothing may speak of tools that are not there.
                     Some(_) if rule == Value::Bool(false) => {}
                     Some(tool) => drop(rules.insert(tool.to_owned(), rule)),
-                    None => complain(search, place, &format!("interrupt_config.{key}"), "must be `<server url>::<tool>`"),
+                    None => {
+                        complain(search, place, &format!("interrupt_config.{key}"), "must be `<server url>::<tool>`")
+                    }
                 }
             }
         }

@@ -77,9 +77,8 @@ fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>
     let mut settings = parts.settings;
     settings.insert("system_prompt".to_owned(), Value::String(parts.body));
     settings.entry("name").or_insert_with(|| Value::String(place.name()));
-    let is_blank = |key: &str| {
-        settings.get(key).is_none_or(|value| value.as_str().is_none_or(|text| text.trim().is_empty()))
-    };
+    let is_blank =
+        |key: &str| settings.get(key).is_none_or(|value| value.as_str().is_none_or(|text| text.trim().is_empty()));
     if let Some(key) = ["name", "description"].into_iter().find(|key| is_blank(key)) {
         return pass_over(&file, format!("`{key}` must be a text that is not blank"));
     }

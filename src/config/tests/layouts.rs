@@ -14,7 +14,10 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
     let place = Place::with(&[
         ("agents/writer/deepagents.toml", DEPLOY),
         ("agents/writer/AGENTS.md", "# You write.\n"),
-        ("agents/writer/subagents/scout/deepagents.toml", "[agent]\nname = \"finder\"\ndescription = \"Finds sources.\"\n"),
+        (
+            "agents/writer/subagents/scout/deepagents.toml",
+            "[agent]\nname = \"finder\"\ndescription = \"Finds sources.\"\n",
+        ),
         ("agents/writer/subagents/scout/AGENTS.md", "You find."),
         ("agents/writer/subagents/.cache/x.txt", ""),
     ]);
@@ -136,7 +139,10 @@ fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
     let place = Place::with(&[
         ("agents/w/agent.json", r#"{"model": "scripted:x", "runtime": {}, "tools": [], "backend": {"type": "vm"}}"#),
         ("agents/w/AGENTS.md", "x"),
-        ("agents/w/tools.json", r#"{"tools": [{"name": "nope", "mcp_server_url": "u"}, {"name": "x"}], "interrupt_config": {"x": true}}"#),
+        (
+            "agents/w/tools.json",
+            r#"{"tools": [{"name": "nope", "mcp_server_url": "u"}, {"name": "x"}], "interrupt_config": {"x": true}}"#,
+        ),
         ("agents/v/agent.json", "{\n  \"name\": nope}"),
         ("agents/v/AGENTS.md", "x"),
         ("agents/u/agent.json", "{\"name\": \"u\", \"model\": \"scripted:x\"}"),
@@ -163,7 +169,8 @@ agents/w/tools.json: error: [0]: there is no tool `nope`; declared are: none"
 fn a_file_can_hold_all_subagents_by_name() {
     let yaml = "scout:\n  description: Finds sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
         critic:\n  description: Finds what is wrong.\n  model: scripted:y\n";
-    let place = Place::with(&[("adjutant.toml", LOOKUP), ("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", yaml)]);
+    let place =
+        Place::with(&[("adjutant.toml", LOOKUP), ("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", yaml)]);
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
@@ -188,7 +195,10 @@ fn subagents_of_a_project_are_those_of_its_agent() {
     let place = Place::with(&[
         ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n"),
         (".deepagents/agents/scout/AGENTS.md", one),
-        (".deepagents/agents/critic/AGENTS.md", "---\nname: reviewer\ndescription: Finds what is wrong.\nmodel: scripted:y\n---\n"),
+        (
+            ".deepagents/agents/critic/AGENTS.md",
+            "---\nname: reviewer\ndescription: Finds what is wrong.\nmodel: scripted:y\n---\n",
+        ),
     ]);
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
@@ -204,7 +214,10 @@ fn subagents_of_a_project_are_those_of_its_agent() {
 #[test]
 fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
     let place = Place::with(&[
-        ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the agent's own.\"\n"),
+        (
+            "adjutant.toml",
+            "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the agent's own.\"\n",
+        ),
         (".deepagents/agents/a/AGENTS.md", "---\ndescription: The first of the name.\nname: twin\n---\nFirst."),
         (".deepagents/agents/b/AGENTS.md", "---\ndescription: The last of the name.\nname: twin\n---\nLast."),
         (".deepagents/agents/blank/AGENTS.md", "---\nname: \"\"\ndescription: Has a blank name.\n---\n"),
@@ -221,11 +234,7 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
         [("own", "Is the agent's own.", ""), ("twin", "The last of the name.", "Last.")]
     );
     let said = loaded.warnings.to_string();
-    assert_eq!(
-        said.lines().map(|line| line.chars().take(104).collect()).collect::<Vec<String>>().len(),
-        8,
-        "{said}"
-    );
+    assert_eq!(said.lines().map(|line| line.chars().take(104).collect()).collect::<Vec<String>>().len(), 8, "{said}");
     for part in [
         "agents/b: warning: precedes another subagent of the same name",
         "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",

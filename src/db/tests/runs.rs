@@ -1,8 +1,9 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{DbError, runs, workers};
 use crate::domain::id::{RunId, TaskId, WorkerId};
+use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Command, Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
@@ -251,6 +252,11 @@ async fn stop_with_what_is_below_them(db: Db) {
     assert!(read!(db, |tx| runs::is_to_stop(tx, first)));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), [(first, "interrupt".to_owned())]);
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, WorkerId::mint())), []);
+    let used = Usage { tool_calls: 2, seconds: 0.5, ..Usage::default() };
+    write!(db, |tx| runs::set_usage(tx, below, &used));
+    assert_eq!(read!(db, |tx| runs::usage(tx, below)), used);
+    assert_eq!(read!(db, |tx| runs::usage(tx, second)), Usage::default());
+    assert_eq!(read!(db, |tx| runs::usages(tx, top)), HashMap::from([(below, used)]));
     write!(db, |tx| runs::stop_below(tx, first, top, now));
     for (run, status) in [(first, "running"), (second, "running"), (below, "interrupted"), (deepest, "interrupted")] {
         assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).map(|run| run.status.word()), Some(status));

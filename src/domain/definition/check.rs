@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::super::field::FieldDefinition;
+use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::{
@@ -72,6 +73,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
         check.schema(&top.then("context_schema"), schema);
     }
     check.steps(&top.then("recursion_limit"), agent.recursion_limit);
+    check.limits(&top.then("limits"), agent.limits.as_ref(), true);
     if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
         check.error(&top.then("max_subagent_depth"), format!("must be a whole number from 0 to {DEEPEST}"));
     }
@@ -225,6 +227,29 @@ impl Check<'_> {
         }
     }
 
+    fn limits(&mut self, field: &FieldPath, limits: Option<&Limits>, has_tree: bool) {
+        let Some(limits) = limits else { return };
+        if limits.depth.is_some_and(|depth| depth > DEEPEST) {
+            self.error(&field.then("depth"), format!("must be a whole number from 0 to {DEEPEST}"));
+        }
+        let positive = [
+            ("model_calls", limits.model_calls),
+            ("tokens", limits.tokens),
+            ("children_at_once", limits.children_at_once),
+        ];
+        for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
+            self.error(&field.then(name), "must be a whole number from 1 up");
+        }
+        if limits.wall_s.is_some_and(|seconds| !seconds.is_finite() || seconds <= 0.0) {
+            self.error(&field.then("wall_s"), "must be a number of seconds above 0");
+        }
+        match limits.tree.as_deref() {
+            Some(_) if !has_tree => self.error(&field.then("tree"), "is for the main agent, at the top of the tree"),
+            Some(tree) => self.limits(&field.then("tree"), Some(tree), false),
+            None => {}
+        }
+    }
+
     fn state_fields(&mut self, section: &FieldPath, fields: &BTreeMap<String, FieldDefinition>) {
         for (name, definition) in fields {
             let field = section.then(name);
@@ -316,6 +341,7 @@ impl Check<'_> {
         }
         self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
+        self.limits(&field.then("limits"), subagent.limits.as_ref(), false);
         self.not_blank(&field.then("use_instructions"), subagent.use_instructions.as_deref());
         self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
         self.until(&field.then("until_tool"), subagent, parent);

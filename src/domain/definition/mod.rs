@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::field::FieldDefinition;
 use super::interrupt::DecisionKind;
+use super::limits::Limits;
 
 pub mod check;
 pub mod deprecated;
@@ -68,6 +69,9 @@ pub struct AgentDefinition {
     /// How deep delegations may nest; 1 means that subagents do not delegate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_subagent_depth: Option<u32>,
+    /// What one run may use, and one run with all below it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
     /// The subagent that every agent has unless told otherwise.
     pub general_purpose_subagent: GeneralPurpose,
     /// The description of the `task` tool; `{available_agents}` in it is replaced by the list.
@@ -124,6 +128,9 @@ pub struct SubagentDefinition {
     /// How many steps one delegation may take; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
+    /// What one delegation may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
     /// How to use it, at length; the delegating model reads it on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_instructions: Option<String>,

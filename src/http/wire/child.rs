@@ -8,6 +8,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::run::{RunStatusWord, RunView};
+use crate::domain::id::RunId;
+use crate::domain::limits::Usage;
 use crate::domain::run::Run;
 
 /// A run of a subagent.
@@ -37,6 +39,8 @@ pub struct ChildRunView {
     /// Why it failed, when it did: `{error, message}`.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
+    /// What it has used itself.
+    pub usage: UsageView,
     /// When it was made.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -45,19 +49,70 @@ pub struct ChildRunView {
     pub updated_at: String,
 }
 
+/// What a run has used, as of its last step.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[schema(title = "Usage")]
+pub struct UsageView {
+    /// Answers of models.
+    pub model_calls: u64,
+    /// Calls of tools, delegations included.
+    pub tool_calls: u64,
+    /// Tokens that models read.
+    pub input_tokens: u64,
+    /// Tokens that models wrote.
+    pub output_tokens: u64,
+    /// Delegations.
+    pub children: u64,
+    /// Seconds at work; of several runs, those of each.
+    pub seconds: f64,
+}
+
+impl From<Usage> for UsageView {
+    fn from(usage: Usage) -> Self {
+        let Usage { model_calls, tool_calls, input_tokens, output_tokens, children, seconds } = usage;
+        Self { model_calls, tool_calls, input_tokens, output_tokens, children, seconds }
+    }
+}
+
+/// What the runs of a tree have used, each by itself.
+pub type Used = HashMap<RunId, Usage>;
+
+fn used_by(used: &Used, run: RunId) -> UsageView {
+    used.get(&run).copied().unwrap_or_default().into()
+}
+
+/// A run of the main agent with what it has used.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(title = "MainRun")]
+pub struct MainRunView {
+    /// The run.
+    #[serde(flatten)]
+    pub run: RunView,
+    /// What it has used itself.
+    pub usage: UsageView,
+    /// What it and all runs below it have used.
+    pub tree_usage: UsageView,
+}
+
 /// A run, be it of the main agent or of a subagent.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum AnyRunView {
     /// Of the main agent.
-    Main(Box<RunView>),
+    Main(Box<MainRunView>),
     /// Of a subagent.
     Child(Box<ChildRunView>),
 }
 
-impl From<Run> for AnyRunView {
-    fn from(run: Run) -> Self {
-        if run.lineage.depth == 0 { Self::Main(Box::new(run.into())) } else { Self::Child(Box::new(run.into())) }
+impl AnyRunView {
+    /// A run with what it has `used`.
+    pub fn of(run: Run, used: &Used) -> Self {
+        if run.lineage.depth > 0 {
+            return Self::Child(Box::new(ChildRunView::of(run, used)));
+        }
+        let usage = used_by(used, run.id);
+        let tree_usage = used.values().copied().fold(Usage::default(), Usage::plus).into();
+        Self::Main(Box::new(MainRunView { run: run.into(), usage, tree_usage }))
     }
 }
 
@@ -68,6 +123,8 @@ pub struct RunTreeView {
     /// The run.
     #[serde(flatten)]
     pub top: RunNodeView,
+    /// What the runs that are shown have used together.
+    pub tree_usage: UsageView,
     /// Whether there are more runs than are shown: of large trees the upper levels are.
     pub truncated: bool,
 }
@@ -99,13 +156,15 @@ pub struct RunNodeView {
     /// When it last changed.
     #[schema(format = DateTime)]
     pub updated_at: String,
+    /// What it has used itself.
+    pub usage: UsageView,
     /// The runs that it delegated to, the oldest first.
     #[schema(no_recursion)]
     pub children: Vec<RunNodeView>,
 }
 
-impl From<&Run> for RunNodeView {
-    fn from(run: &Run) -> Self {
+impl RunNodeView {
+    fn of(run: &Run, used: &Used, children: Vec<Self>) -> Self {
         Self {
             run_id: run.id.0,
             agent_name: run.lineage.agent().to_owned(),
@@ -117,7 +176,8 @@ impl From<&Run> for RunNodeView {
             checkpoint_ns: run.lineage.checkpoint_ns(),
             created_at: run.created_at.to_string(),
             updated_at: run.updated_at.to_string(),
-            children: vec![],
+            usage: used_by(used, run.id),
+            children,
         }
     }
 }
@@ -128,31 +188,34 @@ impl RunTreeView {
 
     /// The tree of the runs in `all`, its top first and every run behind the one that delegated to it. None if there are
     /// none.
-    pub fn of(mut all: Vec<Run>) -> Option<Self> {
+    pub fn of(mut all: Vec<Run>, used: &Used) -> Option<Self> {
         let truncated = all.len() > Self::LARGEST;
         all.truncate(Self::LARGEST);
         let mut below: HashMap<Uuid, Vec<RunNodeView>> = HashMap::new();
         for run in all.iter().skip(1).rev() {
-            let node = RunNodeView::with(run, &mut below);
+            let node = RunNodeView::with(run, used, &mut below);
             if let Some(parent) = run.lineage.parent {
                 below.entry(parent.0).or_default().push(node);
             }
         }
-        Some(Self { top: RunNodeView::with(all.first()?, &mut below), truncated })
+        let mine = all.iter().filter_map(|run| used.get(&run.id).copied());
+        let tree_usage = mine.fold(Usage::default(), Usage::plus).into();
+        Some(Self { top: RunNodeView::with(all.first()?, used, &mut below), tree_usage, truncated })
     }
 }
 
 impl RunNodeView {
     /// The node of `run` with those of its children, which lie in `below`, the youngest first.
-    fn with(run: &Run, below: &mut HashMap<Uuid, Vec<Self>>) -> Self {
-        let children = below.remove(&run.id.0).unwrap_or_default().into_iter().rev().collect();
-        Self { children, ..Self::from(run) }
+    fn with(run: &Run, used: &Used, below: &mut HashMap<Uuid, Vec<Self>>) -> Self {
+        Self::of(run, used, below.remove(&run.id.0).unwrap_or_default().into_iter().rev().collect())
     }
 }
 
-impl From<Run> for ChildRunView {
-    fn from(run: Run) -> Self {
+impl ChildRunView {
+    /// A run with what it has `used`.
+    pub fn of(run: Run, used: &Used) -> Self {
         Self {
+            usage: used_by(used, run.id),
             run_id: run.id.0,
             thread_id: run.thread.0,
             parent_run_id: run.lineage.parent.map(|parent| parent.0),

@@ -3,11 +3,13 @@
 
 import assert from "node:assert/strict";
 
-import { callsTool, modules, script, task } from "./modules.mjs";
+import { callsTool, modules, task } from "./modules.mjs";
 
 const { WebSocket } = modules("ws");
 const apiUrl = process.argv[2];
 const human = (text) => ({ messages: [{ role: "user", content: text }] });
+// A model takes its time. One that answers at once is done before the client has made its subscriptions.
+const script = (...turns) => JSON.stringify({ script: turns, first_ms: 250 });
 const approve = { decisions: [{ type: "approve" }] };
 
 async function collect(iterable) {

@@ -34,7 +34,8 @@ function Chat() {
     },
   });
   window.say = (text) => void stream.submit({ messages: [{ type: "human", content: text }] });
-  window.answer = (response) => void stream.respond(response);
+  // By its id: after a reload the question is known from the state before the stream has told of it again.
+  window.answer = (response) => void stream.respond(response, { interruptId: stream.interrupts[0].id });
   window.stop = () => void stream.stop();
   return (
     <main data-loading={String(stream.isLoading)} data-error={stream.error ? String(stream.error) : ""}>

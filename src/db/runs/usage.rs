@@ -1,0 +1,39 @@
+//! What runs have used.
+
+use std::collections::HashMap;
+
+use sqlx::{query, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::TABLE;
+use crate::db::engine::on_engine;
+use crate::db::json::{Cell, encode};
+use crate::db::{DbResult, Tx};
+use crate::domain::id::RunId;
+use crate::domain::limits::Usage;
+
+/// Sets what a run has used by now.
+pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage) -> DbResult<()> {
+    const SQL: &str = "update runs set usage = $2 where run_id = $1";
+    let usage = encode(usage)?;
+    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(usage).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// What a run has used, without those below it.
+pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
+    const SQL: &str = "select usage from runs where run_id = $1";
+    let found: Option<Option<String>> =
+        on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+    let cell = Cell { table: TABLE, column: "usage", id: &run.0 };
+    Ok(found.flatten().map(|usage| cell.decode(&usage)).transpose()?.unwrap_or_default())
+}
+
+/// What the runs of a tree have used, each by itself; those that have used nothing are left out.
+pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
+    const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
+    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?;
+    let read =
+        |(id, usage): (Uuid, String)| Ok((RunId(id), Cell { table: TABLE, column: "usage", id: &id }.decode(&usage)?));
+    rows.into_iter().map(read).collect()
+}

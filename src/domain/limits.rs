@@ -1,0 +1,137 @@
+//! How much a run may use, and how much it has used.
+
+use serde::{Deserialize, Serialize};
+
+/// What a run may use at most. What is absent is not limited.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// How many levels of delegations may lie below it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depth: Option<u32>,
+    /// How many times it may delegate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub children_total: Option<u64>,
+    /// How many of its subagents may be under way at the same time, those included that wait for a human.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub children_at_once: Option<u64>,
+    /// How often it may ask its model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_calls: Option<u64>,
+    /// How many tools it may call, delegations included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<u64>,
+    /// After how many tokens, of input and output together, it may not ask its model any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// After how many seconds at work it may begin nothing more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wall_s: Option<f64>,
+    /// The same for the run of the main agent and all runs below it together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Box<Limits>>,
+}
+
+/// What was used.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Answers of models.
+    pub model_calls: u64,
+    /// Calls of tools, delegations included.
+    pub tool_calls: u64,
+    /// Tokens that models read.
+    pub input_tokens: u64,
+    /// Tokens that models wrote.
+    pub output_tokens: u64,
+    /// Delegations.
+    pub children: u64,
+    /// Seconds at work; of several runs, those of each.
+    pub seconds: f64,
+}
+
+impl Usage {
+    /// Tokens of both kinds.
+    pub fn tokens(&self) -> u64 {
+        self.input_tokens.saturating_add(self.output_tokens)
+    }
+
+    /// What both used together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            model_calls: self.model_calls.saturating_add(other.model_calls),
+            tool_calls: self.tool_calls.saturating_add(other.tool_calls),
+            input_tokens: self.input_tokens.saturating_add(other.input_tokens),
+            output_tokens: self.output_tokens.saturating_add(other.output_tokens),
+            children: self.children.saturating_add(other.children),
+            seconds: self.seconds + other.seconds,
+        }
+    }
+}
+
+/// Something that is about to be done, and counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spending {
+    /// A model is asked.
+    ModelCall,
+    /// A tool is called.
+    ToolCall,
+    /// A subagent is set to work.
+    Child,
+}
+
+impl Limits {
+    /// The limit that `spending` would break when this much is used, and this many subagents are under way: its name and
+    /// its value.
+    pub fn broken_by(&self, spending: Spending, used: &Usage, under_way: u64) -> Option<(&'static str, String)> {
+        let whole = |name, limit: Option<u64>, used: u64| {
+            limit.filter(|limit| used >= *limit).map(|limit| (name, limit.to_string()))
+        };
+        let wall = || {
+            let over = self.wall_s.filter(|limit| used.seconds >= *limit);
+            over.map(|limit| ("wall_s", limit.to_string()))
+        };
+        let own = match spending {
+            Spending::ModelCall => whole("model_calls", self.model_calls, used.model_calls)
+                .or_else(|| whole("tokens", self.tokens, used.tokens())),
+            Spending::ToolCall => whole("tool_calls", self.tool_calls, used.tool_calls),
+            Spending::Child => whole("children_total", self.children_total, used.children)
+                .or_else(|| whole("children_at_once", self.children_at_once, under_way)),
+        };
+        own.or_else(wall)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_broken_by_what_would_go_beyond_it() {
+        let limits = Limits {
+            children_total: Some(2),
+            children_at_once: Some(1),
+            model_calls: Some(3),
+            tool_calls: Some(0),
+            tokens: Some(10),
+            wall_s: Some(1.5),
+            ..Limits::default()
+        };
+        let broken =
+            |spending, used: Usage, under_way| limits.broken_by(spending, &used, under_way).map(|(name, _)| name);
+        let none = Usage::default();
+        assert_eq!(
+            broken(Spending::ModelCall, Usage { model_calls: 2, input_tokens: 4, output_tokens: 5, ..none }, 9),
+            None
+        );
+        assert_eq!(broken(Spending::ModelCall, Usage { model_calls: 3, ..none }, 0), Some("model_calls"));
+        assert_eq!(broken(Spending::ModelCall, Usage { input_tokens: 4, output_tokens: 6, ..none }, 0), Some("tokens"));
+        assert_eq!(broken(Spending::ModelCall, Usage { seconds: 1.5, ..none }, 0), Some("wall_s"));
+        assert_eq!(broken(Spending::ToolCall, none, 0), Some("tool_calls"));
+        assert_eq!(broken(Spending::Child, Usage { children: 1, ..none }, 0), None);
+        assert_eq!(broken(Spending::Child, Usage { children: 2, ..none }, 0), Some("children_total"));
+        assert_eq!(broken(Spending::Child, Usage { children: 1, ..none }, 1), Some("children_at_once"));
+        assert_eq!(Limits::default().broken_by(Spending::Child, &Usage { children: u64::MAX, ..none }, 9), None);
+    }
+}

@@ -1,0 +1,58 @@
+//! Policy: what a run may use is limited, and what it uses is counted.
+//!
+//! A call of a tool beyond a limit is an error result that the model can read. A question to the model beyond a limit ends
+//! the run: the caller of a subagent is told so in the result. Delegations are counted where they are admitted.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::{Middleware, ModelAnswer, NextCall, NextModel};
+use crate::domain::call::Answer;
+use crate::domain::limits::Spending;
+use crate::domain::machine::Failure;
+use crate::domain::message::{Message, Role, ToolCall};
+use crate::model::ModelRequest;
+use crate::tool::{CallOutcome, Halt};
+
+/// The class of the error that ends a run at a limit.
+const CLASS: &str = "LimitExceededError";
+
+/// The policy. The innermost one, so that it counts what really happens.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counted;
+
+#[async_trait]
+impl Middleware for Counted {
+    fn name(&self) -> &str {
+        "LimitsMiddleware"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let (budget, now) = (next.scope.budget.clone(), next.scope.now());
+        budget
+            .spend(Spending::ModelCall, now)
+            .map_err(|refused| Halt::Fail(Failure::new(CLASS, refused.to_string())))?;
+        let answer = next.ask(request).await?;
+        let (input, output) = tokens(&answer.message);
+        budget.add_tokens(input, output);
+        Ok(answer)
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        // A call that goes on with the answer to its question was counted when it asked.
+        if next.scope.answer.is_none()
+            && let Err(refused) = next.scope.budget.spend(Spending::ToolCall, next.scope.now())
+        {
+            let text = format!("{refused} The call was not made; finish with what you have.");
+            return Ok(CallOutcome::Answer(Answer::error(&call, text)));
+        }
+        next.call(call).await
+    }
+}
+
+/// The tokens that the provider says an answer took, of input and of output.
+fn tokens(message: &Message) -> (u64, u64) {
+    let Role::Ai { usage_metadata: Some(usage), .. } = &message.role else { return (0, 0) };
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64).unwrap_or(0);
+    (count("input_tokens"), count("output_tokens"))
+}

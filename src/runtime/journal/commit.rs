@@ -1,0 +1,127 @@
+//! What one commit writes, all in one transaction.
+
+use std::sync::Arc;
+
+use crate::db::checkpoints::Placed;
+use crate::db::events::PlacedFact;
+use crate::db::interrupts::Asked;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::checkpoint::{Entry, Lane};
+use crate::domain::delivery::Delivery;
+use crate::domain::event::{Event, Fact};
+use crate::domain::id::{CheckpointId, RunId};
+use crate::domain::item::ItemChange;
+use crate::domain::limits::Usage;
+use crate::domain::machine::{Failure, Position};
+use crate::domain::run::RunStatus;
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+use crate::runtime::admission;
+use crate::runtime::desk::Desk;
+
+/// A transaction's worth of writing.
+pub(super) struct Batch {
+    pub(super) first: i64,
+    pub(super) count: usize,
+    pub(super) at: Timestamp,
+    pub(super) entries: Vec<Laid>,
+    pub(super) facts: Vec<(i64, Fact)>,
+    pub(super) items: Vec<ItemChange>,
+    pub(super) asked: Vec<Asked>,
+    pub(super) head: Option<(CheckpointId, Position)>,
+    pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
+    /// What is to be told to others now.
+    pub(super) report: Option<Delivery>,
+    /// What the run has used by now, if that is to be stored.
+    pub(super) used: Option<Usage>,
+    pub(super) events: Vec<Arc<Event>>,
+}
+
+/// A step with its number and segment.
+pub(super) struct Laid {
+    pub(super) seq: i64,
+    pub(super) segment: i64,
+    pub(super) entry: Arc<Entry>,
+    pub(super) position: Position,
+}
+
+/// Writes a batch, if we still hold the lease on the run; false if not.
+pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
+    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
+    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
+    let held = match &batch.ended {
+        Some((status, error, _)) if lane == Lane::Main => {
+            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
+        }
+        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
+    };
+    if !held {
+        return Ok(false);
+    }
+    let placed = batch.entries.iter().map(|laid| Placed {
+        thread,
+        lane,
+        seq: laid.seq,
+        segment: Some(laid.segment),
+        run: Some(root),
+        entry: &laid.entry,
+        position: &laid.position,
+        at,
+    });
+    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
+    if let Some((head, position)) = &batch.head {
+        db::checkpoints::set_position(tx, *head, position, root).await?;
+    }
+    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
+    db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
+    if let Some(used) = &batch.used {
+        db::runs::set_usage(tx, run, used).await?;
+    }
+    for asked in &batch.asked {
+        db::interrupts::insert(tx, asked).await?;
+    }
+    for change in &batch.items {
+        db::items::change(tx, change, at).await?;
+    }
+    if let Some((status, error, waits)) = &batch.ended {
+        if lane != Lane::Main {
+            end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
+        } else {
+            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+                db::runs::stop_children(tx, thread, root, batch.at).await?;
+            }
+            let status = match status {
+                RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
+                RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
+                RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
+                    ThreadStatus::Interrupted
+                }
+            };
+            admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
+            if let Some(report) = &batch.report {
+                db::deliveries::insert(tx, report).await?;
+            }
+        }
+    } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
+        db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
+    }
+    Ok(true)
+}
+
+/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
+async fn end_child(
+    tx: &mut Tx<'_>,
+    desk: &Desk,
+    run: RunId,
+    (status, error): (RunStatus, Option<&Failure>),
+    at: Timestamp,
+) -> DbResult<()> {
+    let (thread, root) = (desk.run.thread, desk.run.id);
+    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
+    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+        db::runs::stop_below(tx, run, root, at).await?;
+        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
+        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+    }
+    Ok(())
+}
