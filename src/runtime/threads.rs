@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::writing::{self, History};
+use super::writing::History;
 use super::{Runs, StateWriteError};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;

@@ -57,7 +57,7 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
-                complain(search, place, "runtime", "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`")
+                complain(search, place, "runtime", "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`");
             }
         }
     } else if !agent.contains_key("model") {
@@ -132,7 +132,7 @@ fn read_tools(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Valu
                     Some(_) if rule == Value::Bool(false) => {}
                     Some(tool) => drop(rules.insert(tool.to_owned(), rule)),
                     None => {
-                        complain(search, place, &format!("interrupt_config.{key}"), "must be `<server url>::<tool>`")
+                        complain(search, place, &format!("interrupt_config.{key}"), "must be `<server url>::<tool>`");
                     }
                 }
             }
