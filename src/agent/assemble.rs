@@ -18,6 +18,7 @@ use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
+use crate::domain::thread::Thread;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
@@ -59,8 +60,6 @@ pub struct Known {
     pub digest: Digest,
     /// The assistant that it has by itself.
     pub assistant: AssistantId,
-    /// What it is for.
-    pub description: Option<String>,
     /// What an ordinary message does to a question that waits.
     pub on_pending_interrupt: OnPendingInterrupt,
     /// Whom the entries of a run's context reach.
@@ -73,6 +72,11 @@ impl Agents {
     /// The agent of this definition.
     pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
         self.0.get(graph_id)
+    }
+
+    /// The agent that worked on a thread last, as it is defined now.
+    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<Known>> {
+        self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
     }
 
     /// The agent that a run was admitted for, as it is defined now.
@@ -137,7 +141,6 @@ impl Workshop {
             graph_id: graph_id.to_owned(),
             digest: definition.digest(),
             assistant: AssistantId::of_graph(graph_id),
-            description: definition.description.clone(),
             on_pending_interrupt: definition.on_pending_interrupt,
             context_scoping: definition.context_scoping,
             agent: Arc::new(self.main_agent(graph_id, definition)?),

@@ -1,40 +1,47 @@
-//! Agents in folders, one folder each.
+//! Agents in folders, one folder each, in any of three layouts.
 //!
 //! ```text
 //! agents/
 //! └── writer/                    the graph_id
 //!     ├── AGENTS.md              settings at the top, instructions below
 //!     ├── agent.toml             settings, instead of or beside those at the top of AGENTS.md
-//!     └── subagents/
-//!         ├── critic.md          a subagent in one file, named by its file
-//!         └── researcher/        a subagent in a folder, named by its folder
-//!             └── AGENTS.md
+//!     ├── subagents.yaml         subagents by name
+//!     ├── subagents/
+//!     │   ├── critic.md          a subagent in one file, named by its file
+//!     │   └── researcher/        a subagent in a folder, named by its folder
+//!     │       └── AGENTS.md
+//!     └── .deepagents/agents/…   subagents as coding agents keep them, see [`project`]
 //! ```
 //!
-//! The settings are the fields of a definition. Whatever else lies there is named in a problem and never passed over
-//! in silence; only names that begin with a dot are.
+//! With a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) the folder has the layout that goes with it;
+//! more than one of the three in a folder is a mistake. The settings are the fields of a definition. Whatever else lies
+//! there is named in a problem and never passed over in silence; only names that begin with a dot are. Nothing is read
+//! that lies outside the folder of all agents, wherever links lead.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::problem::{Origin, Problem};
+use super::problem::{Origin, Places, Problem};
 use super::{document, markdown};
-use crate::domain::definition::{FieldPath, Severity};
+use crate::domain::definition::FieldPath;
 
-/// Parts of other layouts that say something about an agent and are not understood here.
-const OTHER_LAYOUTS: [&str; 11] = [
-    "deepagents.toml",
-    "agent.json",
-    "tools.json",
-    "mcp.json",
-    ".mcp.json",
-    "skills",
-    "memory",
-    "memories",
-    "user",
-    "subagents.yaml",
-    "subagents.yml",
+mod deploy;
+mod managed;
+mod place;
+pub(super) mod project;
+
+use place::Place;
+
+/// What else such folders hold, and why it is not read.
+const UNREAD: [(&str, &str); 7] = [
+    ("mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
+    (".mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
+    ("skills", "is not read: there are no skills here"),
+    ("memory", "is not read: what outlasts a thread is kept in the Store"),
+    ("memories", "is not read: what outlasts a thread is kept in the Store"),
+    ("user", "is not read: what outlasts a thread is kept in the Store"),
+    ("tools.json", "is not read: it goes with an agent.json"),
 ];
 
 /// An agent that was found in a folder.
@@ -51,7 +58,7 @@ pub(super) struct FolderAgent {
 
 /// Finds all agents below `folder`, which people know as `shown`, in the order of their names.
 pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> Vec<FolderAgent> {
-    let root = Place { real: folder.to_path_buf(), shown: shown.to_path_buf() };
+    let root = Place::root(folder, shown);
     let mut search = Search { origins: Vec::new(), problems };
     let mut agents = Vec::new();
     for place in search.entries(&root) {
@@ -76,38 +83,40 @@ pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> 
     agents
 }
 
-/// A file or folder, and what people call it.
-#[derive(Clone)]
-struct Place {
-    real: PathBuf,
-    shown: PathBuf,
+/// Whose folder it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Agent,
+    Subagent,
 }
 
-impl Place {
-    fn join(&self, name: &str) -> Self {
-        Self { real: self.real.join(name), shown: self.shown.join(name) }
-    }
-
-    fn name(&self) -> String {
-        self.shown.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
-
-    fn stem(&self) -> String {
-        self.shown.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    }
-
-    fn problem(&self, message: impl Into<String>) -> Problem {
-        Problem::in_file(self.to_string(), message)
-    }
-
-    fn warning(&self, message: impl Into<String>) -> Problem {
-        Problem { severity: Severity::Warning, ..self.problem(message) }
-    }
+/// How a folder says what it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// AGENTS.md with settings at its top, agent.toml.
+    Own,
+    /// deepagents.toml.
+    Deploy,
+    /// agent.json.
+    Managed,
 }
 
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.shown.display().fmt(f)
+impl Layout {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Own => "agent.toml",
+            Self::Deploy => "deepagents.toml",
+            Self::Managed => "agent.json",
+        }
+    }
+
+    fn reads(self, name: &str, role: Role) -> bool {
+        name == "AGENTS.md"
+            || name == self.file()
+            || self == Self::Managed && name == "tools.json"
+            || role == Role::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
+            // A subagent's own subagents are told of elsewhere.
+            || name == "subagents"
     }
 }
 
@@ -118,19 +127,67 @@ struct Search<'p> {
 
 impl Search<'_> {
     fn agent(&mut self, place: &Place) -> Option<Map<String, Value>> {
-        let mut agent = self.settings(place, &FieldPath::default())?;
-        let folder = place.join("subagents");
-        if !folder.real.is_dir() {
-            return Some(agent);
-        }
+        let mut agent = self.settings(place, &FieldPath::default(), Role::Agent)?;
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
         // A list of the wrong shape is told when the definition is read.
         let Value::Array(list) = list else { return Some(agent) };
-        for entry in self.entries(&folder) {
-            let holds = FieldPath::of(["subagents"]).then(list.len());
-            list.extend(self.subagent(&entry, &holds).map(Value::Object));
+        for name in ["subagents.yaml", "subagents.yml"] {
+            let file = place.join(name);
+            if file.real.is_file() {
+                self.listed(&file, list);
+            }
         }
+        let folder = place.join("subagents");
+        if folder.real.is_dir() {
+            for entry in self.entries(&folder) {
+                let holds = FieldPath::of(["subagents"]).then(list.len());
+                list.extend(self.subagent(&entry, &holds).map(Value::Object));
+            }
+        }
+        let folder = place.join(".deepagents").join("agents");
+        if folder.real.is_dir() {
+            project::add(self, &folder, list);
+        }
+        self.tell_twins(place, list);
         Some(agent)
+    }
+
+    /// Names that differ only by the size of their letters are one on some disks, and for some models.
+    fn tell_twins(&mut self, place: &Place, list: &[Value]) {
+        let names: Vec<&str> = list.iter().filter_map(|subagent| subagent.get("name")?.as_str()).collect();
+        for (at, name) in names.iter().enumerate() {
+            let twin = |other: &&&str| **other != *name && other.to_lowercase() == name.to_lowercase();
+            if let Some(twin) = names.iter().take(at).find(twin) {
+                let message = format!("the subagents `{twin}` and `{name}` have one name but for capital letters");
+                self.problems.push(place.problem(message));
+            }
+        }
+    }
+
+    /// The subagents of a file that has them by name.
+    fn listed(&mut self, file: &Place, list: &mut Vec<Value>) {
+        let Some(text) = self.text(file) else { return };
+        let all = match markdown::mapping(&file.to_string(), &text, "the file", 0) {
+            Ok(all) => all,
+            Err(problem) => return self.problems.push(problem),
+        };
+        let lines = markdown::places(&text, 1);
+        for (name, settings) in all {
+            let line = lines.get(&FieldPath::of([name.as_str()])).copied();
+            let Value::Object(mut settings) = settings else {
+                let problem = file.problem("must be a table with `description`, `system_prompt`, `model` and `tools`");
+                self.problems.push(Problem { field: name, ..problem }.at(line));
+                continue;
+            };
+            if settings.get("name").is_some_and(|own| own.as_str() != Some(name.as_str())) {
+                let problem = file.problem(format!("must not be given, or be `{name}`"));
+                self.problems.push(Problem { field: format!("{name}.name"), ..problem }.at(line));
+            }
+            settings.insert("name".to_owned(), Value::String(name));
+            let places = line.map(|line| (FieldPath::default(), line)).into_iter().collect();
+            self.note(file, &FieldPath::of(["subagents"]).then(list.len()), places);
+            list.push(Value::Object(settings));
+        }
     }
 
     fn subagent(&mut self, place: &Place, holds: &FieldPath) -> Option<Map<String, Value>> {
@@ -139,7 +196,7 @@ impl Search<'_> {
             if nested.real.exists() {
                 self.problems.push(nested.problem("a subagent has no subagents of its own; put them beside it"));
             }
-            (self.settings(place, holds)?, place.name())
+            (self.settings(place, holds, Role::Subagent)?, place.name())
         } else if place.name() == "AGENTS.md" {
             self.problems.push(place.problem("must be in a folder that has the subagent's name"));
             return None;
@@ -155,26 +212,51 @@ impl Search<'_> {
         Some(subagent)
     }
 
-    /// The settings in a folder: those of its AGENTS.md and those of its agent.toml.
-    fn settings(&mut self, place: &Place, holds: &FieldPath) -> Option<Map<String, Value>> {
+    /// The settings in a folder, in whichever layout they are.
+    fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
+        let layout = self.layout(place)?;
         for entry in self.entries(place) {
-            if !matches!(entry.name().as_str(), "AGENTS.md" | "agent.toml" | "subagents") {
+            if !layout.reads(&entry.name(), role) {
                 self.report_unread(&entry);
             }
         }
-        let (text, table) = (place.join("AGENTS.md"), place.join("agent.toml"));
-        if !text.real.is_file() && !table.real.is_file() {
-            self.problems.push(place.problem("has neither an AGENTS.md nor an agent.toml"));
+        let (text, table) = (place.join("AGENTS.md"), place.join(layout.file()));
+        if !text.real.is_file() && (layout != Layout::Own || !table.real.is_file()) {
+            self.problems.push(match layout {
+                Layout::Own => place.problem("has neither an AGENTS.md nor an agent.toml"),
+                Layout::Deploy | Layout::Managed => {
+                    place.problem(format!("has {}, but no AGENTS.md with the instructions", layout.file()))
+                }
+            });
             return None;
         }
         let mut settings = Map::new();
         if text.real.is_file() {
             self.markdown(&text, holds, &mut settings)?;
         }
-        if table.real.is_file() {
-            self.table(&table, holds, &mut settings)?;
+        match layout {
+            Layout::Own if table.real.is_file() => self.table(&table, holds, &mut settings)?,
+            Layout::Own => {}
+            Layout::Deploy => deploy::read(self, &table, (holds, role), &mut settings)?,
+            Layout::Managed => managed::read(self, place, (holds, role), &mut settings)?,
         }
         Some(settings)
+    }
+
+    /// The layout of a folder. None, and a problem, if it has several.
+    fn layout(&mut self, place: &Place) -> Option<Layout> {
+        let all = [Layout::Own, Layout::Deploy, Layout::Managed];
+        let found: Vec<Layout> = all.into_iter().filter(|layout| place.join(layout.file()).real.exists()).collect();
+        match found.as_slice() {
+            [] => Some(Layout::Own),
+            [only] => Some(*only),
+            [first, second, ..] => {
+                let (first, second) = (first.file(), second.file());
+                let message = format!("has both {first} and {second}, which are two layouts; keep one of them");
+                self.problems.push(place.problem(message));
+                None
+            }
+        }
     }
 
     fn markdown(&mut self, place: &Place, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
@@ -210,55 +292,53 @@ impl Search<'_> {
             self.problems.extend(document.problems);
             return None;
         }
-        for (name, value) in document.value {
+        self.add(place, document.value, &document.places, into);
+        self.note(place, holds, document.places);
+        Some(())
+    }
+
+    /// Adds settings to those of the AGENTS.md beside them.
+    fn add(&mut self, place: &Place, from: Map<String, Value>, places: &Places, into: &mut Map<String, Value>) {
+        for (name, value) in from {
             if into.contains_key(&name) {
-                let position = document.places.get(&FieldPath::of([name.as_str()])).copied();
+                let position = places.get(&FieldPath::of([name.as_str()])).copied();
                 let twice = place.problem("is also given in the AGENTS.md beside this file");
                 self.problems.push(Problem { field: name, ..twice }.at(position));
             } else {
                 into.insert(name, value);
             }
         }
-        self.note(place, holds, document.places);
-        Some(())
     }
 
-    fn note(&mut self, place: &Place, holds: &FieldPath, places: super::problem::Places) {
+    fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
         let (file, holds) = (place.to_string(), holds.clone());
         self.origins.push(Origin { file, holds, places, partial: false });
     }
 
     fn text(&mut self, place: &Place) -> Option<String> {
-        match std::fs::read_to_string(&place.real) {
-            Ok(text) => Some(text),
-            Err(error) => {
-                self.problems.push(place.problem(format!("cannot be read: {error}")));
-                None
-            }
-        }
+        place.text().map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// What lies in a folder, in the order of the names; those that begin with a dot are left out.
+    /// What lies in a folder, in the order of the names; of what begins with a dot only what may mean something here.
     fn entries(&mut self, folder: &Place) -> Vec<Place> {
-        let entries = match std::fs::read_dir(&folder.real) {
+        let mut entries = match folder.entries() {
             Ok(entries) => entries,
-            Err(error) => {
-                self.problems.push(folder.problem(format!("cannot be read: {error}")));
+            Err(problem) => {
+                self.problems.push(problem);
                 return Vec::new();
             }
         };
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let is_read = |name: &String| !name.starts_with('.') || OTHER_LAYOUTS.contains(&name.as_str());
-        let mut names: Vec<String> = names.filter(is_read).collect();
-        names.sort();
-        names.iter().map(|name| folder.join(name)).collect()
+        entries.retain(|entry| {
+            let name = entry.name();
+            !name.starts_with('.') || UNREAD.iter().any(|(known, _)| *known == name)
+        });
+        entries.retain(|entry| entry.leads_within().map_err(|problem| self.problems.push(problem)).is_ok());
+        entries
     }
 
     fn report_unread(&mut self, place: &Place) {
-        self.problems.push(if OTHER_LAYOUTS.contains(&place.name().as_str()) {
-            place.problem("this layout is not read yet; put the settings into AGENTS.md or agent.toml")
-        } else {
-            place.warning("is not read")
-        });
+        let name = place.name();
+        let known = UNREAD.iter().find(|(known, _)| *known == name);
+        self.problems.push(place.warning(known.map_or("is not read", |(_, reason)| reason)));
     }
 }

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding, ToolDefinition, deprecated, is_echo, read};
+use crate::domain::definition::{
+    AgentDefinition, FieldPath, Finding, Severity, ToolDefinition, deprecated, is_echo, read,
+};
 
 mod arguments;
 mod check;
@@ -46,6 +48,9 @@ const DEFAULT_FILE: &str = "adjutant.toml";
 
 /// The folder of agents, beside the configuration file, when none is named.
 const DEFAULT_AGENTS_DIR: &str = "agents";
+
+/// The folder, beside the configuration file, in which coding agents keep subagents.
+const PROJECT: &str = ".deepagents/agents";
 
 /// What runs when there is no configuration at all: a small team that needs neither a key nor a network.
 const DEMO: &str = include_str!("../../examples/demo/adjutant.toml");
@@ -120,13 +125,17 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
     let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
+    let project = beside.join(PROJECT);
+    if source.name != DEMO_NAME {
+        sheet.add_project(&mut document.value, &project, project.strip_prefix(directory).unwrap_or(&project));
+    }
     sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
     config.files = Files {
         directory: directory.to_path_buf(),
         settings: settings.clone(),
-        roots: vec![source.path.clone(), folder.clone()],
+        roots: vec![source.path.clone(), folder.clone(), project],
         places: config
             .agents
             .keys()
@@ -232,6 +241,28 @@ impl Sheet {
         }
     }
 
+    /// Gives the subagents of a project's folder to the project's agent: the one called `agent`, or the only one.
+    fn add_project(&mut self, file: &mut Map<String, Value>, folder: &Path, shown: &Path) {
+        if !folder.is_dir() {
+            return;
+        }
+        let agents = file.get_mut("agents").and_then(Value::as_object_mut);
+        let only = agents.as_ref().filter(|agents| agents.len() == 1).and_then(|agents| agents.keys().next().cloned());
+        let graph_id = only.unwrap_or_else(|| "agent".to_owned());
+        let agent = agents.and_then(|agents| agents.get_mut(&graph_id)).and_then(Value::as_object_mut);
+        let Some(agent) = agent else {
+            let message = "is not read: its subagents belong to the only agent, or to the one called `agent`";
+            let problem = Problem::in_file(shown.display().to_string(), message);
+            return self.problems.push(Problem { severity: Severity::Warning, ..problem });
+        };
+        let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
+        // A list of the wrong shape is told when the whole is read.
+        let Value::Array(list) = list else { return };
+        let field = FieldPath::of(["agents", graph_id.as_str()]);
+        let origins = folder::project::load(folder, shown, list, &mut self.problems).into_iter();
+        self.origins.0.extend(origins.map(|origin| Origin { holds: field.join(&origin.holds), ..origin }));
+    }
+
     /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the
     /// settings name, seen from the working directory, or the one that the file names, seen from the file.
     fn load_folders(
@@ -267,6 +298,8 @@ impl Sheet {
 
     fn close(mut self, config: Config, source: String) -> Result<Loaded, Problems> {
         self.problems.sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
+        // What is wrong with one file may be met twice.
+        self.problems.dedup();
         let problems = Problems(self.problems);
         if problems.are_harmless() { Ok(Loaded { config, warnings: problems, source }) } else { Err(problems) }
     }

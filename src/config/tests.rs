@@ -4,6 +4,8 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
+mod layouts;
+
 /// A working directory with files.
 struct Place(tempfile::TempDir);
 
@@ -445,7 +447,7 @@ agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the def
 agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
 agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, …
 agents/w/agent.toml:1:1: error: model: is also given in the AGENTS.md beside this file
-agents/w/subagents/bad.md:3:4: error: the settings at the top are no YAML: mapping values are not allowed in this context
+agents/w/subagents/bad.md:3:4: error: the settings at the top cannot be read as YAML: mapping values are not allowed in this context
 agents/w/subagents/endless.md:1:1: error: the settings at the top must end with a line `---`
 agents/w/subagents/mute/AGENTS.md: error: description: must be given: the delegating model chooses by it
 agents/w/subagents/mute/subagents: error: a subagent has no subagents of its own; put them beside it
@@ -470,27 +472,6 @@ fn one_agent_in_two_places_is_an_error_that_names_both() {
     let place =
         Place::with(&[("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"), ("agents/w/AGENTS.md", AGENT)]);
     assert_eq!(place.complaints(), "adjutant.toml:1:9: error: agents.w: is also defined in agents/w");
-}
-
-#[test]
-fn parts_of_other_layouts_are_refused_and_other_files_named() {
-    let place = Place::with(&[
-        ("agents/README.txt", ""),
-        ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/deepagents.toml", ""),
-        ("agents/w/notes.txt", ""),
-        ("agents/w/skills/x/SKILL.md", ""),
-        ("agents/x/.keep", ""),
-    ]);
-    assert_eq!(
-        place.complaints(),
-        "\
-agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
-agents/w/deepagents.toml: error: this layout is not read yet; put the settings into AGENTS.md or agent.toml
-agents/w/notes.txt: warning: is not read
-agents/w/skills: error: this layout is not read yet; put the settings into AGENTS.md or agent.toml
-agents/x: error: has neither an AGENTS.md nor an agent.toml"
-    );
 }
 
 #[test]

@@ -34,8 +34,11 @@ pub(super) async fn look(
     let scene = api.db.read(move |tx| Box::pin(async move { gather(tx, thread, &tasks, part).await })).await?;
     let scene = scene.ok_or_else(|| ApiError::no_thread(thread))?;
     let graph = scene.thread.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let plan = match &scene.child {
-        Some(child) => api.runs.plan_of_subagent(graph, child.lineage.agent(), child.lineage.depth),
+    let child = scene.child.as_ref().map(|child| &child.lineage);
+    let newest = scene.checkpoints.first().and_then(|checkpoint| checkpoint.run);
+    let run = child.map(|child| child.root).or(newest).and_then(|run| scene.runs.get(&run));
+    let plan = match run {
+        Some(run) => api.runs.plan_of_run(run, child.map(|child| (child.agent(), child.depth))).await?,
         None => api.runs.plan_of(graph),
     };
     let agent = name_of(api, graph);
@@ -132,6 +135,9 @@ async fn gather(tx: &mut Tx<'_>, id: ThreadId, namespace: &[TaskId], part: Part)
     let mut known = Known { thread: id, runs: HashMap::new() };
     for run in checkpoints.iter().filter_map(|checkpoint| checkpoint.run) {
         known.run(tx, run).await?;
+    }
+    if let Some(child) = &child {
+        known.run(tx, child.lineage.root).await?;
     }
     let asked = known.asked(tx, lane, namespace).await?;
     Ok(Some(Scene { thread, child, checkpoints, after, runs: known.runs, asked }))

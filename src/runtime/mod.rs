@@ -351,10 +351,10 @@ impl Runs {
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
     pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
-        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
+        let (registry, now) = (Arc::clone(&self.0.registry), self.0.clock.now());
         self.0
             .db
-            .write(move |tx| Box::pin(async move { writing::write(tx, thread, &write, (&agents, now)).await }))
+            .write(move |tx| Box::pin(async move { writing::write(tx, thread, &write, (&registry, now)).await }))
             .await?
     }
 
@@ -399,11 +399,20 @@ impl Runs {
         Ok(())
     }
 
-    /// The hooks of the subagent of this name, as it is `depth` delegations below the agent with this `graph_id`.
-    pub fn plan_of_subagent(&self, graph_id: &str, name: &str, depth: u32) -> Option<Plan> {
-        let agents = self.0.registry.agents();
-        let known = agents.of_graph(graph_id)?;
-        Some(known.agent.subagents.as_ref()?.get(name, depth)?.plan.clone())
+    /// The hooks of the agent that did a run, by the definition with which it began; with `child` those of the subagent of
+    /// this name that is so many delegations below it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn plan_of_run(&self, run: &Run, child: Option<(&str, u32)>) -> DbResult<Option<Plan>> {
+        let Some(known) = self.0.registry.of_run(run).await? else { return Ok(None) };
+        Ok(match child {
+            None => Some(known.agent.plan.clone()),
+            Some((name, depth)) => {
+                let found = known.agent.subagents.as_ref().and_then(|subagents| subagents.get(name, depth));
+                found.map(|agent| agent.plan.clone())
+            }
+        })
     }
 
     /// The hooks of the agent with this `graph_id`.

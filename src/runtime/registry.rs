@@ -12,8 +12,10 @@ use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::check::{Surroundings, check_agent};
 use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity};
+use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
 use crate::domain::run::{Assigned, Run};
+use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
 
 /// How many agents of earlier definitions are kept in memory.
@@ -244,8 +246,29 @@ impl Registry {
     /// thread, the one that began it.
     pub(super) async fn bound(&self, tx: &mut Tx<'_>, wish: &Wish, known: Arc<Known>) -> DbResult<Arc<Known>> {
         let goes_on = wish.resume.is_some() || wish.request.input.is_none();
-        let Some(thread) = wish.target.thread().filter(|_| goes_on) else { return Ok(known) };
-        let head = match wish.request.checkpoint {
+        match wish.target.thread().filter(|_| goes_on) {
+            Some(thread) => self.as_begun(tx, (thread, wish.request.checkpoint), known).await,
+            None => Ok(known),
+        }
+    }
+
+    /// The agent that worked on a thread last, by the definition with which it began what is under way there.
+    pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<Known>>> {
+        match self.agents().last_on(thread).cloned() {
+            Some(known) => self.as_begun(tx, (thread.id, None), known).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The agent by the definition with which it began what is under way at a checkpoint, the newest when none is named;
+    /// by the one in use when nothing is.
+    async fn as_begun(
+        &self,
+        tx: &mut Tx<'_>,
+        (thread, checkpoint): (ThreadId, Option<CheckpointId>),
+        known: Arc<Known>,
+    ) -> DbResult<Arc<Known>> {
+        let head = match checkpoint {
             Some(checkpoint) => db::checkpoints::find_head(tx, thread, checkpoint).await?,
             None => db::checkpoints::head(tx, thread, Lane::Main).await?,
         };

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::writing::{self, History};
+use super::writing::History;
 use super::{Runs, StateWriteError};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
@@ -64,7 +64,8 @@ impl Runs {
         let now = self.0.clock.now();
         let ttl = wish.ttl.or(self.0.retention.threads);
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
-        let plan = writing::plan_of(&self.0.registry.agents(), &thread);
+        let agents = self.0.registry.agents();
+        let plan = agents.last_on(&thread).map(|known| known.agent.plan.clone()).unwrap_or_default();
         let history = History::replayed(&plan, &wish.supersteps)?;
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {

@@ -1,12 +1,7 @@
 //! Writes into the state of a thread from outside the loop.
 
-use std::sync::Arc;
-
-use serde_json::Value;
-
+use super::registry::Registry;
 use super::{StateWrite, StateWriteError, Superstep};
-use crate::agent::Agent;
-use crate::agent::assemble::Agents;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -16,7 +11,7 @@ use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
 use crate::domain::state::Update;
-use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 /// Writes, as one checkpoint with the source `update`, or refuses.
@@ -24,7 +19,7 @@ pub(super) async fn write(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     write: &StateWrite,
-    (agents, now): (&Arc<Agents>, Timestamp),
+    (registry, now): (&Registry, Timestamp),
 ) -> DbResult<Result<CheckpointId, StateWriteError>> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
         return Ok(Err(StateWriteError::NoThread(thread)));
@@ -37,10 +32,12 @@ pub(super) async fn write(
         Ok(update) => crate::agent::identified(update),
         Err(invalid) => return Ok(Err(invalid.into())),
     };
-    if let Some(Err(invalid)) = agent_of(agents, &found).map(|agent| agent.declared.check(&update)) {
+    let known = registry.of_thread(tx, &found).await?;
+    if let Some(Err(invalid)) = known.as_ref().map(|known| known.agent.declared.check(&update)) {
         return Ok(Err(invalid.into()));
     }
-    let plan = plan_of(agents, &found);
+    // Without an agent, the hooks of no agent.
+    let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
     let base = match base(tx, thread, write.checkpoint).await? {
         Ok(base) => base,
         Err(refusal) => return Ok(Err(refusal)),
@@ -108,17 +105,6 @@ async fn base(
         None => START.to_owned(),
     };
     Ok(Ok(Base { machine, segment, last }))
-}
-
-/// The hooks of the agent that last worked on the thread; without one, those of no agent.
-pub(super) fn plan_of(agents: &Agents, thread: &Thread) -> Plan {
-    agent_of(agents, thread).map(|agent| agent.plan.clone()).unwrap_or_default()
-}
-
-/// The agent that worked on a thread last.
-fn agent_of<'a>(agents: &'a Agents, thread: &Thread) -> Option<&'a Agent> {
-    let graph = thread.metadata.get("graph_id").and_then(Value::as_str)?;
-    agents.of_graph(graph).map(|known| known.agent.as_ref())
 }
 
 fn knows(plan: &Plan, node: &str) -> bool {

@@ -88,8 +88,10 @@ on_both_engines! {
         let client = server.client();
         client.put("/agents/post", mailer("Write.")).await.ok();
         let (one, two) = (asks_to_mail(&client, "post").await, asks_to_mail(&client, "post").await);
+        let state = client.get(&format!("/threads/{one}/state")).await.ok();
         client.put("/agents/post", mute()).await.ok();
 
+        assert_eq!(client.get(&format!("/threads/{one}/state")).await.ok(), state);
         assert_eq!(allows(&client, "post", &one).await, "sent");
         assert_eq!(server.tools.calls_of("send_email").len(), 1);
         fails_to_mail(&client, "post").await;

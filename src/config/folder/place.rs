@@ -1,0 +1,99 @@
+//! A file or folder, and what people call it.
+
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crate::config::problem::Problem;
+use crate::domain::definition::Severity;
+
+/// The largest file that is read, in bytes.
+const LARGEST: u64 = 1024 * 1024;
+
+/// A file or folder below the folder of all agents.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) real: PathBuf,
+    pub(super) shown: PathBuf,
+    /// Where links may lead; anywhere if it cannot be told.
+    root: Option<PathBuf>,
+}
+
+impl Place {
+    /// The folder of all agents.
+    pub(super) fn root(real: &Path, shown: &Path) -> Self {
+        let root = real.canonicalize().ok();
+        Self { real: real.to_path_buf(), shown: shown.to_path_buf(), root }
+    }
+
+    pub(super) fn join(&self, name: &str) -> Self {
+        Self { real: self.real.join(name), shown: self.shown.join(name), root: self.root.clone() }
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.shown.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    pub(super) fn stem(&self) -> String {
+        self.shown.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
+        Problem::in_file(self.to_string(), message)
+    }
+
+    pub(super) fn warning(&self, message: impl Into<String>) -> Problem {
+        Problem { severity: Severity::Warning, ..self.problem(message) }
+    }
+
+    fn unreadable(&self, error: &std::io::Error) -> Problem {
+        self.problem(format!("cannot be read: {error}"))
+    }
+
+    /// Whether links on the way lead to something within the folder of all agents.
+    pub(super) fn leads_within(&self) -> Result<(), Problem> {
+        let end = match self.real.canonicalize() {
+            Ok(end) => end,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(self.problem("is a link that leads nowhere"));
+            }
+            Err(error) => return Err(self.unreadable(&error)),
+        };
+        match &self.root {
+            Some(root) if !end.starts_with(root) => {
+                Err(self.problem("leads out of the folder of the agents and is not followed"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What lies in a folder, in the order of the names.
+    pub(super) fn entries(&self) -> Result<Vec<Self>, Problem> {
+        let entries = self.real.read_dir().map_err(|error| self.unreadable(&error))?;
+        let mut names: Vec<String> =
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        Ok(names.iter().map(|name| self.join(name)).collect())
+    }
+
+    /// The text of a file.
+    pub(super) fn text(&self) -> Result<String, Problem> {
+        self.leads_within()?;
+        // Of anything else, a pipe for example, nobody knows when it ends.
+        if !self.real.is_file() {
+            return Err(self.problem("must be a file"));
+        }
+        let mut text = String::new();
+        let file = std::fs::File::open(&self.real).map_err(|error| self.unreadable(&error))?;
+        file.take(LARGEST + 1).read_to_string(&mut text).map_err(|error| self.unreadable(&error))?;
+        if u64::try_from(text.len()).is_ok_and(|length| length > LARGEST) {
+            return Err(self.problem(format!("has more than {LARGEST} bytes")));
+        }
+        Ok(text)
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.shown.display().fmt(f)
+    }
+}

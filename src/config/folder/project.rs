@@ -1,0 +1,90 @@
+//! Subagents as coding agents keep them: `.deepagents/agents/<name>/AGENTS.md`, with `description` and perhaps `name` and
+//! `model` at the top, and the instructions below.
+//!
+//! Such folders are shared with other programs, which pass over what they cannot use; so does this one, and says so in a
+//! warning.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::place::Place;
+use super::{Search, markdown};
+use crate::config::problem::{Origin, Problem};
+use crate::domain::definition::{FieldPath, SubagentDefinition, read};
+
+/// Adds the subagents of a project's folder to those of an agent, which holds them in `list`. Returns which file holds what
+/// of the agent.
+pub(in crate::config) fn load(
+    folder: &Path,
+    shown: &Path,
+    list: &mut Vec<Value>,
+    problems: &mut Vec<Problem>,
+) -> Vec<Origin> {
+    let mut search = Search { origins: vec![], problems };
+    add(&mut search, &Place::root(folder, shown), list);
+    search.origins
+}
+
+/// The same within the folder of an agent.
+pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>) {
+    let declared = list.len();
+    for place in search.entries(folder) {
+        let Some(subagent) = subagent(search, &place) else { continue };
+        let name = subagent.get("name").cloned();
+        let twin = list.iter().position(|other| other.get("name") == name.as_ref());
+        let at = match twin {
+            Some(twin) if twin < declared => {
+                search.problems.push(place.warning("is passed over: the agent declares a subagent of this name"));
+                continue;
+            }
+            Some(twin) => {
+                search.problems.push(place.warning("precedes another subagent of the same name"));
+                twin
+            }
+            None => list.len(),
+        };
+        let subagent = Value::Object(subagent);
+        match list.get_mut(at) {
+            Some(old) => *old = subagent,
+            None => list.push(subagent),
+        }
+        let file = place.join("AGENTS.md");
+        search.note(&file, &FieldPath::of(["subagents"]).then(at), Default::default());
+    }
+}
+
+fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>> {
+    let mut pass_over = |place: &Place, reason: String| {
+        search.problems.push(place.warning(format!("is passed over: {reason}")));
+        None
+    };
+    let file = place.join("AGENTS.md");
+    if !place.real.is_dir() {
+        return pass_over(place, "a subagent is a folder with an AGENTS.md".to_owned());
+    }
+    if !file.real.is_file() {
+        return pass_over(place, "it has no AGENTS.md".to_owned());
+    }
+    let text = match file.text() {
+        Ok(text) => text,
+        Err(problem) => return pass_over(&file, problem.message),
+    };
+    let parts = match markdown::parse(&file.to_string(), &text) {
+        Ok(parts) => parts,
+        Err(problem) => return pass_over(&file, problem.message),
+    };
+    let mut settings = parts.settings;
+    settings.insert("system_prompt".to_owned(), Value::String(parts.body));
+    settings.entry("name").or_insert_with(|| Value::String(place.name()));
+    let is_blank =
+        |key: &str| settings.get(key).is_none_or(|value| value.as_str().is_none_or(|text| text.trim().is_empty()));
+    if let Some(key) = ["name", "description"].into_iter().find(|key| is_blank(key)) {
+        return pass_over(&file, format!("`{key}` must be a text that is not blank"));
+    }
+    let reading = read::<SubagentDefinition>(Value::Object(settings.clone()));
+    match reading.findings.first() {
+        Some(finding) => pass_over(&file, finding.to_string()),
+        None => Some(settings),
+    }
+}

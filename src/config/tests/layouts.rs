@@ -1,0 +1,319 @@
+//! Folders of agents as other programs lay them out.
+
+use super::*;
+use crate::domain::definition::{ApprovalRule, SubagentDefinition};
+
+fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
+    agent.subagents.iter().map(|s: &SubagentDefinition| (&*s.name, &*s.description, &*s.system_prompt)).collect()
+}
+
+const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
+
+#[test]
+fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
+    let place = Place::with(&[
+        ("agents/writer/deepagents.toml", DEPLOY),
+        ("agents/writer/AGENTS.md", "# You write.\n"),
+        (
+            "agents/writer/subagents/scout/deepagents.toml",
+            "[agent]\nname = \"finder\"\ndescription = \"Finds sources.\"\n",
+        ),
+        ("agents/writer/subagents/scout/AGENTS.md", "You find."),
+        ("agents/writer/subagents/.cache/x.txt", ""),
+    ]);
+    let loaded = place.load();
+    assert_eq!(loaded.warnings, Problems::default());
+    let writer = &loaded.config.agents["writer"];
+    assert_eq!((writer.name.as_deref(), writer.description.as_deref()), (Some("Writer"), Some("Writes.")));
+    assert_eq!((writer.model.as_str(), writer.system_prompt.as_str()), ("scripted:x", "# You write."));
+    assert_eq!(subagents(writer), [("finder", "Finds sources.", "You find.")]);
+    assert_eq!(writer.subagents[0].model, None, "it thinks with its parent's model");
+}
+
+#[test]
+fn a_deepagents_toml_without_a_model_has_the_one_of_the_layout() {
+    let place =
+        Place::with(&[("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"), ("agents/w/AGENTS.md", "You write.")]);
+    assert_eq!(place.load().config.agents["w"].model, "anthropic:claude-sonnet-4-6");
+}
+
+#[test]
+fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
+    let idle = "[sandbox]\nprovider = \"none\"\n[auth]\nprovider = \"anonymous\"\n[frontend]\nenabled = false\n";
+    let used = "[sandbox]\nprovider = \"modal\"\nscope = \"thread\"\n[auth]\nprovider = \"clerk\"\n\
+        [memories]\nbackend = \"hub\"\n[frontend]\nenabled = true\n";
+    let said = |sections: &str| {
+        let text = format!("{DEPLOY}{sections}");
+        Place::with(&[("agents/w/deepagents.toml", text.as_str()), ("agents/w/AGENTS.md", "x")]).complaints()
+    };
+    assert_eq!(said(idle), "");
+    let warnings: Vec<String> = said(used).lines().map(|line| line.chars().take(49).collect()).collect();
+    assert_eq!(
+        warnings,
+        [
+            "agents/w/deepagents.toml:5:2: warning: sandbox: i",
+            "agents/w/deepagents.toml:8:2: warning: auth: is n",
+            "agents/w/deepagents.toml:10:2: warning: memories:",
+            "agents/w/deepagents.toml:12:2: warning: frontend:",
+        ]
+    );
+}
+
+#[test]
+fn mistakes_in_a_deepagents_toml_are_told_with_their_places() {
+    let place = Place::with(&[
+        ("agents/w/deepagents.toml", "[agent]\ndescription = \"\"\ntools = []\n[sandbox]\ncpu = 1\n[cloud]\n"),
+        ("agents/w/AGENTS.md", "x"),
+        ("agents/w/subagents/a/deepagents.toml", "[agent]\nname = \"a\"\n[auth]\n"),
+        ("agents/w/subagents/a/AGENTS.md", "x"),
+        ("agents/w/subagents/b/deepagents.toml", "[agent]\nname = \"b\"\ndescription = \"Is without instructions.\"\n"),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "\
+agents/w/deepagents.toml:1:2: error: agent.name: must be given
+agents/w/deepagents.toml:2:1: error: description: must not be blank; leave it out for the default
+agents/w/deepagents.toml:3:1: error: agent.tools: unknown key; allowed are: name, description, model
+agents/w/deepagents.toml:5:1: error: sandbox.cpu: unknown key; allowed are: provider, template, image, scope
+agents/w/deepagents.toml:6:2: error: cloud: unknown section; allowed are: agent, sandbox, auth, memories, frontend
+agents/w/subagents/a/deepagents.toml: error: description: must be given: the delegating model chooses by it
+agents/w/subagents/a/deepagents.toml:3:2: error: auth: a subagent has a section `[agent]` and no other
+agents/w/subagents/b: error: has deepagents.toml, but no AGENTS.md with the instructions"
+    );
+}
+
+const TOOLS: &str = r#"{"tools": [
+    {"name": "lookup", "mcp_server_url": "https://example.com/mcp", "mcp_server_name": "s", "display_name": "Look up"}],
+    "interrupt_config": {"https://example.com/mcp::lookup::s": true, "https://example.com/mcp::other": false}}"#;
+
+#[test]
+fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
+    let place = Place::with(&[
+        ("adjutant.toml", LOOKUP),
+        (
+            "agents/w/agent.json",
+            r#"{"name": "my-agent", "description": "Helps.", "model": "scripted:x", "backend": {"type": "state"},
+                "agent_id": "0", "extras": {"team": "x"}}"#,
+        ),
+        ("agents/w/AGENTS.md", "You help."),
+        ("agents/w/tools.json", TOOLS),
+        ("agents/w/subagents/scout/agent.json", r#"{"description": "Finds sources.", "model_id": "scripted:y"}"#),
+        ("agents/w/subagents/scout/AGENTS.md", "You find."),
+        ("agents/w/subagents/scout/tools.json", r#"{"tools": []}"#),
+    ]);
+    let loaded = place.load();
+    assert_eq!(loaded.warnings, Problems::default());
+    let agent = &loaded.config.agents["w"];
+    assert_eq!((agent.name.as_deref(), agent.model.as_str()), (Some("my-agent"), "scripted:x"));
+    assert_eq!(agent.tools, ["lookup"]);
+    assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [(&"lookup".to_owned(), &ApprovalRule::Switch(true))]);
+    assert_eq!(subagents(agent), [("scout", "Finds sources.", "You find.")]);
+    let scout = &agent.subagents[0];
+    assert_eq!((scout.model.as_deref(), scout.tools.as_deref()), (Some("scripted:y"), Some([].as_slice())));
+}
+
+#[test]
+fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
+    let place = Place::with(&[
+        (
+            "agents/w/agent.json",
+            r#"{"name": "w", "backend": {"type": "sandbox", "sandbox_config": {"scope": "thread"}},
+                "permissions": {"identity": "personal"}}"#,
+        ),
+        ("agents/w/AGENTS.md", "You help."),
+        ("agents/w/subagents/scout/agent.json", "{}"),
+        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds many sources\n\nYou find."),
+    ]);
+    let loaded = place.load();
+    let said: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
+    assert_eq!(said, ["model", "backend", "permissions", "description"]);
+    assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
+    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds many sources");
+    let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
+    let place = Place::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
+    assert_eq!(place.load().config.agents["w"].model, "scripted:r");
+}
+
+#[test]
+fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
+    let place = Place::with(&[
+        ("agents/w/agent.json", r#"{"model": "scripted:x", "runtime": {}, "tools": [], "backend": {"type": "vm"}}"#),
+        ("agents/w/AGENTS.md", "x"),
+        (
+            "agents/w/tools.json",
+            r#"{"tools": [{"name": "nope", "mcp_server_url": "u"}, {"name": "x"}], "interrupt_config": {"x": true}}"#,
+        ),
+        ("agents/v/agent.json", "{\n  \"name\": nope}"),
+        ("agents/v/AGENTS.md", "x"),
+        ("agents/u/agent.json", "{\"name\": \"u\", \"model\": \"scripted:x\"}"),
+        ("agents/t/agent.json", "{}"),
+        ("agents/t/deepagents.toml", ""),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "\
+agents/t: error: has both deepagents.toml and agent.json, which are two layouts; keep one of them
+agents/u: error: has agent.json, but no AGENTS.md with the instructions
+agents/v/agent.json:2:12: error: is no JSON: expected ident
+agents/w/agent.json: error: tools: unknown key; allowed are: name, description, agent_id, model, runtime, backend, permissions, extras
+agents/w/agent.json: error: name: must be given
+agents/w/agent.json: error: runtime: goes without `model` only: both say which model it is
+agents/w/agent.json: error: backend.type: must be `state` or `sandbox`
+agents/w/tools.json: error: tools[1]: must have a `name` and an `mcp_server_url`
+agents/w/tools.json: error: interrupt_config.x: must be `<server url>::<tool>`
+agents/w/tools.json: error: [0]: there is no tool `nope`; declared are: none"
+    );
+}
+
+#[test]
+fn a_file_can_hold_all_subagents_by_name() {
+    let yaml = "scout:\n  description: Finds sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
+        critic:\n  description: Finds what is wrong.\n  model: scripted:y\n";
+    let place =
+        Place::with(&[("adjutant.toml", LOOKUP), ("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", yaml)]);
+    let loaded = place.load();
+    assert_eq!(loaded.warnings, Problems::default());
+    let agent = &loaded.config.agents["w"];
+    assert_eq!(subagents(agent), [("scout", "Finds sources.", "You find."), ("critic", "Finds what is wrong.", "")]);
+    assert_eq!(agent.subagents[0].tools.as_deref(), Some(["lookup".to_owned()].as_slice()));
+    let wrong = "scout: x\ncritic:\n  description: Finds what is wrong.\n  tools: [nope]\n  colour: red\n";
+    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", wrong)]);
+    assert_eq!(
+        shortened(&place.complaints()),
+        "\
+agents/w/subagents.yaml:1:1: error: scout: must be a table with `description`, `system_prompt`, `model` and `tools`
+agents/w/subagents.yaml:2:1: error: tools[0]: there is no tool `nope`; declared are: none
+agents/w/subagents.yaml:2:1: error: colour: unknown key; allowed are: name, …"
+    );
+    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", "a: [\n")]);
+    assert!(place.complaints().starts_with("agents/w/subagents.yaml:"), "{}", place.complaints());
+}
+
+#[test]
+fn subagents_of_a_project_are_those_of_its_agent() {
+    let one = "---\ndescription: Finds sources.\n---\nYou find.";
+    let place = Place::with(&[
+        ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n"),
+        (".deepagents/agents/scout/AGENTS.md", one),
+        (
+            ".deepagents/agents/critic/AGENTS.md",
+            "---\nname: reviewer\ndescription: Finds what is wrong.\nmodel: scripted:y\n---\n",
+        ),
+    ]);
+    let loaded = place.load();
+    assert_eq!(loaded.warnings, Problems::default());
+    let main = &loaded.config.agents["main"];
+    assert_eq!(subagents(main), [("reviewer", "Finds what is wrong.", ""), ("scout", "Finds sources.", "You find.")]);
+    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/.deepagents/agents/scout/AGENTS.md", one)]);
+    assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
+    let two = "[agents.a]\nmodel = \"scripted:x\"\n[agents.b]\nmodel = \"scripted:x\"\n";
+    let place = Place::with(&[("adjutant.toml", two), (".deepagents/agents/scout/AGENTS.md", one)]);
+    assert!(place.complaints().contains("belong to the only agent, or to the one called `agent`"));
+}
+
+#[test]
+fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
+    let place = Place::with(&[
+        (
+            "adjutant.toml",
+            "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the agent's own.\"\n",
+        ),
+        (".deepagents/agents/a/AGENTS.md", "---\ndescription: The first of the name.\nname: twin\n---\nFirst."),
+        (".deepagents/agents/b/AGENTS.md", "---\ndescription: The last of the name.\nname: twin\n---\nLast."),
+        (".deepagents/agents/blank/AGENTS.md", "---\nname: \"\"\ndescription: Has a blank name.\n---\n"),
+        (".deepagents/agents/broken/AGENTS.md", "---\nname: [\n---\n"),
+        (".deepagents/agents/loose.md", "---\ndescription: Lies about.\n---\n"),
+        (".deepagents/agents/mute/AGENTS.md", "Speak."),
+        (".deepagents/agents/odd/AGENTS.md", "---\ndescription: Has an odd key.\ncolour: red\n---\n"),
+        (".deepagents/agents/own/AGENTS.md", "---\ndescription: Is of the project.\n---\n"),
+        (".deepagents/agents/wrong/agents.md.txt", ""),
+    ]);
+    let loaded = place.load();
+    assert_eq!(
+        subagents(&loaded.config.agents["main"]),
+        [("own", "Is the agent's own.", ""), ("twin", "The last of the name.", "Last.")]
+    );
+    let said = loaded.warnings.to_string();
+    assert_eq!(said.lines().map(|line| line.chars().take(104).collect()).collect::<Vec<String>>().len(), 8, "{said}");
+    for part in [
+        "agents/b: warning: precedes another subagent of the same name",
+        "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",
+        "agents/broken/AGENTS.md: warning: is passed over: the settings at the top cannot be read as YAML",
+        "agents/loose.md: warning: is passed over: a subagent is a folder",
+        "agents/mute/AGENTS.md: warning: is passed over: `description` must be",
+        "agents/odd/AGENTS.md: warning: is passed over: colour: unknown key",
+        "agents/own: warning: is passed over: the agent declares a subagent of this name",
+        "agents/wrong: warning: is passed over: it has no AGENTS.md",
+    ] {
+        assert!(said.contains(part), "{part} is missing in\n{said}");
+    }
+}
+
+#[test]
+fn names_that_differ_by_capital_letters_only_are_refused() {
+    let place = Place::with(&[
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/subagents/Scout.md", "---\ndescription: Finds sources.\n---\n"),
+        ("agents/w/subagents/scout.md", "---\ndescription: Finds other sources.\n---\n"),
+    ]);
+    assert!(place.complaints().contains("the subagents `Scout` and `scout` have one name but for capital letters"));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
+    use std::os::unix::fs::symlink;
+
+    let place = Place::with(&[
+        ("secret/AGENTS.md", AGENT),
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/shared/AGENTS.md", AGENT),
+        ("agents/shared/subagents/scout.md", "---\ndescription: Finds sources.\n---\n"),
+        ("agents/x/agent.toml", "model = \"scripted:x\"\n"),
+    ]);
+    let at = |path: &str| place.0.path().join(path);
+    symlink(at("agents/shared/subagents"), at("agents/w/subagents")).unwrap();
+    assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
+
+    symlink(at("secret"), at("agents/stolen")).unwrap();
+    symlink(at("secret/AGENTS.md"), at("agents/x/AGENTS.md")).unwrap();
+    symlink(at("nowhere"), at("agents/dangling")).unwrap();
+    let said = place.complaints();
+    for part in [
+        "agents/dangling: error: is a link that leads nowhere",
+        "agents/stolen: error: leads out of the folder of the agents",
+        "agents/x/AGENTS.md: error: leads out of the folder of the agents",
+    ] {
+        assert!(said.contains(part), "{part} is missing in\n{said}");
+    }
+}
+
+#[test]
+fn what_else_lies_in_a_folder_is_named() {
+    let place = Place::with(&[
+        ("agents/README.txt", ""),
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/mcp.json", "{}"),
+        ("agents/w/notes.txt", ""),
+        ("agents/w/skills/x/SKILL.md", ""),
+        ("agents/w/tools.json", "{}"),
+        ("agents/x/.keep", ""),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "\
+agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
+agents/w/mcp.json: warning: is not read: what its servers offer is declared under `[tools]`
+agents/w/notes.txt: warning: is not read
+agents/w/skills: warning: is not read: there are no skills here
+agents/w/tools.json: warning: is not read: it goes with an agent.json
+agents/x: error: has neither an AGENTS.md nor an agent.toml"
+    );
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused() {
+    let long = format!("{AGENT}{}", "x".repeat(1024 * 1024));
+    let place = Place::with(&[("agents/w/AGENTS.md", long.as_str())]);
+    assert_eq!(place.complaints(), "agents/w/AGENTS.md: error: has more than 1048576 bytes");
+}
