@@ -155,7 +155,9 @@ impl CommandDesk<'_> {
         let segments = one.get("namespace").and_then(Value::as_array).into_iter().flatten();
         let place = segments.filter_map(Value::as_str).collect::<Vec<_>>().join("|");
         let answer = one.get("response").cloned().unwrap_or_default();
-        Ok(Reply { interrupt: interrupt.to_owned(), namespace: self.checks_places.then_some(place), answer })
+        // A page that was loaded anew may know a question by its id alone.
+        let namespace = Some(place).filter(|place| self.checks_places && !place.is_empty());
+        Ok(Reply { interrupt: interrupt.to_owned(), namespace, answer })
     }
 
     /// The newest run of the thread and the runs of its subagents.

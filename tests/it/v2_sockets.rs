@@ -173,7 +173,7 @@ on_both_engines! {
         assert_eq!(line.events.last().unwrap()["params"]["data"]["event"], "completed");
     }
 
-    async fn an_answer_has_to_name_the_place_of_the_question(server: TestServer) {
+    async fn an_answer_that_names_another_place_than_that_of_the_question_is_refused(server: TestServer) {
         let viewer = Viewer::of_new(&server);
         let mut line = Line::opens(&server, &viewer.thread).await;
         line.commands(1, "subscription.subscribe", json!({"channels": ["lifecycle", "input"]})).await;
@@ -185,7 +185,7 @@ on_both_engines! {
             let id = &asked["params"]["data"]["interrupt_id"];
             json!({"interrupt_id": id, "namespace": namespace, "response": {"decisions": [{"type": "approve"}]}})
         };
-        assert_eq!(line.commands(3, "input.respond", reply(&json!([]))).await["error"], "no_such_interrupt");
+        assert_eq!(line.commands(3, "input.respond", reply(&json!(["tools:elsewhere"]))).await["error"], "no_such_interrupt");
         let place = &asked["params"]["namespace"];
         assert_eq!(line.commands(4, "input.respond", reply(place)).await["result"], json!({}));
         let events = line.until_ends().await;
