@@ -90,12 +90,15 @@ async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
         let (mut client, mark) = (somebody(&first), format!("m{calls}"));
         let wish = scene::wish(&mark);
         client.makes_a_thread().await.expect("nobody disturbs");
+        // Both hear of a run that waits; it has to be the first one's.
+        second.sleeps().await;
         let run = client.begins(&wish).await.expect("nobody disturbs");
         let mut reader = Client::of(&first, Chance::of(1, 1), client.thread.clone());
         let reading = tokio::spawn(async move { reader.follows(&run).await.is_ok() });
         // Once the reader reads: what it asks for while the server falls asleep may be refused.
         first.desk.waits_for(|seen| seen.called >= calls && seen.events > 0).await;
         first.sleeps().await;
+        second.wakes().await;
         first.desk.lets_go();
         let before = first.desk.seen().called;
         client.turns_to(&second);
