@@ -55,6 +55,10 @@ pub struct Surroundings {
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
     pub providers: BTreeSet<String>,
+    /// The programs that subagents can be.
+    pub runnables: BTreeSet<String>,
+    /// The registered policies.
+    pub middleware: BTreeSet<String>,
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -89,6 +93,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     }
     check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
     check.subagents(agent);
+    check.findings.extend(agent.check_registered(around));
     check.findings
 }
 
@@ -96,12 +101,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
 pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
     let top = FieldPath::default();
-    if !is_word(name, 64, "") {
-        check.error(&top, format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
-    }
-    if POLICY_TOOLS.contains(&name) {
-        check.error(&top, format!("the name `{name}` belongs to a tool of the server; choose another"));
-    }
+    check.findings.extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),
@@ -126,6 +126,14 @@ pub fn address_problem(text: &str) -> Option<String> {
         Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
         Err(error) => Some(format!("is no address: {error}")),
     }
+}
+
+/// Why no declared tool can have this name; `None` when one can.
+pub fn tool_name_problem(name: &str) -> Option<String> {
+    if !is_word(name, 64, "") {
+        return Some(format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
+    }
+    POLICY_TOOLS.contains(&name).then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
 }
 
 /// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
