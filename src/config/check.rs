@@ -60,12 +60,14 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     let mut around = config.files.settings.embedded.names.clone();
     around.tools.extend(config.tools.keys().cloned());
     around.providers.extend(config.providers.keys().cloned());
+    around.agents = config.agents.keys().cloned().collect();
     around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
                 "tools" => around.tools.insert(name.clone()),
                 "providers" => around.providers.insert(name.clone()),
+                "agents" => around.agents.insert(name.clone()),
                 _ => continue,
             };
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::check::Surroundings;
+use super::elsewhere::wrong;
 use super::finding::{FieldPath, Finding, suggestion};
 use super::{AgentDefinition, SubagentDefinition};
 
@@ -41,10 +42,7 @@ impl SubagentDefinition {
             ("recursion_limit", self.recursion_limit.is_some()),
             ("until_tool", self.until_tool.is_some()),
         ];
-        let given = senseless.into_iter().filter(|(_, given)| *given);
-        findings.extend(given.map(|(name, _)| {
-            Finding::error(field.then(name), "goes without `runnable` only: the program does everything itself")
-        }));
+        findings.extend(wrong(field, senseless, "goes without `runnable` only: the program does everything itself"));
         findings
     }
 }
