@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::roster::{Build, Roster};
 use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::mcp::{McpReference, by_model_name};
 use crate::domain::definition::{
     AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
     SubagentDefinition, TaskDialect, UntilTool, Workspace,
@@ -33,6 +34,7 @@ use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::tool::files::StateFiles;
+use crate::tool::mcp::McpServers;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
 mod program;
@@ -106,6 +108,8 @@ pub struct Workshop {
     pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
     /// The registered policies, by name.
     pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
+    /// The MCP servers.
+    pub servers: McpServers,
 }
 
 /// What one agent is to be, whether main agent or subagent.
@@ -146,6 +150,7 @@ impl Workshop {
             tools: Arc::default(),
             runnables: Arc::default(),
             policies: Arc::default(),
+            servers: McpServers::default(),
         }
     }
 
@@ -276,7 +281,8 @@ impl Workshop {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
         }
         if let Some(until) = &draft.until {
-            stack.push(Arc::new(until::UntilTool::new(until.names())));
+            let named = |name: &String| McpReference::read(name).map_or_else(|| name.clone(), McpReference::model_name);
+            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(named).collect())));
         }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
@@ -291,9 +297,10 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
-        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
+        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
+            .with_sources(self.servers.sources(draft.tools.iter()));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
+            stack.push(Arc::new(Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone())));
         }
         stack.push(Arc::new(Counted));
         let checks: HashMap<_, _> =

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::domain::definition::mcp::McpServerDefinition;
 use crate::domain::definition::{
     AgentDefinition, FieldPath, Finding, Severity, ToolDefinition, deprecated, is_echo, read,
 };
@@ -23,6 +24,7 @@ mod document;
 mod embedded;
 mod folder;
 mod markdown;
+mod mcp;
 mod problem;
 mod sections;
 mod store;
@@ -33,6 +35,7 @@ mod webhooks;
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
 pub use embedded::Embedded;
+pub use mcp::inherited;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -84,6 +87,8 @@ pub struct Config {
     pub providers: Named<ProviderSection>,
     /// The declared tools, by name.
     pub tools: Named<ToolDefinition>,
+    /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
+    pub mcp_servers: Named<McpServerDefinition>,
     /// The agents, by `graph_id`.
     pub agents: Named<AgentDefinition>,
     /// The folder with a folder for each agent; beside the configuration file when not absolute.
@@ -150,8 +155,9 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
+    let unset = mcp::fill_in(&mut config.mcp_servers);
     let nonsense = check::check(&config, &reading.findings);
-    for finding in nonsense {
+    for finding in unset.into_iter().chain(nonsense) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
             sheet.add(Finding { field, ..finding });

@@ -27,6 +27,7 @@ mod idempotency;
 mod interrupts;
 mod layers;
 mod limits;
+mod mcp;
 mod memory;
 mod metrics;
 mod models;

@@ -22,6 +22,7 @@ mod elsewhere;
 mod finding;
 mod headers;
 mod judge;
+pub mod mcp;
 mod program;
 mod read;
 mod record;
