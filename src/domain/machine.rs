@@ -22,6 +22,7 @@ use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
 mod clash;
+mod elsewhere;
 mod outside;
 mod plan;
 
@@ -142,7 +143,7 @@ impl Machine {
     pub fn next(&self, plan: &Plan) -> Step {
         let step = match &self.position.phase {
             Phase::Start => Step::Fail(Failure::new("EmptyInputError", "there is nothing to run: no input was given")),
-            Phase::Hooks { .. } if self.has_open_question() => Step::Park,
+            Phase::Hooks { .. } | Phase::Model if self.has_open_question() => Step::Park,
             Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
@@ -226,6 +227,7 @@ impl Machine {
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
         self.position.shown = None;
+        self.forget_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);
