@@ -1,16 +1,16 @@
 //! From definitions to agents. *The* list that fixes the order of the policies stands here.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
 use super::Agent;
-use super::roster::{Build, Roster};
+use super::roster::{Build, Referred, Roster};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
-    SubagentDefinition, TaskDialect, UntilTool, Workspace,
+    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, Location, OnPendingInterrupt, Provenance,
+    StoreRule, SubagentDefinition, TaskDialect, UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
@@ -32,6 +32,7 @@ use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
+use crate::peer::{Delegate, Peers};
 use crate::tool::files::StateFiles;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
@@ -66,6 +67,21 @@ pub struct Known {
     pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
+    /// The same agent as it is where it may not delegate; built when first needed.
+    alone: Arc<LazyLock<Arc<Agent>, Box<dyn FnOnce() -> Arc<Agent> + Send>>>,
+}
+
+impl Known {
+    /// The same by the name under which its definition is stored.
+    #[must_use]
+    pub fn stored_as(&self, digest: &Digest) -> Self {
+        Self { digest: digest.clone(), ..self.clone() }
+    }
+
+    /// The agent as it is where it may not delegate.
+    pub fn alone(&self) -> Arc<Agent> {
+        Arc::clone(&self.alone)
+    }
 }
 
 impl Agents {
@@ -100,6 +116,16 @@ pub struct Workshop {
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
+    /// Other servers, where agents may work that are subagents here.
+    pub peers: Peers,
+}
+
+/// A definition, and who is behind it.
+#[derive(Clone)]
+struct Source {
+    definition: Arc<AgentDefinition>,
+    /// Whether it is the owner of the server, who may name any address.
+    is_owners: bool,
 }
 
 /// What one agent is to be, whether main agent or subagent.
@@ -136,24 +162,36 @@ impl Workshop {
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
-    pub fn known(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Arc<Known>, ModelError> {
+    pub fn known(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        provenance: &Provenance,
+    ) -> Result<Arc<Known>, ModelError> {
+        let source = Source { definition: Arc::new(definition.clone()), is_owners: provenance.file().is_some() };
+        let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
+        let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
+        let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
         Ok(Arc::new(Known {
             graph_id: graph_id.to_owned(),
             digest: definition.digest(),
             assistant: AssistantId::of_graph(graph_id),
             on_pending_interrupt: definition.on_pending_interrupt,
             context_scoping: definition.context_scoping,
-            agent: Arc::new(self.main_agent(graph_id, definition)?),
+            agent,
+            alone: Arc::new(LazyLock::new(Box::new(alone))),
         }))
     }
 
-    fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
+    fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
+        let definition = &*source.definition;
         let subagents = subagents(definition);
-        for subagent in &subagents {
+        for subagent in subagents.iter().filter(|subagent| subagent.location() == Location::Inside) {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
-        let delegations = (depth > 0 && !subagents.is_empty()).then(|| self.delegating(definition, subagents, depth));
+        let delegates = delegates && depth > 0 && !subagents.is_empty();
+        let delegations = delegates.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
             name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
             model: definition.model.clone(),
@@ -177,18 +215,61 @@ impl Workshop {
         Ok(self.build(draft, model))
     }
 
-    fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let policy = Arc::new(Subagents::new(&menu(parent, &subagents)));
-        let builders = subagents.into_iter().map(|subagent| {
-            let (workshop, parent, policy) = (self.clone(), parent.clone(), Arc::clone(&policy));
+    fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
+        let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
+        let referred = |subagent: &SubagentDefinition| match subagent.location() {
+            Location::Local(graph_id) => Some(Referred {
+                graph_id: graph_id.to_owned(),
+                limits: subagent.limits.clone(),
+                step_limit: subagent.recursion_limit,
+            }),
+            Location::Inside | Location::Remote { .. } => None,
+        };
+        let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
+        let agents: BTreeMap<String, Referred> = agents.collect();
+        let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
+        let builders = described.map(|subagent| {
+            let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster| {
+                if let Location::Remote { graph_id, url } = subagent.location() {
+                    return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
+                }
                 let delegations = roster.map(|roster| Delegating { roster, policy: Arc::clone(&policy) });
-                workshop.subagent(&parent, &subagent, delegations)
+                workshop.subagent(&source.definition, &subagent, delegations)
             });
             (name, build)
         });
-        Delegating { roster: Roster::new(depth, builders), policy }
+        let builders: Vec<(String, Build)> = builders.collect();
+        Delegating { roster: Roster::new(depth, builders, agents), policy }
+    }
+
+    /// A subagent that works on another server: an agent whose model is the agent there, and that has nothing else.
+    fn elsewhere(&self, subagent: &SubagentDefinition, (graph_id, url): (&str, &str), is_owners: bool) -> Agent {
+        let peer = self.peers.peer(url, &subagent.headers.0, is_owners);
+        let model: Arc<dyn Model> = match peer {
+            Ok(peer) => Arc::new(Delegate::new(self.peers.clone(), peer, graph_id, subagent.recursion_limit)),
+            Err(invalid) => {
+                let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
+                Unusable::because(ModelError::Misconfigured { message })
+            }
+        };
+        let stack: Vec<Arc<dyn Middleware>> = vec![Arc::new(Counted)];
+        Agent {
+            name: subagent.name.clone(),
+            model,
+            settings: Map::new(),
+            system_prompt: String::new(),
+            plan: plan(&stack, STEP_LIMIT, Rules::default()),
+            stack,
+            toolbox: Toolbox::default(),
+            checks: HashMap::new(),
+            fields: vec![],
+            declared: DeclaredFields::default(),
+            context: None,
+            limits: subagent.limits.clone().unwrap_or_default(),
+            subagents: None,
+        }
     }
 
     fn subagent(

@@ -244,7 +244,7 @@ impl Loop<'_> {
             caller: Caller { thread: self.scope.thread, path: Arc::clone(&self.scope.path) },
             questions: machine.position.questions,
             answers: machine.position.asked.iter().filter_map(answered).collect(),
-            levels: None,
+            levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
             time: self.scope.budget.time_left(self.scope.now()),
             stop: self.scope.stop.clone(),
             leave: self.leave.clone(),

@@ -20,7 +20,7 @@ use super::answers::{PeerRun, PeerState, PeerThread};
 use super::client::{Peer, PeerError, Peers, RunOrder};
 use super::frames::Frames;
 use super::question;
-use crate::domain::run::RunStatus;
+use crate::domain::run::{LEVELS, RunStatus};
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
 
 mod speech;
@@ -31,8 +31,6 @@ use transcript::transcript;
 
 /// The note on a run by which it is found again.
 const ERRAND: &str = "adjutant_errand";
-/// The note on a run that says how many levels of delegation there may be below it.
-pub const LEVELS: &str = "adjutant_levels";
 /// The class of most errors.
 const CLASS: &str = "RemoteAgentError";
 /// The first pause before something is tried or looked at again; each further one is twice as long.
@@ -54,12 +52,13 @@ pub struct Delegate {
     peers: Peers,
     peer: Peer,
     graph_id: Arc<str>,
+    step_limit: Option<u32>,
 }
 
 impl Delegate {
-    /// The agent `graph_id` of this server.
-    pub fn new(peers: Peers, peer: Peer, graph_id: &str) -> Self {
-        Self { peers, peer, graph_id: graph_id.into() }
+    /// The agent `graph_id` of this server, which may take so many steps.
+    pub fn new(peers: Peers, peer: Peer, graph_id: &str, step_limit: Option<u32>) -> Self {
+        Self { peers, peer, graph_id: graph_id.into(), step_limit }
     }
 }
 
@@ -199,6 +198,7 @@ impl Turn {
             stream_mode: vec!["messages-tuple"],
             stream_resumable: true,
             multitask_strategy: "reject",
+            config: self.to.step_limit.map(|limit| ("recursion_limit".to_owned(), limit.into())).into_iter().collect(),
             ..RunOrder::default()
         }
     }

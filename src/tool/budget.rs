@@ -138,6 +138,11 @@ impl Budget {
         Duration::try_from_secs_f64(least).ok()
     }
 
+    /// The deepest level at which there may be an agent below this one.
+    pub fn floor(&self) -> u32 {
+        self.floor
+    }
+
     /// Counts tokens that were used.
     pub fn add_tokens(&self, input: u64, output: u64) {
         for meter in [&*self.meter, &self.tree.1] {

@@ -236,7 +236,7 @@ pub(super) fn roster(
         let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));
         (name.to_owned(), build)
     });
-    Roster::new(depth, builders)
+    Roster::new(depth, builders, BTreeMap::new())
 }
 
 /// The policies of an agent that counts its hooks and asks before it pays.
