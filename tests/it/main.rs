@@ -30,6 +30,7 @@ mod limits;
 mod memory;
 mod metrics;
 mod models;
+mod peer_crashes;
 mod peers;
 mod readme;
 mod records;

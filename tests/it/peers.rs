@@ -8,14 +8,14 @@ use crate::support::door::{Door, Way};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 /// A server whose agents are subagents of one that is under test.
-struct Peer {
-    server: TestServer,
+pub(crate) struct Peer {
+    pub(crate) server: TestServer,
     door: Door,
 }
 
 impl Peer {
     /// A second server, and on the first one the agent `caller` with subagents that are agents of the second.
-    async fn of(server: &TestServer) -> Self {
+    pub(crate) async fn of(server: &TestServer) -> Self {
         let peer = TestServer::start(server.engine).await.expect("there was one of this kind");
         let door = Door::before(peer.client()).await;
         server.is_configured_with(&agents(&door.base)).await;
@@ -36,7 +36,7 @@ impl Peer {
     }
 
     /// Nothing may be left at work there, either.
-    async fn finish(self) {
+    pub(crate) async fn finish(self) {
         self.server.finish().await;
     }
 }
@@ -65,7 +65,7 @@ fn agents(base: &str) -> String {
 }
 
 /// A delegation to the agent on the other server.
-fn far(id: &str, work: impl fmt::Display) -> Value {
+pub(crate) fn far(id: &str, work: impl fmt::Display) -> Value {
     task(id, "far", work)
 }
 
