@@ -27,13 +27,16 @@ pub(super) struct Desk {
     pub(super) fence: i64,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
+    /// Held from numbering to storing, where commits of one run can overtake each other: who reads in another process
+    /// takes everything below the highest number that it finds to be there.
+    pub(super) turn: tokio::sync::Mutex<()>,
     /// Where the subagents at work are noted.
     pub(super) children: Arc<Children>,
 }
 
 impl Desk {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), None, now).await
+        db::runs::check_fence(tx, self.holder(), db::runs::Trace::at(now)).await
     }
 
     pub(super) fn holder(&self) -> db::runs::Holder {

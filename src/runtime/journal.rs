@@ -11,7 +11,7 @@ use super::desk::{Desk, fault};
 use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Engine};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
@@ -245,6 +245,11 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
 #[async_trait]
 impl Journal for LaneJournal {
     async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
+        // The embedded database stores in the order in which it is asked.
+        let _turn = match self.desk.db.engine() {
+            Engine::Postgres => Some(self.desk.turn.lock().await),
+            Engine::Sqlite => None,
+        };
         let mut batch = self.lay_out(machine, notes);
         let (first, count) = (batch.first, batch.count);
         let events = std::mem::take(&mut batch.events);

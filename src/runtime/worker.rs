@@ -247,6 +247,7 @@ impl Worker {
             worker: self.id,
             fence,
             has_company: self.has_company.load(Ordering::Acquire),
+            turn: tokio::sync::Mutex::default(),
             children: Arc::clone(&self.children),
         }
     }
