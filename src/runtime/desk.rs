@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Webhooks;
 use super::children::Children;
+use super::turns::Turns;
 use crate::agent::Stop;
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, WorkerId};
@@ -27,9 +28,8 @@ pub(super) struct Desk {
     pub(super) fence: i64,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
-    /// Held from numbering to storing, where commits of one run can overtake each other: who reads in another process
-    /// takes everything below the highest number that it finds to be there.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    /// In which order commits are stored.
+    pub(super) turns: Turns,
     /// Where the subagents at work are noted.
     pub(super) children: Arc<Children>,
 }

@@ -11,7 +11,7 @@ use super::desk::{Desk, fault};
 use super::{Report, admission};
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, DbResult, Engine};
+use crate::db::{self, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
@@ -104,6 +104,7 @@ impl LaneJournal {
             report: None,
             used: self.used(at),
             events: vec![],
+            turn: self.desk.turns.take(),
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
@@ -217,10 +218,11 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
+        let ends = lane == Lane::Main && batch.ended.is_some();
         let write = self.desk.db.write(move |tx| {
             Box::pin(async move {
-                let held = write_batch(tx, &desk, run, lane, &batch).await?;
-                if held && desk.has_company && lane == Lane::Main && batch.ended.is_some() {
+                let held = write_batch(tx, &desk, run, lane, batch).await?;
+                if held && desk.has_company && ends {
                     db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
                 }
                 Ok(held)
@@ -245,11 +247,6 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
 #[async_trait]
 impl Journal for LaneJournal {
     async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
-        // The embedded database stores in the order in which it is asked.
-        let _turn = match self.desk.db.engine() {
-            Engine::Postgres => Some(self.desk.turn.lock().await),
-            Engine::Sqlite => None,
-        };
         let mut batch = self.lay_out(machine, notes);
         let (first, count) = (batch.first, batch.count);
         let events = std::mem::take(&mut batch.events);

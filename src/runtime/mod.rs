@@ -38,6 +38,7 @@ mod resume;
 mod store;
 mod sweeper;
 mod threads;
+mod turns;
 mod webhooks;
 mod worker;
 mod writing;

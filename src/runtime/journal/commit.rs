@@ -19,6 +19,7 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission;
 use crate::runtime::desk::Desk;
+use crate::runtime::turns::Turn;
 
 /// A transaction's worth of writing.
 pub(super) struct Batch {
@@ -36,6 +37,8 @@ pub(super) struct Batch {
     /// What the run has used by now, if that is to be stored.
     pub(super) used: Option<Usage>,
     pub(super) events: Vec<Arc<Event>>,
+    /// When it may be stored.
+    pub(super) turn: Turn,
 }
 
 /// A step with its number and segment.
@@ -47,7 +50,9 @@ pub(super) struct Laid {
 }
 
 /// Writes a batch, if we still hold the lease on the run; false if not.
-pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
+pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: Batch) -> DbResult<bool> {
+    let mut turn = batch.turn;
+    turn.comes().await;
     let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
@@ -58,6 +63,8 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
         }
         Some(_) | None => db::runs::check_fence(tx, desk.holder(), trace).await?,
     };
+    // The row is ours now until the end of the transaction.
+    drop(turn);
     if !held {
         return Ok(false);
     }
