@@ -388,7 +388,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
     Ok(match (head.position.failure, head.position.phase) {
         (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
         (None, Phase::Ended) => (ThreadStatus::Idle, None),
-        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }) => {
+        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
             (ThreadStatus::Interrupted, None)
         }
     })

@@ -11,13 +11,14 @@ use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
-use super::{
-    AgentDefinition, ApprovalRule, BUILT_IN, STORE_TOOLS, StoreRule, SubagentDefinition, ToolDefinition, ToolKind,
-    UnknownSubagent, Workspace,
-};
+use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, StoreRule, SubagentDefinition, UnknownSubagent, Workspace};
+
+mod tool;
+
+pub use tool::{check_tool, tool_name_problem};
 
 /// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 15] = [
+pub const POLICY_TOOLS: [&str; 20] = [
     "task",
     "get_task_instructions",
     "write_todos",
@@ -33,7 +34,19 @@ pub const POLICY_TOOLS: [&str; 15] = [
     "store_search",
     "store_put",
     "store_delete",
+    "start_async_task",
+    "check_async_task",
+    "update_async_task",
+    "cancel_async_task",
+    "list_async_tasks",
 ];
+
+/// Those of them that work on files.
+const FILE_TOOLS: [&str; 8] = ["ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep", "execute"];
+
+/// Those of them that an agent with background subagents has.
+pub const BACKGROUND_TOOLS: [&str; 5] =
+    ["start_async_task", "check_async_task", "update_async_task", "cancel_async_task", "list_async_tasks"];
 
 /// The fields that every state has, or policies keep.
 const STANDARD_FIELDS: [&str; 8] =
@@ -41,9 +54,6 @@ const STANDARD_FIELDS: [&str; 8] =
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
-
-/// The longest time-out of a tool, in seconds.
-const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Descriptions of subagents shorter than this say too little to choose by.
 const SHORT_DESCRIPTION: usize = 12;
@@ -55,6 +65,12 @@ pub struct Surroundings {
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
     pub providers: BTreeSet<String>,
+    /// The programs that subagents can be.
+    pub runnables: BTreeSet<String>,
+    /// The registered policies.
+    pub middleware: BTreeSet<String>,
+    /// The agents of this server, besides the one that is looked at.
+    pub agents: BTreeSet<String>,
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -89,26 +105,8 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     }
     check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
     check.subagents(agent);
-    check.findings
-}
-
-/// Checks the definition of a tool. The fields of the findings are relative to it.
-pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
-    let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
-    let top = FieldPath::default();
-    if !is_word(name, 64, "") {
-        check.error(&top, format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
-    }
-    if POLICY_TOOLS.contains(&name) {
-        check.error(&top, format!("the name `{name}` belongs to a tool of the server; choose another"));
-    }
-    match tool.kind {
-        ToolKind::Http => check.remote_tool(tool),
-        ToolKind::Builtin => check.built_in_tool(tool),
-    }
-    if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
-        check.error(&top.then("timeout_s"), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
-    }
+    check.locations(graph_id, agent);
+    check.findings.extend(agent.check_registered(around));
     check.findings
 }
 
@@ -137,12 +135,15 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 /// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
 fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     let mut tools = own_tools(&agent.tools, agent.todos, agent.files, &agent.store);
-    let inheriting = agent.subagents.iter().filter(|subagent| subagent.interrupt_on.is_none());
+    let inheriting = agent.subagents.iter().filter(|it| it.graph_id.is_none() && it.interrupt_on.is_none());
     for subagent in inheriting {
         let store = subagent.store.as_ref().unwrap_or(&agent.store);
         tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files, store));
     }
     tools.insert("task");
+    if agent.background().next().is_some() {
+        tools.extend(BACKGROUND_TOOLS);
+    }
     tools
 }
 
@@ -153,8 +154,7 @@ fn own_tools<'a>(declared: &'a [String], todos: bool, files: Workspace, store: &
         tools.insert("write_todos");
     }
     if files != Workspace::None {
-        let others = |name: &str| matches!(name, "task" | "get_task_instructions" | "write_todos");
-        tools.extend(POLICY_TOOLS.iter().filter(|name| !others(name) && !STORE_TOOLS.contains(name)));
+        tools.extend(FILE_TOOLS);
     }
     tools
 }
@@ -322,6 +322,17 @@ impl Check<'_> {
         }
     }
 
+    /// Where subagents are defined, when not here.
+    fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
+        let mut agents = self.around.agents.clone();
+        agents.insert(graph_id.to_owned());
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            self.findings.extend(subagent.check_location(&field, &agents));
+        }
+        self.findings.extend(agent.check_background_names());
+    }
+
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
@@ -382,54 +393,6 @@ impl Check<'_> {
                 place.0.push(segment);
             }
             self.error(&place, format!("is not valid in a JSON Schema: {error}"));
-        }
-    }
-
-    fn remote_tool(&mut self, tool: &ToolDefinition) {
-        let top = FieldPath::default();
-        self.required(&top.then("description"), &tool.description, "the model chooses by it");
-        if tool.url.is_empty() {
-            self.error(&top.then("url"), "must be given: the address that is called");
-        } else if let Some(problem) = address_problem(&tool.url) {
-            self.error(&top.then("url"), problem);
-        }
-        if tool.builtin.is_some() {
-            self.error(&top.then("builtin"), "goes with `kind = \"builtin\"` only");
-        }
-        if tool.parameters.is_null() {
-            self.error(&top.then("parameters"), "must be given: the JSON Schema of the arguments");
-        } else {
-            self.schema(&top.then("parameters"), &tool.parameters);
-        }
-        for (name, value) in &tool.headers {
-            let field = top.then("headers").then(name);
-            if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                self.error(&field, "is no name of a header");
-            }
-            if value.chars().any(char::is_control) {
-                self.error(&field, "must be one line without control characters");
-            }
-        }
-    }
-
-    fn built_in_tool(&mut self, tool: &ToolDefinition) {
-        let top = FieldPath::default();
-        match tool.builtin.as_deref() {
-            None => self.error(&top.then("builtin"), format!("must be given: one of {}", BUILT_IN.join(", "))),
-            Some(name) if !BUILT_IN.contains(&name) => {
-                let known = suggestion(name, BUILT_IN, "there are");
-                self.error(&top.then("builtin"), format!("there is no built-in tool `{name}`; {known}"));
-            }
-            Some(_) => {}
-        }
-        if !tool.url.is_empty() {
-            self.error(&top.then("url"), "goes with `kind = \"http\"` only");
-        }
-        if !tool.headers.is_empty() {
-            self.error(&top.then("headers"), "goes with `kind = \"http\"` only");
-        }
-        if !tool.parameters.is_null() {
-            self.schema(&top.then("parameters"), &tool.parameters);
         }
     }
 }

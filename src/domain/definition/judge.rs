@@ -48,6 +48,7 @@ mod tests {
         Surroundings {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
+            ..Surroundings::default()
         }
     }
 
