@@ -1,24 +1,21 @@
 //! From definitions to agents. *The* list that fixes the order of the policies stands here.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::Agent;
 use super::roster::{Build, Referred, Roster};
+use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, Location, OnPendingInterrupt, Provenance,
-    StoreRule, SubagentDefinition, TaskDialect, UntilTool, Workspace,
+    AgentDefinition, ApprovalRule, GENERAL_PURPOSE, Location, Provenance, StoreRule, SubagentDefinition, TaskDialect,
+    UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
-use crate::domain::id::AssistantId;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
-use crate::domain::run::Run;
-use crate::domain::thread::Thread;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
@@ -32,82 +29,21 @@ use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
-use crate::peer::{Delegate, Peers};
+use crate::peer::Peers;
 use crate::tool::files::StateFiles;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
+
+mod elsewhere;
+mod known;
+mod program;
+
+pub use known::{Agents, Known};
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
 
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
-
-/// The agents of this server at one moment.
-#[derive(Default)]
-pub struct Agents(BTreeMap<String, Arc<Known>>);
-
-impl FromIterator<Arc<Known>> for Agents {
-    fn from_iter<I: IntoIterator<Item = Arc<Known>>>(all: I) -> Self {
-        Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
-    }
-}
-
-/// An agent, and what the server knows about it besides.
-#[derive(Clone)]
-pub struct Known {
-    /// The key of its definition.
-    pub graph_id: String,
-    /// The content of its definition.
-    pub digest: Digest,
-    /// The assistant that it has by itself.
-    pub assistant: AssistantId,
-    /// What an ordinary message does to a question that waits.
-    pub on_pending_interrupt: OnPendingInterrupt,
-    /// Whom the entries of a run's context reach.
-    pub context_scoping: ContextScoping,
-    /// The agent.
-    pub agent: Arc<Agent>,
-    /// The same agent as it is where it may not delegate; built when first needed.
-    alone: Arc<LazyLock<Arc<Agent>, Box<dyn FnOnce() -> Arc<Agent> + Send>>>,
-}
-
-impl Known {
-    /// The same by the name under which its definition is stored.
-    #[must_use]
-    pub fn stored_as(&self, digest: &Digest) -> Self {
-        Self { digest: digest.clone(), ..self.clone() }
-    }
-
-    /// The agent as it is where it may not delegate.
-    pub fn alone(&self) -> Arc<Agent> {
-        Arc::clone(&self.alone)
-    }
-}
-
-impl Agents {
-    /// The agent of this definition.
-    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
-        self.0.get(graph_id)
-    }
-
-    /// The agent that worked on a thread last, as it is defined now.
-    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<Known>> {
-        self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
-    }
-
-    /// The agent that a run was admitted for, as it is defined now.
-    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
-        match &run.request.agent {
-            Some(agent) => self.0.get(&agent.graph_id),
-            None => self.0.values().find(|known| known.assistant == run.assistant),
-        }
-    }
-
-    /// All of them, by `graph_id`.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
-        self.0.values()
-    }
-}
 
 /// What agents are made of. Cheap to clone.
 #[derive(Clone)]
@@ -116,6 +52,10 @@ pub struct Workshop {
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
+    /// The programs that subagents can be, by name.
+    pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
+    /// The registered policies, by name.
+    pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
 }
@@ -135,6 +75,7 @@ struct Draft {
     settings: Map<String, Value>,
     system_prompt: String,
     tools: Vec<String>,
+    policies: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
     context_schema: Option<Value>,
@@ -158,6 +99,17 @@ struct Delegating {
 }
 
 impl Workshop {
+    /// Models from these providers, agents of those servers, and nothing else yet.
+    pub fn new(providers: Providers, peers: Peers) -> Self {
+        Self {
+            providers: Arc::new(providers),
+            tools: Arc::default(),
+            runnables: Arc::default(),
+            policies: Arc::default(),
+            peers,
+        }
+    }
+
     /// Assembles the agent of a definition.
     ///
     /// # Errors
@@ -172,21 +124,15 @@ impl Workshop {
         let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
         let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
         let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
-        Ok(Arc::new(Known {
-            graph_id: graph_id.to_owned(),
-            digest: definition.digest(),
-            assistant: AssistantId::of_graph(graph_id),
-            on_pending_interrupt: definition.on_pending_interrupt,
-            context_scoping: definition.context_scoping,
-            agent,
-            alone: Arc::new(LazyLock::new(Box::new(alone))),
-        }))
+        Ok(Arc::new(Known::new(graph_id, definition, agent, alone)))
     }
 
     fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
         let definition = &*source.definition;
         let subagents = subagents(definition);
-        for subagent in subagents.iter().filter(|subagent| subagent.location() == Location::Inside) {
+        let has_model =
+            |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
+        for subagent in subagents.iter().filter(has_model) {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
@@ -198,6 +144,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
+            policies: definition.middleware.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -244,46 +191,22 @@ impl Workshop {
         Delegating { roster: Roster::new(depth, builders, agents), policy }
     }
 
-    /// A subagent that works on another server: an agent whose model is the agent there, and that has nothing else.
-    fn elsewhere(&self, subagent: &SubagentDefinition, (graph_id, url): (&str, &str), is_owners: bool) -> Agent {
-        let peer = self.peers.peer(url, &subagent.headers.0, is_owners);
-        let model: Arc<dyn Model> = match peer {
-            Ok(peer) => Arc::new(Delegate::new(self.peers.clone(), peer, graph_id, subagent.recursion_limit)),
-            Err(invalid) => {
-                let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
-                Unusable::because(ModelError::Misconfigured { message })
-            }
-        };
-        let stack: Vec<Arc<dyn Middleware>> = vec![Arc::new(Counted)];
-        Agent {
-            name: subagent.name.clone(),
-            model,
-            settings: Map::new(),
-            system_prompt: String::new(),
-            plan: plan(&stack, STEP_LIMIT, Rules::default()),
-            stack,
-            toolbox: Toolbox::default(),
-            checks: HashMap::new(),
-            fields: vec![],
-            declared: DeclaredFields::default(),
-            context: None,
-            limits: subagent.limits.clone().unwrap_or_default(),
-            subagents: None,
-        }
-    }
-
     fn subagent(
         &self,
         parent: &AgentDefinition,
         subagent: &SubagentDefinition,
         delegations: Option<Delegating>,
     ) -> Agent {
+        if let Some(name) = &subagent.runnable {
+            return self.program(parent, subagent, name);
+        }
         let draft = Draft {
             name: subagent.name.clone(),
             model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+            policies: subagent.middleware.clone(),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
@@ -341,6 +264,7 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
+        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
         let system_prompt = std::iter::once(draft.system_prompt.as_str())
@@ -371,7 +295,16 @@ impl Workshop {
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
             subagents: draft.delegations.map(|delegations| delegations.roster),
+            runnable: None,
         }
+    }
+}
+
+/// Adds a registered policy: in the place of the one that has its name, else innermost.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+    match stack.iter_mut().find(|policy| policy.name() == own.name()) {
+        Some(place) => *place = Arc::clone(own),
+        None => stack.push(Arc::clone(own)),
     }
 }
 
@@ -389,6 +322,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
         after_agent: backwards(Moment::AfterAgent),
         step_limit,
         rules,
+        is_work: false,
     }
 }
 

@@ -17,6 +17,7 @@ use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::registry::Registry;
+use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
 use crate::agent::assemble::Known;
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
@@ -248,6 +249,7 @@ impl Worker {
             fence,
             has_company: self.has_company.load(Ordering::Acquire),
             registry: Arc::clone(&self.registry),
+            turns: Turns::default(),
             children: Arc::clone(&self.children),
         }
     }

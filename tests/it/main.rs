@@ -21,6 +21,7 @@ mod definitions;
 mod delegated_interrupts;
 mod delegates;
 mod dialects;
+mod embedding;
 mod fields;
 mod files;
 mod idempotency;

@@ -90,7 +90,8 @@ async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
     assert_eq!(counts, [1, 2], "{mark}: runs on the threads there");
     for (tool, field) in [("lookup", "query"), ("send_email", "to")] {
         let calls = peer.server.tools.calls_of(tool);
-        let mut keys: Vec<&Value> = calls.iter().filter(|call| call["args"][field] == mark).map(|call| &call["key"]).collect();
+        let mut keys: Vec<&Value> =
+            calls.iter().filter(|call| call["args"][field] == mark).map(|call| &call["key"]).collect();
         keys.dedup();
         assert_eq!(keys.len(), 1, "{mark}: calls of {tool}");
     }

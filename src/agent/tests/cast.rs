@@ -222,6 +222,7 @@ pub(super) fn agent_of(
         fields: vec![],
         context: None,
         subagents: roster,
+        runnable: None,
     }
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod door;
 pub(crate) mod ear;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
+pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod script;
 pub(crate) mod server;
