@@ -269,7 +269,7 @@ impl Loop<'_> {
             None => Err(Halt::Stopped),
             Some(Ok(Heard::Answer { mut message, heard })) => {
                 message.id.get_or_insert_with(|| head.message.clone());
-                Ok(ModelAnswer { message, heard, extra: Update::none() })
+                Ok(ModelAnswer { message: *message, heard, extra: Update::none() })
             }
             Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
             Some(Err(error)) => {
@@ -308,7 +308,7 @@ impl Loop<'_> {
                 ModelEvent::Done(mut message) => {
                     CallIds::tell_apart(&mut message);
                     speech.say(end_of(&message));
-                    return Ok(Heard::Answer { message: *message, heard });
+                    return Ok(Heard::Answer { message, heard });
                 }
             };
             speech.say(chunk);
@@ -320,7 +320,7 @@ impl Loop<'_> {
 /// What a model came to.
 enum Heard {
     /// An answer, and what an agent that stands in wrote before it.
-    Answer { message: Message, heard: Update },
+    Answer { message: Box<Message>, heard: Update },
     /// Questions of an agent that stands in.
     Questions(Vec<Question>),
 }

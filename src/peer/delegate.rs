@@ -255,13 +255,10 @@ impl Turn {
         let thread = self.patiently(|| self.to.peer.thread(self.thread)).await?;
         let told = thread.and_then(|thread: PeerThread| thread.error);
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let told = told.and_then(|error| match &error {
-            Value::String(text) => Some(text.clone()),
-            error => {
-                let parts = [error.get("error").and_then(text), error.get("message").and_then(text)];
-                let parts: Vec<String> = parts.into_iter().flatten().collect();
-                (!parts.is_empty()).then(|| parts.join(": "))
-            }
+        let told = told.and_then(|error| {
+            let parts = [text(&error), error.get("error").and_then(text), error.get("message").and_then(text)];
+            let parts: Vec<String> = parts.into_iter().flatten().collect();
+            (!parts.is_empty()).then(|| parts.join(": "))
         });
         let what = if status == RunStatus::Timeout { "its run took too long there" } else { "its run failed there" };
         let shown = |told: String| told.chars().take(2_000).collect::<String>();

@@ -19,6 +19,9 @@ impl FromIterator<Arc<Known>> for Agents {
     }
 }
 
+/// Builds an agent as it is where it may not delegate.
+type BuildAlone = Box<dyn FnOnce() -> Arc<Agent> + Send>;
+
 /// An agent, and what the server knows about it besides.
 #[derive(Clone)]
 pub struct Known {
@@ -35,7 +38,7 @@ pub struct Known {
     /// The agent.
     pub agent: Arc<Agent>,
     /// The same agent as it is where it may not delegate; built when first needed.
-    alone: Arc<LazyLock<Arc<Agent>, Box<dyn FnOnce() -> Arc<Agent> + Send>>>,
+    alone: Arc<LazyLock<Arc<Agent>, BuildAlone>>,
 }
 
 impl Known {
