@@ -98,8 +98,9 @@ pub(super) async fn start(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), (&*house.webhooks, now)).await?;
-    let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
+    let others = in_flight.len();
+    let displaced = displace(tx, wish.request.multitask, in_flight, (&*house.webhooks, now)).await?;
+    let is_busy = others > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
@@ -294,7 +295,7 @@ pub(super) async fn leave_thread(
 /// Admits a child run, or says why not. A child that was admitted before is found again.
 pub(super) async fn child(
     tx: &mut Tx<'_>,
-    root: &Run,
+    (root, registry): (&Run, &Registry),
     wish: &ChildWish,
     now: Timestamp,
 ) -> DbResult<Result<Run, String>> {
@@ -307,7 +308,19 @@ pub(super) async fn child(
             wish.max_depth, wish.lineage.depth
         )));
     }
-    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), ..RunRequest::default() };
+    let agent = match &wish.graph_id {
+        None => None,
+        Some(graph_id) => match registry.agents().of_graph(graph_id) {
+            Some(known) => {
+                let (graph_id, definition) = (graph_id.clone(), Some(known.digest.clone()));
+                Some(Assigned { graph_id, version: 1, definition })
+            }
+            None => {
+                return Ok(Err(format!("The agent `{graph_id}` is not defined on this server. Do the work yourself.")));
+            }
+        },
+    };
+    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), agent, ..RunRequest::default() };
     let run = Run {
         id: wish.id,
         thread: root.thread,

@@ -99,6 +99,21 @@ pub(super) struct Sources {
     pub(super) seen: i64,
 }
 
+impl Sources {
+    /// Whether just this is in use of files already.
+    pub(super) fn are_of(&self, files: &FileAgents) -> bool {
+        let is_known = |agent: &FileAgent| {
+            self.files.get(&agent.graph_id).is_some_and(|version| {
+                version.definition == agent.definition && version.provenance.file() == Some(&agent.place)
+            })
+        };
+        self.refusals.is_empty()
+            && self.oddities == files.remarks
+            && self.files.len() == files.agents.len()
+            && files.agents.iter().all(is_known)
+    }
+}
+
 impl Registry {
     /// A registry of no agents.
     pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: Workshop, around: Surroundings) -> Self {
@@ -201,7 +216,7 @@ impl Registry {
         if let Some(known) = same {
             return Ok(Some(Arc::clone(known)));
         }
-        let known = self.workshop.known(&version.graph_id, &version.definition);
+        let known = self.workshop.known(&version.graph_id, &version.definition, &version.provenance);
         known.map(Some).map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
     }
 
@@ -230,10 +245,11 @@ impl Registry {
             return Ok(Some(known));
         }
         let Some(definition) = db::definitions::find(tx, digest).await? else { return Ok(None) };
-        match self.workshop.known(graph_id, &definition) {
+        let provenance = db::definitions::origin(tx, graph_id, digest).await?;
+        match self.workshop.known(graph_id, &definition, &provenance) {
             Ok(known) => {
                 // It may be stored in the words of an earlier release; it is asked for by its stored name.
-                let known = Arc::new(Known { digest: digest.clone(), ..Known::clone(&known) });
+                let known = Arc::new(known.stored_as(digest));
                 self.remember(Arc::clone(&known));
                 Ok(Some(known))
             }
