@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::mcp::{McpReference, by_model_name};
+use crate::domain::definition::mcp::{self, by_model_name};
 use crate::domain::definition::{
     AgentDefinition, ApprovalRule, GENERAL_PURPOSE, Location, Provenance, StoreRule, SubagentDefinition, TaskDialect,
     UntilTool, Workspace,
@@ -263,8 +263,7 @@ impl Workshop {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
         }
         if let Some(until) = &draft.until {
-            let named = |name: &String| McpReference::read(name).map_or_else(|| name.clone(), McpReference::model_name);
-            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(named).collect())));
+            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(|name| mcp::named(name)).collect())));
         }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {

@@ -151,7 +151,7 @@ impl Toolbox {
         Self { sources, ..self }
     }
 
-    fn from_sources(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
+    fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
         let there = self.sources.iter().flat_map(|source| source.tools());
         there.filter(|tool| !self.tools.contains_key(&tool.spec().name))
     }
@@ -159,13 +159,13 @@ impl Toolbox {
     /// The tool of this name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Tool>> {
         let stays = self.tools.get(name).cloned();
-        stays.or_else(|| self.from_sources().find(|tool| tool.spec().name == name))
+        stays.or_else(|| self.passing().find(|tool| tool.spec().name == name))
     }
 
     /// All that there are now as the model sees them, in their order.
     pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
         let stay = self.specs.iter().cloned();
-        stay.chain(self.from_sources().map(|tool| Arc::clone(tool.spec()))).collect()
+        stay.chain(self.passing().map(|tool| Arc::clone(tool.spec()))).collect()
     }
 
     /// Whether it has any, or may come to have some.

@@ -88,15 +88,16 @@ impl McpServerDefinition {
         match (&self.command, &self.url) {
             (None, None) => wrong(top.then("command"), "must be given, or `url`: where the server is".to_owned()),
             (Some(_), Some(_)) => {
-                wrong(top.then("url"), "goes without `command` only: it is one or the other".to_owned())
+                wrong(top.then("url"), "goes without `command` only: it is one or the other".to_owned());
             }
-            (Some(command), None) if command.trim().is_empty() => {
-                wrong(top.then("command"), "must not be blank".to_owned())
+            (Some(command), None) => {
+                if command.trim().is_empty() {
+                    wrong(top.then("command"), "must not be blank".to_owned());
+                }
+                if !self.headers.is_empty() {
+                    wrong(top.then("headers"), "goes with `url` only".to_owned());
+                }
             }
-            (Some(_), None) if !self.headers.is_empty() => {
-                wrong(top.then("headers"), "goes with `url` only".to_owned())
-            }
-            (Some(_), None) => {}
             (None, Some(url)) => {
                 address_problem(url).into_iter().for_each(|problem| wrong(top.then("url"), problem));
                 if !self.args.is_empty() {
@@ -168,9 +169,13 @@ pub fn model_name(server: &str, tool: &str) -> String {
     format!("{kept}_{mark}")
 }
 
+/// The name under which models know the tool of this name in a definition.
+pub fn named(name: &str) -> String {
+    McpReference::read(name).map_or_else(|| name.to_owned(), McpReference::model_name)
+}
+
 /// The keys of rules about tools, as models name them.
 pub fn by_model_name<T: Clone>(rules: &BTreeMap<String, T>) -> BTreeMap<String, T> {
-    let named = |name: &String| McpReference::read(name).map_or_else(|| name.clone(), McpReference::model_name);
     rules.iter().map(|(name, rule)| (named(name), rule.clone())).collect()
 }
 
