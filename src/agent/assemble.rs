@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 use super::Agent;
 use super::roster::{Build, Roster};
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::enclosed::seen;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
-    SubagentDefinition, TaskDialect, UntilTool, Workspace,
+    self, AgentDefinition, ApprovalRule, ContextScoping, Digest, Enclosed, GENERAL_PURPOSE, OnPendingInterrupt,
+    SkillSource, StoreRule, SubagentDefinition, TaskDialect, UntilTool,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
 use crate::domain::id::AssistantId;
@@ -23,8 +24,10 @@ use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
+use crate::middleware::memory::Memory;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
+use crate::middleware::skills::Skills;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
@@ -32,7 +35,7 @@ use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
-use crate::tool::files::StateFiles;
+use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
@@ -114,8 +117,12 @@ struct Draft {
     context_schema: Option<Value>,
     state: BTreeMap<String, FieldDefinition>,
     todos: bool,
-    files: Workspace,
+    files: definition::Workspace,
     store: StoreRule,
+    skills: Vec<SkillSource>,
+    skill_tools: Vec<String>,
+    memory: Vec<String>,
+    enclosed: Arc<Enclosed>,
     step_limit: u32,
     limits: Limits,
     /// The tools that end its work.
@@ -129,6 +136,37 @@ struct Draft {
 struct Delegating {
     roster: Arc<Roster>,
     policy: Arc<Subagents>,
+}
+
+impl Draft {
+    /// The files of the definition that are this agent's own.
+    fn own_files(&self) -> Arc<Enclosed> {
+        let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));
+        let paths: Vec<String> = named.collect();
+        Arc::new(self.enclosed.only(paths.iter().map(String::as_str)))
+    }
+
+    /// Where its file tools work.
+    fn workspace(&self) -> Arc<dyn Workspace> {
+        let own = self.own_files();
+        if own.is_empty() { Arc::new(StateFiles) } else { Arc::new(WithEnclosed::new(own)) }
+    }
+
+    /// The policies of what it knows: its skills and its memory.
+    fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
+        let (own, has_files) = (self.own_files(), self.files == definition::Workspace::State);
+        let mut policies: Vec<Arc<dyn Middleware>> = vec![];
+        if !self.skills.is_empty() {
+            let skills = Skills::new(&self.skills, Arc::clone(&own), &self.skill_tools);
+            let folders = self.skills.iter().map(SkillSource::seen).collect();
+            let alone: Arc<dyn Workspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
+            policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
+        }
+        if !self.memory.is_empty() {
+            policies.push(Arc::new(Memory::new(&self.memory, own, has_files)));
+        }
+        policies
+    }
 }
 
 impl Workshop {
@@ -167,6 +205,10 @@ impl Workshop {
             todos: definition.todos,
             files: definition.files,
             store: definition.store.clone(),
+            skills: definition.skills.clone(),
+            skill_tools: definition.skill_tools.clone(),
+            memory: definition.memory.clone(),
+            enclosed: Arc::clone(&definition.enclosed),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             limits: definition.limits.clone().unwrap_or_default(),
             until: None,
@@ -211,6 +253,10 @@ impl Workshop {
             todos: subagent.todos,
             files: parent.files,
             store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
+            skills: subagent.skills.clone(),
+            skill_tools: subagent.skill_tools.clone(),
+            memory: subagent.memory.clone(),
+            enclosed: Arc::clone(&parent.enclosed),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
@@ -232,10 +278,11 @@ impl Workshop {
 
     /// Puts an agent together. First in the list is outermost.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
+        let declared = draft.tools.iter().chain(&draft.skill_tools);
+        let own: Vec<Arc<dyn Tool>> = declared.filter_map(|name| self.tools.get(name)).cloned().collect();
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
-        if draft.files == Workspace::State {
-            stack.push(Arc::new(Files::new(Arc::new(StateFiles))));
+        if draft.files == definition::Workspace::State {
+            stack.push(Arc::new(Files::new(draft.workspace())));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
@@ -260,6 +307,7 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
+        stack.extend(draft.knowledge());
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
         let system_prompt = std::iter::once(draft.system_prompt.as_str())
@@ -268,7 +316,8 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
-        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
+        let toolbox =
+            Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own)).hiding(&draft.skill_tools);
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
         }
@@ -341,6 +390,8 @@ fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
         model: general.model.clone(),
         tools: general.tools.clone(),
         interrupt_on: general.interrupt_on.clone(),
+        skills: definition.skills.clone(),
+        skill_tools: definition.skill_tools.clone(),
         ..SubagentDefinition::default()
     });
     general.into_iter().chain(definition.subagents.iter().cloned()).collect()

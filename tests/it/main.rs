@@ -35,6 +35,7 @@ mod retention;
 mod runs;
 mod sdk;
 mod shared_state;
+mod skills;
 mod state;
 mod stateless;
 mod store;
