@@ -382,7 +382,7 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
 fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
     let general = &definition.general_purpose_subagent;
     let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
-    let replaced = definition.subagents.iter().any(|subagent| subagent.name == name);
+    let replaced = definition.synchronous().any(|subagent| subagent.name == name);
     let general = (general.enabled && !replaced).then(|| SubagentDefinition {
         name,
         description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
@@ -394,7 +394,7 @@ fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
         skill_tools: definition.skill_tools.clone(),
         ..SubagentDefinition::default()
     });
-    general.into_iter().chain(definition.subagents.iter().cloned()).collect()
+    general.into_iter().chain(definition.synchronous().cloned()).collect()
 }
 
 const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and work in several steps. \

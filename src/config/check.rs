@@ -59,6 +59,7 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     let mut around = Surroundings {
         tools: config.tools.keys().cloned().collect(),
         providers: config.providers.keys().cloned().collect(),
+        agents: config.agents.keys().cloned().collect(),
     };
     around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
     for finding in unread {
@@ -66,6 +67,7 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
             match section.as_str() {
                 "tools" => around.tools.insert(name.clone()),
                 "providers" => around.providers.insert(name.clone()),
+                "agents" => around.agents.insert(name.clone()),
                 _ => continue,
             };
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Loaded, Problems};
-use crate::domain::definition::{AgentDefinition, SubagentDefinition};
+use crate::domain::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
 pub fn verdict(loaded: &Result<Loaded, Problems>) -> (String, bool) {
@@ -43,7 +43,7 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
     }
     let general = &agent.general_purpose_subagent;
     let general_name = general.name.as_deref().unwrap_or("general-purpose");
-    if general.enabled && agent.subagents.iter().all(|subagent| subagent.name != general_name) {
+    if general.enabled && agent.synchronous().all(|subagent| subagent.name != general_name) {
         push(text, &format!("  subagent {general_name}: built in"));
     }
     for subagent in &agent.subagents {
@@ -52,9 +52,18 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
 }
 
 fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
+    let way = if subagent.is_background() { "in the background" } else { "as a delegate" };
+    let name = &subagent.name;
+    match subagent.location() {
+        Location::Inside => {}
+        Location::Local(graph_id) => return push(text, &format!("  subagent {name}: agent {graph_id}, {way}")),
+        Location::Remote { graph_id, url } => {
+            return push(text, &format!("  subagent {name}: agent {graph_id} at {url}, {way}"));
+        }
+    }
     let model = subagent.model.as_deref().unwrap_or("as its parent");
     let tools = subagent.tools.as_ref().map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
-    push(text, &format!("  subagent {}: model {model}, tools {tools}", subagent.name));
+    push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
 }
 
 fn push(text: &mut String, line: &str) {

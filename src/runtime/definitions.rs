@@ -9,6 +9,7 @@ use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::definition::check::{Surroundings, check_agent};
 use crate::domain::definition::{
     AgentDefinition, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark, Severity,
     VERSIONS_KEPT, judge,
@@ -241,7 +242,7 @@ impl Runs {
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
-        judge(graph_id, body, &self.0.registry.around)
+        judge(graph_id, body, &self.0.registry.around())
     }
 
     /// The agent of this name, as it is defined now.
@@ -269,7 +270,9 @@ impl Runs {
     /// When the database fails.
     pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
         let registry = &self.0.registry;
-        let misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent)).collect();
+        let mut around = registry.around();
+        around.agents.extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
+        let misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent, &around)).collect();
         if !misfits.is_empty() {
             self.refuse_files(misfits).await;
             return Ok(());
@@ -300,9 +303,9 @@ impl Runs {
     }
 
     /// Why an agent of a file cannot run on this server as it began.
-    fn misfits(&self, agent: &super::FileAgent) -> Vec<(Option<String>, Remark)> {
+    fn misfits(&self, agent: &super::FileAgent, around: &Surroundings) -> Vec<(Option<String>, Remark)> {
         let registry = &self.0.registry;
-        let found = crate::domain::definition::check::check_agent(&agent.graph_id, &agent.definition, &registry.around);
+        let found = check_agent(&agent.graph_id, &agent.definition, around);
         let made = registry.workshop.known(&agent.graph_id, &agent.definition).err();
         let unmade = made.map(|error| Finding::error(FieldPath::default(), error.to_string()));
         let mistakes = found.into_iter().filter(|finding| finding.severity == Severity::Error).chain(unmade);

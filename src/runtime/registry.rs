@@ -3,7 +3,7 @@
 //! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
 //! admitted with: it names the content, and when that is not in use any more, it is found in the database.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::Wish;
@@ -70,7 +70,7 @@ pub(super) struct Registry {
     pub(super) db: Db,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) workshop: Workshop,
-    pub(super) around: Surroundings,
+    around: Surroundings,
     current: RwLock<Current>,
     /// Agents of definitions that are not in use any more, those asked for last at the end.
     past: Mutex<VecDeque<Arc<Known>>>,
@@ -155,7 +155,7 @@ impl Registry {
     fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
-            return check_agent(graph_id, &version.definition, &self.around).into_iter().map(Remark::from).collect();
+            return self.remarks_on_client(version, sources);
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
         let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
@@ -166,6 +166,24 @@ impl Registry {
             remarks.push(Finding::warning(FieldPath::default(), message).into());
         }
         remarks
+    }
+
+    /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
+    /// makes its other abilities no worse.
+    fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
+        let DefinitionVersion { graph_id, definition, .. } = version;
+        let referred = definition.subagents.iter().filter_map(|subagent| subagent.graph_id.clone());
+        let around = Surroundings { agents: referred.collect(), ..self.around.clone() };
+        let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
+        agents.insert(graph_id.clone());
+        let gone = definition.strangers(&agents);
+        let gone = gone.into_iter().map(|finding| Finding { severity: Severity::Warning, ..finding });
+        check_agent(graph_id, definition, &around).into_iter().chain(gone).map(Remark::from).collect()
+    }
+
+    /// What a definition may refer to now.
+    pub(super) fn around(&self) -> Surroundings {
+        Surroundings { agents: self.records().keys().cloned().collect(), ..self.around.clone() }
     }
 
     /// The agent of a definition; none if its remarks forbid it.

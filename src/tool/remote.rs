@@ -84,7 +84,7 @@ impl RemoteTool {
             spec: Arc::new(spec),
             client,
             url,
-            headers: headers(&definition.headers)?,
+            headers: headers(&definition.headers.0)?,
             timeout,
             after_crash: definition.after_crash,
             on_error: definition.on_error,

@@ -11,17 +11,17 @@ use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
-use super::{
-    AgentDefinition, ApprovalRule, BUILT_IN, STORE_TOOLS, SubagentDefinition, ToolDefinition, ToolKind, UnknownSubagent,
-};
+use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
 mod skills;
+mod tool;
 mod toolset;
 
 use skills::Knowledge;
+pub use tool::check_tool;
 
 /// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 15] = [
+pub const POLICY_TOOLS: [&str; 20] = [
     "task",
     "get_task_instructions",
     "write_todos",
@@ -37,7 +37,19 @@ pub const POLICY_TOOLS: [&str; 15] = [
     "store_search",
     "store_put",
     "store_delete",
+    "start_async_task",
+    "check_async_task",
+    "update_async_task",
+    "cancel_async_task",
+    "list_async_tasks",
 ];
+
+/// Those of them that work on files.
+const FILE_TOOLS: [&str; 8] = ["ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep", "execute"];
+
+/// Those of them that an agent with background subagents has.
+pub const BACKGROUND_TOOLS: [&str; 5] =
+    ["start_async_task", "check_async_task", "update_async_task", "cancel_async_task", "list_async_tasks"];
 
 /// The fields that every state has, or policies keep.
 const STANDARD_FIELDS: [&str; 8] =
@@ -45,9 +57,6 @@ const STANDARD_FIELDS: [&str; 8] =
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
-
-/// The longest time-out of a tool, in seconds.
-const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Descriptions of subagents shorter than this say too little to choose by.
 const SHORT_DESCRIPTION: usize = 12;
@@ -59,6 +68,8 @@ pub struct Surroundings {
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
     pub providers: BTreeSet<String>,
+    /// The agents of this server, besides the one that is looked at.
+    pub agents: BTreeSet<String>,
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -94,26 +105,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     }
     check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &toolset::approvable(agent));
     check.subagents(agent);
-    check.findings
-}
-
-/// Checks the definition of a tool. The fields of the findings are relative to it.
-pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
-    let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
-    let top = FieldPath::default();
-    if !is_word(name, 64, "") {
-        check.error(&top, format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
-    }
-    if POLICY_TOOLS.contains(&name) {
-        check.error(&top, format!("the name `{name}` belongs to a tool of the server; choose another"));
-    }
-    match tool.kind {
-        ToolKind::Http => check.remote_tool(tool),
-        ToolKind::Builtin => check.built_in_tool(tool),
-    }
-    if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
-        check.error(&top.then("timeout_s"), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
-    }
+    check.locations(graph_id, agent);
     check.findings
 }
 
@@ -301,6 +293,17 @@ impl Check<'_> {
         }
     }
 
+    /// Where subagents are defined, when not here.
+    fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
+        let mut agents = self.around.agents.clone();
+        agents.insert(graph_id.to_owned());
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            self.findings.extend(subagent.check_location(&field, &agents));
+        }
+        self.findings.extend(agent.check_background_names());
+    }
+
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
@@ -358,54 +361,6 @@ impl Check<'_> {
                 place.0.push(segment);
             }
             self.error(&place, format!("is not valid in a JSON Schema: {error}"));
-        }
-    }
-
-    fn remote_tool(&mut self, tool: &ToolDefinition) {
-        let top = FieldPath::default();
-        self.required(&top.then("description"), &tool.description, "the model chooses by it");
-        if tool.url.is_empty() {
-            self.error(&top.then("url"), "must be given: the address that is called");
-        } else if let Some(problem) = address_problem(&tool.url) {
-            self.error(&top.then("url"), problem);
-        }
-        if tool.builtin.is_some() {
-            self.error(&top.then("builtin"), "goes with `kind = \"builtin\"` only");
-        }
-        if tool.parameters.is_null() {
-            self.error(&top.then("parameters"), "must be given: the JSON Schema of the arguments");
-        } else {
-            self.schema(&top.then("parameters"), &tool.parameters);
-        }
-        for (name, value) in &tool.headers {
-            let field = top.then("headers").then(name);
-            if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                self.error(&field, "is no name of a header");
-            }
-            if value.chars().any(char::is_control) {
-                self.error(&field, "must be one line without control characters");
-            }
-        }
-    }
-
-    fn built_in_tool(&mut self, tool: &ToolDefinition) {
-        let top = FieldPath::default();
-        match tool.builtin.as_deref() {
-            None => self.error(&top.then("builtin"), format!("must be given: one of {}", BUILT_IN.join(", "))),
-            Some(name) if !BUILT_IN.contains(&name) => {
-                let known = suggestion(name, BUILT_IN, "there are");
-                self.error(&top.then("builtin"), format!("there is no built-in tool `{name}`; {known}"));
-            }
-            Some(_) => {}
-        }
-        if !tool.url.is_empty() {
-            self.error(&top.then("url"), "goes with `kind = \"http\"` only");
-        }
-        if !tool.headers.is_empty() {
-            self.error(&top.then("headers"), "goes with `kind = \"http\"` only");
-        }
-        if !tool.parameters.is_null() {
-            self.schema(&top.then("parameters"), &tool.parameters);
         }
     }
 }

@@ -63,6 +63,7 @@ mod tests {
         Surroundings {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
+            ..Surroundings::default()
         }
     }
 

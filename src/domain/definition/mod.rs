@@ -19,8 +19,10 @@ use super::limits::Limits;
 pub mod check;
 pub mod deprecated;
 mod dialect;
+mod elsewhere;
 pub mod enclosed;
 mod finding;
+mod headers;
 mod judge;
 mod read;
 mod record;
@@ -28,8 +30,10 @@ mod source;
 mod store;
 
 pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
+pub use elsewhere::{Location, UpdateStrategy};
 pub use enclosed::Enclosed;
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
+pub use headers::Headers;
 pub use judge::{Judgement, judge};
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
@@ -169,6 +173,27 @@ pub struct SubagentDefinition {
     /// Provider settings; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_settings: Option<Map<String, Value>>,
+    /// The agent that it is, instead of one described here: on this server, or at `url`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph_id: Option<String>,
+    /// The address of the server that has this agent; this server when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Headers sent to that server with every request.
+    #[serde(skip_serializing_if = "Headers::is_empty")]
+    pub headers: Headers,
+    /// Whether such an agent works in the background: it does unless this is `false`.
+    #[serde(rename = "async", skip_serializing_if = "Option::is_none")]
+    pub in_background: Option<bool>,
+    /// An address that is told when a background run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<String>,
+    /// What becomes of the work under way when a background task is given a further message; it is broken off when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update_strategy: Option<UpdateStrategy>,
+    /// Whether the parent is told when a background task comes to an end. It is when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notify_parent: Option<bool>,
 }
 
 /// Whether calls of a tool have to be approved, and how.
@@ -286,7 +311,7 @@ impl AgentDefinition {
     /// The name of the subagent for everything, if there is one: the standard one, or a declared one of its name.
     pub fn general_subagent(&self) -> Option<&str> {
         let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
-        let declared = self.subagents.iter().any(|subagent| subagent.name == name);
+        let declared = self.synchronous().any(|subagent| subagent.name == name);
         (self.general_purpose_subagent.enabled || declared).then_some(name)
     }
 }
@@ -303,7 +328,7 @@ pub enum OnPendingInterrupt {
 }
 
 /// A tool, as its owner describes it.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolDefinition {
     /// Where it is.
@@ -318,7 +343,7 @@ pub struct ToolDefinition {
     /// JSON Schema of the arguments, an object schema. A built-in tool has its own.
     pub parameters: Value,
     /// Headers sent with every call. They may hold secrets and are never printed.
-    pub headers: BTreeMap<String, String>,
+    pub headers: Headers,
     /// Seconds to wait for an answer.
     pub timeout_s: f64,
     /// What to do about a call that was begun before a crash.
@@ -335,27 +360,11 @@ impl Default for ToolDefinition {
             url: String::new(),
             builtin: None,
             parameters: Value::Null,
-            headers: BTreeMap::new(),
+            headers: Headers::default(),
             timeout_s: 30.0,
             after_crash: AfterCrash::default(),
             on_error: OnError::default(),
         }
-    }
-}
-
-impl fmt::Debug for ToolDefinition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ToolDefinition")
-            .field("kind", &self.kind)
-            .field("description", &self.description)
-            .field("url", &self.url)
-            .field("builtin", &self.builtin)
-            .field("parameters", &self.parameters)
-            .field("headers", &self.headers.keys().collect::<Vec<_>>())
-            .field("timeout_s", &self.timeout_s)
-            .field("after_crash", &self.after_crash)
-            .field("on_error", &self.on_error)
-            .finish()
     }
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Object, json};
 use crate::domain::Invalid;
 use crate::domain::assistant::LONGEST_NAME;
-use crate::domain::definition::{AgentDefinition, DefinitionVersion, Judgement, Remark};
+use crate::domain::definition::{AgentDefinition, DefinitionVersion, Headers, Judgement, Remark};
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
@@ -172,8 +172,13 @@ impl From<AgentRecord> for AgentView {
     }
 }
 
+/// The definition without what may be secret in it.
 fn object(definition: &AgentDefinition) -> Object {
-    json(definition).as_object().cloned().unwrap_or_default()
+    let mut shown = definition.clone();
+    for value in shown.subagents.iter_mut().flat_map(|subagent| subagent.headers.0.values_mut()) {
+        Headers::MASK.clone_into(value);
+    }
+    json(&shown).as_object().cloned().unwrap_or_default()
 }
 
 /// A version of an agent.

@@ -19,7 +19,10 @@ fn definition(url: String) -> ToolDefinition {
         description: "Looks a fact up.".to_owned(),
         url,
         parameters: json!({"type": "object"}),
-        headers: BTreeMap::from([("authorization".to_owned(), "Bearer hush-hush".to_owned())]),
+        headers: crate::domain::definition::Headers(BTreeMap::from([(
+            "authorization".to_owned(),
+            "Bearer hush-hush".to_owned(),
+        )])),
         timeout_s: 0.3,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,
@@ -178,7 +181,7 @@ async fn a_run_that_was_told_to_stop_does_not_wait() {
 #[test]
 fn a_definition_that_cannot_work_is_refused_by_field() {
     let good = definition("http://example.org/x".to_owned());
-    let header = |name: &str| BTreeMap::from([(name.to_owned(), String::new())]);
+    let header = |name: &str| crate::domain::definition::Headers(BTreeMap::from([(name.to_owned(), String::new())]));
     let cases = [
         ("url", ToolDefinition { url: "ftp://example.org".to_owned(), ..good.clone() }),
         ("url", ToolDefinition { url: "here".to_owned(), ..good.clone() }),

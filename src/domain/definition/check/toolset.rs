@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::super::{AgentDefinition, STORE_TOOLS, StoreRule, SubagentDefinition, Workspace};
-use super::POLICY_TOOLS;
+use super::super::{AgentDefinition, StoreRule, SubagentDefinition, Workspace};
+use super::{BACKGROUND_TOOLS, FILE_TOOLS};
 
 /// The tools of the main agent.
 pub(super) fn of_agent(agent: &AgentDefinition) -> BTreeSet<&str> {
@@ -31,10 +31,13 @@ pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
 
 /// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
 pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let inheriting = agent.subagents.iter().filter(|subagent| subagent.interrupt_on.is_none());
+    let inheriting = agent.subagents.iter().filter(|it| it.graph_id.is_none() && it.interrupt_on.is_none());
     let mut tools = of_agent(agent);
     tools.extend(inheriting.flat_map(|subagent| of_subagent(subagent, agent)));
     tools.insert("task");
+    if agent.background().next().is_some() {
+        tools.extend(BACKGROUND_TOOLS);
+    }
     tools
 }
 
@@ -47,8 +50,7 @@ fn of_policies(todos: bool, files: Workspace, store: &StoreRule, skills: bool) -
         tools.insert("read_file");
     }
     if files != Workspace::None {
-        let others = |name: &str| matches!(name, "task" | "get_task_instructions" | "write_todos");
-        tools.extend(POLICY_TOOLS.iter().filter(|name| !others(name) && !STORE_TOOLS.contains(name)));
+        tools.extend(FILE_TOOLS);
     }
     tools
 }

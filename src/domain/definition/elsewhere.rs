@@ -1,0 +1,215 @@
+//! Subagents that are agents of their own, defined elsewhere: on this server, or on another one.
+//!
+//! They work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::address_problem;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition};
+
+/// What becomes of the work under way when a background task is given a further message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpdateStrategy {
+    /// It is broken off; what it did is kept.
+    #[default]
+    Interrupt,
+    /// It is finished first.
+    Enqueue,
+}
+
+/// Where a subagent is defined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Location<'a> {
+    /// In its parent's definition.
+    Inside,
+    /// It is the agent of this `graph_id` on this server.
+    Local(&'a str),
+    /// It is the agent of this `graph_id` on the server at this address.
+    Remote {
+        /// The agent.
+        graph_id: &'a str,
+        /// The server.
+        url: &'a str,
+    },
+}
+
+impl SubagentDefinition {
+    /// Where it is defined.
+    pub fn location(&self) -> Location<'_> {
+        match (&self.graph_id, &self.url) {
+            (None, _) => Location::Inside,
+            (Some(graph_id), None) => Location::Local(graph_id),
+            (Some(graph_id), Some(url)) => Location::Remote { graph_id, url },
+        }
+    }
+
+    /// Whether it works in the background.
+    pub fn is_background(&self) -> bool {
+        self.graph_id.is_some() && self.in_background != Some(false)
+    }
+
+    /// What makes no sense about where it is defined; `field` is where it stands.
+    pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Finding> {
+        let mut findings = match self.location() {
+            Location::Inside => self.only_elsewhere(field),
+            Location::Local(graph_id) => self.no_own_making(field, graph_id),
+            Location::Remote { graph_id, url } => {
+                let mut findings = self.no_own_making(field, graph_id);
+                findings.extend(address_problem(url).map(|problem| Finding::error(field.then("url"), problem)));
+                findings
+            }
+        };
+        if self.graph_id.is_some() {
+            findings.extend(self.unbuilt().map(|what| Finding::error(field.then("graph_id"), what)));
+            findings.extend(self.stranger(field, agents));
+            if !self.is_background() {
+                findings.extend(self.only_background(field));
+            }
+            if self.url.is_none() && !self.headers.is_empty() {
+                let message = "goes with `url` only: nothing is sent to an agent on this server";
+                findings.push(Finding::error(field.then("headers"), message));
+            }
+        }
+        findings.extend(self.headers.check(&field.then("headers")));
+        let webhook = self.webhook.as_deref().and_then(address_problem);
+        findings.extend(webhook.map(|problem| Finding::error(field.then("webhook"), problem)));
+        findings
+    }
+
+    /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
+    fn unbuilt(&self) -> Option<&'static str> {
+        match (self.is_background(), self.location()) {
+            (_, Location::Inside) => None,
+            (true, Location::Local(_)) => Some("background subagents are not supported yet"),
+            (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
+            (false, Location::Local(_)) => Some("synchronous delegates by `graph_id` are not supported yet"),
+            (false, Location::Remote { .. }) => Some("synchronous delegates on other servers are not supported yet"),
+        }
+    }
+
+    /// That there is no such agent on this server.
+    fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Finding> {
+        let Location::Local(graph_id) = self.location() else { return None };
+        let known = || suggestion(graph_id, agents.iter().map(String::as_str), "there are");
+        let message = || format!("there is no agent `{graph_id}` on this server; {}", known());
+        (!agents.contains(graph_id)).then(|| Finding::error(field.then("graph_id"), message()))
+    }
+
+    /// The fields that only agents defined elsewhere have.
+    fn only_elsewhere(&self, field: &FieldPath) -> Vec<Finding> {
+        let given = [
+            ("url", self.url.is_some()),
+            ("headers", !self.headers.is_empty()),
+            ("async", self.in_background.is_some()),
+            ("webhook", self.webhook.is_some()),
+            ("update_strategy", self.update_strategy.is_some()),
+            ("notify_parent", self.notify_parent.is_some()),
+        ];
+        wrong(field, given, "goes with `graph_id` only: it is about an agent defined elsewhere")
+    }
+
+    /// The fields that say how an agent is made, which the other agent's own definition says.
+    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
+        let given = [
+            ("system_prompt", !self.system_prompt.is_empty()),
+            ("model", self.model.is_some()),
+            ("tools", self.tools.is_some()),
+            ("interrupt_on", self.interrupt_on.is_some()),
+            ("response_format", self.response_format.is_some()),
+            ("todos", self.todos),
+            ("skills", !self.skills.is_empty()),
+            ("skill_tools", !self.skill_tools.is_empty()),
+            ("memory", !self.memory.is_empty()),
+            ("store", self.store.is_some()),
+            ("until_tool", self.until_tool.is_some()),
+            ("model_settings", self.model_settings.is_some()),
+        ];
+        let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
+        if graph_id.trim().is_empty() {
+            findings.push(Finding::error(field.then("graph_id"), "must not be blank: it names an agent"));
+        }
+        findings
+    }
+
+    /// The fields that only background subagents have, and those that they have not.
+    fn only_background(&self, field: &FieldPath) -> Vec<Finding> {
+        let given = [
+            ("webhook", self.webhook.is_some()),
+            ("update_strategy", self.update_strategy.is_some()),
+            ("notify_parent", self.notify_parent.is_some()),
+        ];
+        wrong(field, given, "is for subagents in the background, and `async = false` makes this one synchronous")
+    }
+}
+
+fn wrong<const N: usize>(field: &FieldPath, given: [(&str, bool); N], why: &str) -> Vec<Finding> {
+    let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
+    wrong.map(|(name, _)| Finding::error(field.then(name), why)).collect()
+}
+
+impl AgentDefinition {
+    /// The subagents whose results the agent waits for: those that its `task` tool offers.
+    pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
+        self.subagents.iter().filter(|subagent| !subagent.is_background())
+    }
+
+    /// The subagents that work in the background.
+    pub fn background(&self) -> impl Iterator<Item = &SubagentDefinition> {
+        self.subagents.iter().filter(|subagent| subagent.is_background())
+    }
+
+    /// The subagents that are agents of this server which is not among `agents`.
+    pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Finding> {
+        let list = FieldPath::of(["subagents"]);
+        let all = self.subagents.iter().enumerate();
+        all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents)).collect()
+    }
+
+    /// That a background subagent has the name of the general-purpose one, so that the model would know two of that name.
+    pub(super) fn check_background_names(&self) -> Vec<Finding> {
+        let general = &self.general_purpose_subagent;
+        let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
+        let all = self.subagents.iter().enumerate();
+        let twins = all.filter(|(_, subagent)| general.enabled && subagent.is_background() && subagent.name == taken);
+        let message = format!(
+            "`{taken}` is the name of the general-purpose subagent; choose another, or switch that one off: \
+             `general_purpose_subagent.enabled = false`"
+        );
+        let field = |at: usize| FieldPath::of(["subagents"]).then(at).then("name");
+        twins.map(|(at, _)| Finding::error(field(at), message.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: serde_json::Value) -> Vec<String> {
+        let subagent: SubagentDefinition = serde_json::from_value(text).expect("a subagent");
+        let agents = BTreeSet::from(["writer".to_owned()]);
+        let findings = subagent.check_location(&FieldPath::default(), &agents);
+        // What is not built is another matter.
+        let findings = findings.into_iter().filter(|finding| !finding.message.ends_with("not supported yet"));
+        findings.map(|finding| finding.field.to_string()).collect()
+    }
+
+    #[test]
+    fn what_is_about_agents_elsewhere_goes_with_them_only() {
+        use serde_json::json;
+        let inside = json!({"url": "http://a.b", "headers": {"x": "y"}, "async": true, "webhook": "http://a.b",
+            "update_strategy": "enqueue", "notify_parent": false});
+        assert_eq!(told(inside), ["url", "headers", "async", "webhook", "update_strategy", "notify_parent"]);
+        let made = json!({"graph_id": "writer", "model": "a:b", "tools": [], "system_prompt": "x", "todos": true});
+        assert_eq!(told(made), ["system_prompt", "model", "tools", "todos"]);
+        let delegate = json!({"graph_id": "writer", "async": false, "webhook": "http://a.b", "notify_parent": true});
+        assert_eq!(told(delegate), ["webhook", "notify_parent"]);
+        assert_eq!(told(json!({"graph_id": "writer", "headers": {"x": "y"}})), ["headers"]);
+        assert_eq!(told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})), ["url", "webhook"]);
+        assert_eq!(told(json!({"graph_id": "writre"})), ["graph_id"]);
+        assert_eq!(told(json!({"graph_id": "writer", "update_strategy": "enqueue"})), [""; 0]);
+    }
+}
