@@ -29,6 +29,7 @@ mod limits;
 mod memory;
 mod metrics;
 mod models;
+mod notes;
 mod readme;
 mod records;
 mod retention;
