@@ -3,20 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
-use super::Agent;
 use super::roster::{Build, Roster};
+use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::enclosed::seen;
 use crate::domain::definition::{
-    self, AgentDefinition, ApprovalRule, ContextScoping, Digest, Enclosed, GENERAL_PURPOSE, OnPendingInterrupt,
-    SkillSource, StoreRule, SubagentDefinition, TaskDialect, UntilTool,
+    self, AgentDefinition, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, SubagentDefinition, TaskDialect,
 };
-use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
+use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::id::AssistantId;
 use crate::domain::item::template::NamespaceTemplate;
-use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
@@ -24,10 +19,8 @@ use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
-use crate::middleware::memory::Memory;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
-use crate::middleware::skills::Skills;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::todos::Todos;
@@ -35,8 +28,12 @@ use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
-use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
+
+mod draft;
+mod program;
+
+use draft::Draft;
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
@@ -103,33 +100,10 @@ pub struct Workshop {
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
-}
-
-/// What one agent is to be, whether main agent or subagent.
-struct Draft {
-    name: String,
-    model: String,
-    settings: Map<String, Value>,
-    system_prompt: String,
-    tools: Vec<String>,
-    interrupt_on: BTreeMap<String, ApprovalRule>,
-    response_format: Option<Value>,
-    context_schema: Option<Value>,
-    state: BTreeMap<String, FieldDefinition>,
-    todos: bool,
-    files: definition::Workspace,
-    store: StoreRule,
-    skills: Vec<SkillSource>,
-    skill_tools: Vec<String>,
-    memory: Vec<String>,
-    enclosed: Arc<Enclosed>,
-    step_limit: u32,
-    limits: Limits,
-    /// The tools that end its work.
-    until: Option<UntilTool>,
-    /// Whether who delegates may write the instructions.
-    ordered_prompt: bool,
-    delegations: Option<Delegating>,
+    /// The programs that subagents can be, by name.
+    pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
+    /// The registered policies, by name.
+    pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
 }
 
 /// How an agent may delegate.
@@ -138,38 +112,17 @@ struct Delegating {
     policy: Arc<Subagents>,
 }
 
-impl Draft {
-    /// The files of the definition that are this agent's own.
-    fn own_files(&self) -> Arc<Enclosed> {
-        let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));
-        let paths: Vec<String> = named.collect();
-        Arc::new(self.enclosed.only(paths.iter().map(String::as_str)))
-    }
-
-    /// Where its file tools work.
-    fn workspace(&self) -> Arc<dyn Workspace> {
-        let own = self.own_files();
-        if own.is_empty() { Arc::new(StateFiles) } else { Arc::new(WithEnclosed::new(own)) }
-    }
-
-    /// The policies of what it knows: its skills and its memory.
-    fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
-        let (own, has_files) = (self.own_files(), self.files == definition::Workspace::State);
-        let mut policies: Vec<Arc<dyn Middleware>> = vec![];
-        if !self.skills.is_empty() {
-            let skills = Skills::new(&self.skills, Arc::clone(&own), &self.skill_tools);
-            let folders = self.skills.iter().map(SkillSource::seen).collect();
-            let alone: Arc<dyn Workspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
-            policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
-        }
-        if !self.memory.is_empty() {
-            policies.push(Arc::new(Memory::new(&self.memory, own, has_files)));
-        }
-        policies
-    }
-}
-
 impl Workshop {
+    /// Models from these providers, and nothing else yet.
+    pub fn new(providers: Providers) -> Self {
+        Self {
+            providers: Arc::new(providers),
+            tools: Arc::default(),
+            runnables: Arc::default(),
+            policies: Arc::default(),
+        }
+    }
+
     /// Assembles the agent of a definition.
     ///
     /// # Errors
@@ -187,7 +140,7 @@ impl Workshop {
 
     fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
         let subagents = subagents(definition);
-        for subagent in &subagents {
+        for subagent in subagents.iter().filter(|subagent| subagent.runnable.is_none()) {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
@@ -198,6 +151,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
+            policies: definition.middleware.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -239,12 +193,16 @@ impl Workshop {
         subagent: &SubagentDefinition,
         delegations: Option<Delegating>,
     ) -> Agent {
+        if let Some(name) = &subagent.runnable {
+            return self.program(parent, subagent, name);
+        }
         let draft = Draft {
             name: subagent.name.clone(),
             model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+            policies: subagent.middleware.clone(),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
@@ -307,6 +265,7 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
+        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
         stack.extend(draft.knowledge());
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
@@ -339,7 +298,16 @@ impl Workshop {
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
             subagents: draft.delegations.map(|delegations| delegations.roster),
+            runnable: None,
         }
+    }
+}
+
+/// Adds a registered policy: in the place of the one that has its name, else innermost.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+    match stack.iter_mut().find(|policy| policy.name() == own.name()) {
+        Some(place) => *place = Arc::clone(own),
+        None => stack.push(Arc::clone(own)),
     }
 }
 
@@ -357,6 +325,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
         after_agent: backwards(Moment::AfterAgent),
         step_limit,
         rules,
+        is_work: false,
     }
 }
 

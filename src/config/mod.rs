@@ -20,6 +20,7 @@ use crate::domain::definition::{
 mod arguments;
 mod check;
 mod document;
+mod embedded;
 mod enclosures;
 mod folder;
 mod markdown;
@@ -32,6 +33,7 @@ mod webhooks;
 
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
+pub use embedded::Embedded;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -130,6 +132,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     if source.name != DEMO_NAME {
         sheet.add_project(&mut document.value, &project, project.strip_prefix(directory).unwrap_or(&project));
     }
+    sheet.add_embedded(&mut document.value, &settings.embedded);
     sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
@@ -175,6 +178,10 @@ struct Source {
 
 impl Source {
     fn find(directory: &Path, settings: &Settings) -> Result<Self, Problems> {
+        if let Some(text) = &settings.embedded.text {
+            let path = directory.join(DEFAULT_FILE);
+            return Ok(Self { name: embedded::PROGRAM.to_owned(), path, text: text.clone() });
+        }
         let (path, named) = match &settings.config {
             Some(path) => (directory.join(path), true),
             None => (directory.join(DEFAULT_FILE), false),
@@ -184,7 +191,8 @@ impl Source {
             Ok(text) => Ok(Self { name, path, text }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => {
                 let agents = settings.agents_dir.as_deref().unwrap_or(Path::new(DEFAULT_AGENTS_DIR));
-                let (name, text) = match directory.join(agents).is_dir() || settings.agents_dir.is_some() {
+                let is_empty = settings.embedded.agents.is_empty();
+                let (name, text) = match directory.join(agents).is_dir() || settings.agents_dir.is_some() || !is_empty {
                     true => (DEFAULT_FILE, ""),
                     false => (DEMO_NAME, DEMO),
                 };
@@ -237,7 +245,7 @@ impl Sheet {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
         for (graph_id, agent) in config.agents.iter_mut() {
-            let has_folder = self.folders.contains_key(graph_id);
+            let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
             let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             findings.extend(enclosures::enclose(agent, &folder).into_iter().map(|finding| finding.under(&field)));

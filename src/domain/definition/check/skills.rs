@@ -57,6 +57,7 @@ mod tests {
         let around = Surroundings {
             tools: ["lookup".to_owned(), "publish".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
+            ..Surroundings::default()
         };
         let findings = |body| {
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
