@@ -24,6 +24,7 @@ mod embedded;
 mod enclosures;
 mod folder;
 mod markdown;
+mod peers;
 mod problem;
 mod sections;
 mod store;
@@ -34,6 +35,7 @@ mod webhooks;
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
 pub use embedded::Embedded;
+pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -79,6 +81,8 @@ pub struct Config {
     pub checkpointer: Kept,
     /// Who may be told that a run has ended.
     pub webhooks: Webhooks,
+    /// Which other servers may do the work of subagents.
+    pub peers: Peers,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.
