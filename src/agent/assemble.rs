@@ -215,10 +215,8 @@ impl Workshop {
         }
     }
 
-    /// Puts an agent together. First in the list is outermost.
-    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let declared = draft.tools.iter().chain(&draft.skill_tools);
-        let own: Vec<Arc<dyn Tool>> = declared.filter_map(|name| self.tools.get(name)).cloned().collect();
+    /// The policies of an agent but for those that have to know its tools. First in the list is outermost.
+    fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.files == definition::Workspace::State {
             stack.push(Arc::new(Files::new(draft.workspace())));
@@ -246,8 +244,16 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
-        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
         stack.extend(draft.knowledge());
+        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
+        stack
+    }
+
+    /// Puts an agent together.
+    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
+        let declared = draft.tools.iter().chain(&draft.skill_tools);
+        let own: Vec<Arc<dyn Tool>> = declared.filter_map(|name| self.tools.get(name)).cloned().collect();
+        let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
         let system_prompt = std::iter::once(draft.system_prompt.as_str())

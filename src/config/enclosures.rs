@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::domain::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
-use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, source_problem};
+use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, SkillSource, source_problem};
 use crate::domain::skill::{self, Skill};
 use crate::domain::state::{Encoding, File};
 
@@ -23,12 +23,12 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding
     let mut enclosing = Enclosing { root: folder.to_path_buf(), files: Enclosed::default(), findings: vec![] };
     enclosing.knowledge(
         &FieldPath::default(),
-        (agent.skills.iter().map(|source| source.path()), &agent.skill_tools),
+        (agent.skills.iter().map(SkillSource::path), &agent.skill_tools),
         &agent.memory,
     );
     for (at, subagent) in agent.subagents.iter().enumerate() {
         let field = FieldPath::of(["subagents"]).then(at);
-        let skills = subagent.skills.iter().map(|source| source.path());
+        let skills = subagent.skills.iter().map(SkillSource::path);
         enclosing.knowledge(&field, (skills, &subagent.skill_tools), &subagent.memory);
     }
     agent.enclosed = Arc::new(enclosing.files);
@@ -37,9 +37,9 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding
 
 /// The folders and files in `folder` that a definition names, whether they are there or not.
 pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
-    let below = agent.subagents.iter().flat_map(|subagent| subagent.skills.iter().map(|source| source.path()));
+    let below = agent.subagents.iter().flat_map(|subagent| subagent.skills.iter().map(SkillSource::path));
     let memory = agent.subagents.iter().flat_map(|subagent| &subagent.memory).chain(&agent.memory);
-    let named = agent.skills.iter().map(|source| source.path()).chain(below).chain(memory.map(String::as_str));
+    let named = agent.skills.iter().map(SkillSource::path).chain(below).chain(memory.map(String::as_str));
     named.filter(|path| is_on_disk(path)).map(|path| folder.join(path)).collect()
 }
 

@@ -248,7 +248,7 @@ impl Sheet {
     fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Finding> {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
-        for (graph_id, agent) in config.agents.iter_mut() {
+        for (graph_id, agent) in &mut config.agents {
             let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
             let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
             let field = FieldPath::of(["agents", graph_id.as_str()]);

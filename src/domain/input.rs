@@ -98,10 +98,8 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
 
 /// Reads names of skills.
 fn read_pinned(value: &Value) -> Result<Value, Invalid> {
-    let names: Vec<String> = match value {
-        Value::Null => return Ok(Value::Null),
-        _ => Vec::deserialize(value).map_err(|_| under(PINNED_SKILLS)(not("a list of names of skills", value)))?,
-    };
+    let wrong = |_| under(PINNED_SKILLS)(not("a list of names of skills", value));
+    let Some(names) = Option::<Vec<String>>::deserialize(value).map_err(wrong)? else { return Ok(Value::Null) };
     if names.len() > MOST_PINNED {
         let reason = format!("names {} skills, but {MOST_PINNED} are allowed at once", names.len());
         return Err(Invalid::new(PINNED_SKILLS, reason));

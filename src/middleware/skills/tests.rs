@@ -41,7 +41,7 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
     let seen = std::sync::Mutex::new(None);
     let ask = |request: ModelRequest| {
         *seen.lock().unwrap() = Some(request);
-        async { Ok(ModelAnswer { message: Message::ai("ok"), extra: Update::none() }) }.boxed()
+        async { Ok(ModelAnswer { message: Message::ai("ok"), extra: Update::none(), heard: Update::none() }) }.boxed()
     };
     let scope = Scope::sample(Timestamp(0));
     policy.wrap_model_call(asked, NextModel { rest: &[], ask: &ask, scope: &scope, state }).await.expect("an answer");
