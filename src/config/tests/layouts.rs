@@ -1,7 +1,7 @@
 //! Folders of agents as other programs lay them out.
 
 use super::*;
-use crate::domain::definition::{ApprovalRule, SubagentDefinition};
+use crate::domain::definition::{ApprovalRule, SkillSource, SubagentDefinition};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
     agent.subagents.iter().map(|s: &SubagentDefinition| (&*s.name, &*s.description, &*s.system_prompt)).collect()
@@ -318,8 +318,8 @@ fn a_file_that_is_too_large_is_refused() {
 
 const SKILL: &str = "---\nname: digging\ndescription: Dig well.\n---\nBend.";
 
-fn skills(sources: &[crate::domain::definition::SkillSource]) -> Vec<&str> {
-    sources.iter().map(|source| source.path()).collect()
+fn skills(sources: &[SkillSource]) -> Vec<&str> {
+    sources.iter().map(SkillSource::path).collect()
 }
 
 #[test]
