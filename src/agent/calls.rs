@@ -166,8 +166,8 @@ impl Loop<'_> {
     /// The innermost layer: the tool itself, if there is one and it can be called so.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.toolbox.get(&call.name) else {
-            let specs = self.agent.toolbox.specs();
-            let text = tool::unknown(&call.name, specs.iter().map(|spec| spec.name.as_str()));
+            let names = self.agent.toolbox.names();
+            let text = tool::unknown(&call.name, names.iter().map(String::as_str));
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         };
         if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {

@@ -60,8 +60,7 @@ impl Agent {
         graph.node(MODEL, Some(("__middleware", json!(policies))));
         let has_tools = !self.toolbox.is_empty();
         if has_tools {
-            let names: Vec<String> = self.toolbox.specs().iter().map(|spec| spec.name.clone()).collect();
-            graph.node(TOOLS, Some(("__tools", json!(names))));
+            graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names()))));
         }
         for hook in [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent].into_iter().flatten()
         {

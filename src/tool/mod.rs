@@ -5,7 +5,7 @@
 //! remembered, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -128,6 +128,8 @@ pub trait ToolSource: Send + Sync {
 pub struct Toolbox {
     tools: BTreeMap<String, Arc<dyn Tool>>,
     specs: Vec<Arc<ToolSpec>>,
+    /// Those that are not spoken of.
+    hidden: BTreeSet<String>,
     /// Those that come and go. They never take the place of one that stays.
     sources: Vec<Arc<dyn ToolSource>>,
 }
@@ -143,6 +145,12 @@ impl Toolbox {
             toolbox.specs.push(spec);
         }
         toolbox
+    }
+
+    /// The same, of which these are not spoken of: something else tells when they are there.
+    #[must_use]
+    pub fn hiding(self, names: &[String]) -> Self {
+        Self { hidden: names.iter().cloned().collect(), ..self }
     }
 
     /// The same, with tools that come and go.
@@ -166,6 +174,12 @@ impl Toolbox {
     pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
         let stay = self.specs.iter().cloned();
         stay.chain(self.passing().map(|tool| Arc::clone(tool.spec()))).collect()
+    }
+
+    /// The names of those that are spoken of.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.specs().into_iter().map(|spec| spec.name.clone());
+        names.filter(|name| !self.hidden.contains(name)).collect()
     }
 
     /// Whether it has any, or may come to have some.
