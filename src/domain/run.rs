@@ -40,6 +40,18 @@ pub struct Run {
     pub due_at: Timestamp,
 }
 
+/// The note on a run that says how many levels of delegation there may be below it: the server that had it begun counts it
+/// among its own subagents.
+pub const LEVELS: &str = "adjutant_levels";
+
+impl Run {
+    /// How many levels of delegation there may be below it, when another server says so.
+    pub fn levels(&self) -> Option<u32> {
+        let levels = self.metadata.get(LEVELS)?.as_u64()?;
+        Some(u32::try_from(levels).unwrap_or(u32::MAX))
+    }
+}
+
 /// A run's place in the tree of delegations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lineage {

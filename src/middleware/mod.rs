@@ -33,9 +33,11 @@ pub mod approval;
 pub mod delegation;
 pub mod files;
 pub mod limits;
+pub mod memory;
 pub mod ordered;
 mod reminder;
 pub mod repair;
+pub mod skills;
 pub mod store;
 pub mod structured;
 pub mod todos;
@@ -115,6 +117,8 @@ impl From<Update> for Reaction {
 pub struct ModelAnswer {
     /// The answer.
     pub message: Message,
+    /// What an agent that stands in for the model wrote on the way to it.
+    pub heard: Update,
     /// What policies write beside it. A policy that asks again drops what the first answer brought.
     pub extra: Update,
 }

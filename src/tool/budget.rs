@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
@@ -127,6 +128,19 @@ impl Budget {
             return Err(Exceeded { limit: "depth", value: self.floor.to_string(), of_tree: true });
         }
         self.spend(Spending::Child, now)
+    }
+
+    /// How long the run may still be at work, by its own limits and those of the tree; as long as it likes when absent.
+    pub fn time_left(&self, now: Timestamp) -> Option<Duration> {
+        let left = |limits: &Limits, used: Usage| limits.wall_s.map(|most| (most - used.seconds).max(0.0));
+        let (own, whole) = (left(&self.limits, self.meter.usage(now)), left(&self.tree.0, self.tree.1.usage(now)));
+        let least = own.into_iter().chain(whole).reduce(f64::min)?;
+        Duration::try_from_secs_f64(least).ok()
+    }
+
+    /// The deepest level at which there may be an agent below this one.
+    pub fn floor(&self) -> u32 {
+        self.floor
     }
 
     /// Counts tokens that were used.

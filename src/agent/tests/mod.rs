@@ -109,6 +109,7 @@ impl Stage {
             journal: &journal,
             breakpoints: self.breakpoints.clone(),
             leave: CancellationToken::new(),
+            base: 0,
         };
         driving.drive(&mut machine, notes).await
     }

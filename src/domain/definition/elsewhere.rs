@@ -83,11 +83,9 @@ impl SubagentDefinition {
     /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
     fn unbuilt(&self) -> Option<&'static str> {
         match (self.is_background(), self.location()) {
-            (_, Location::Inside) => None,
             (true, Location::Local(_)) => Some("background subagents are not supported yet"),
             (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
-            (false, Location::Local(_)) => Some("synchronous delegates by `graph_id` are not supported yet"),
-            (false, Location::Remote { .. }) => Some("synchronous delegates on other servers are not supported yet"),
+            (_, Location::Inside) | (false, Location::Local(_) | Location::Remote { .. }) => None,
         }
     }
 
@@ -121,6 +119,9 @@ impl SubagentDefinition {
             ("interrupt_on", self.interrupt_on.is_some()),
             ("response_format", self.response_format.is_some()),
             ("todos", self.todos),
+            ("skills", !self.skills.is_empty()),
+            ("skill_tools", !self.skill_tools.is_empty()),
+            ("memory", !self.memory.is_empty()),
             ("store", self.store.is_some()),
             ("until_tool", self.until_tool.is_some()),
             ("model_settings", self.model_settings.is_some()),
