@@ -2,7 +2,12 @@
 
 use std::fmt;
 
+use adjutant::shutdown::Shutdown;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use crate::support::door::{Door, Way};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
@@ -74,6 +79,27 @@ async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, crate::su
     let alice = server.human("caller").await;
     let run = alice.asks(script().calls(far("t1", work)).says("done")).await;
     (alice, run)
+}
+
+/// Something that is no server of our kind: it says that a run is done, and has no messages to show; or it refuses, and
+/// tells the caller's own secret.
+async fn odd_server(around: &Shutdown) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
+    let begin = async move |headers: HeaderMap, body: String| {
+        let key = headers["x-key"].to_str().expect("a text");
+        match body.contains("echoes") {
+            true => (StatusCode::BAD_REQUEST, Json(json!({"detail": format!("your key is {key}")}))),
+            false => (StatusCode::OK, Json(json!({"run_id": id, "status": "success"}))),
+        }
+    };
+    let router = Router::new()
+        .route("/threads", post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))))
+        .route("/threads/{thread}/runs", get(async || Json(json!([]))).post(begin))
+        .route("/threads/{thread}/state", get(async || Json(json!({"values": {"result": 42}, "next": []}))));
+    around.spawn("odd server", async move { axum::serve(listener, router).await });
+    base
 }
 
 const DONE: [&str; 4] = ["human: …", "ai calls task", "task: it is x", "ai: done"];
@@ -252,6 +278,20 @@ on_both_engines! {
             assert!(shown.status != 200 || !shown.body.to_string().contains("hush-hush"), "{path}");
         }
         peer.finish().await;
+    }
+
+    async fn a_server_that_answers_nonsense_is_an_error_that_the_model_reads(server: TestServer) {
+        let around = Shutdown::default();
+        let odd = odd_server(&around).await;
+        server.is_configured_with(&agents(&odd)).await;
+        let alice = server.human("caller").await;
+        let calls = [far("t1", "answers without messages"), far("t2", "echoes what it is sent")];
+        alice.says(script().calls_all(calls).says("done")).await;
+        let said = alice.transcript().await;
+        assert!(said[2].ends_with("its final state has no `messages`. Its other work is kept; delegate again if the task is still needed."), "{said:#?}");
+        assert!(said[3].contains("it answered with status 400: your key is ***"), "{said:#?}");
+        assert_eq!(said[4], "ai: done");
+        around.force();
     }
 
     async fn a_client_cannot_lead_the_server_to_addresses_inside(server: TestServer) {
