@@ -79,21 +79,21 @@ on_both_engines! {
     }
 
     async fn a_run_that_goes_on_with_an_answer_goes_on_counting(server: TestServer) {
-        server.is_configured_with(&frugal("model_calls = 2, tree = { tool_calls = 2 }", "")).await;
+        server.is_configured_with(&frugal("model_calls = 3, tree = { tool_calls = 2 }", "")).await;
         let alice = server.human("frugal").await;
-        alice.says(script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).says("done")).await;
+        alice.says(script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).calls(lookup("c2", "x")).says("done")).await;
         let run = alice.approves(&alice.question().await).await;
         let error = run.finishes().await["__error__"].clone();
-        assert_eq!(error["message"], "The limit `model_calls` = 2 of this run is reached.");
-        assert_eq!(run.record().await["usage"]["model_calls"], 1, "what was used before is told of the run before");
+        assert_eq!(error["message"], "The limit `model_calls` = 3 of this run is reached.");
+        assert_eq!(run.record().await["usage"]["model_calls"], 2, "what was used before is told of the run before");
         let bob = server.human("frugal").await;
         let research = script().calls(lookup("c1", "x")).says("found");
-        bob.says(script().calls_all([task("t1", "researcher", research), mail("m1", "bob")]).says("done")).await;
+        bob.says(script().calls(task("t1", "researcher", research)).calls(mail("m1", "bob")).says("done")).await;
         server.is_stopped_and_started_again().await;
         bob.approves(&bob.question().await).await.finishes().await;
         let said = bob.transcript().await;
         let refused = "send_email failed: The limit `tool_calls` = 2 of this run and its subagents together is reached.";
-        assert!(said[2] == "task: found" && said[3].starts_with(refused) && said[4] == "ai: done", "{said:#?}");
+        assert!(said[2] == "task: found" && said[4].starts_with(refused) && said[5] == "ai: done", "{said:#?}");
         let more = script().calls(lookup("c2", "y")).says("a new message counts anew");
         assert_eq!(transcript(&bob.says(more).await).last().unwrap(), "ai: a new message counts anew");
     }

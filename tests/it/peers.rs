@@ -21,9 +21,14 @@ pub(crate) struct Peer {
 impl Peer {
     /// A second server, and on the first one the agent `caller` with subagents that are agents of the second.
     pub(crate) async fn of(server: &TestServer) -> Self {
+        Self::waited_for(server, 60.0).await
+    }
+
+    /// The same; the first server waits for the second one for so many seconds.
+    async fn waited_for(server: &TestServer, seconds: f64) -> Self {
         let peer = TestServer::start(server.engine).await.expect("there was one of this kind");
         let door = Door::before(peer.client()).await;
-        server.is_configured_with(&agents(&door.base)).await;
+        server.is_configured_with(&agents(&door.base, seconds)).await;
         Self { server: peer, door }
     }
 
@@ -47,7 +52,7 @@ impl Peer {
 }
 
 /// Agents whose subagents are agents of the server at `base`.
-fn agents(base: &str) -> String {
+fn agents(base: &str, patience: f64) -> String {
     let subagent = |agent: &str, (name, graph_id): (&str, &str), more: &str| {
         format!(
             "[[agents.{agent}.subagents]]\nname = \"{name}\"\ndescription = \"Works on another server as {name}.\"\n\
@@ -59,7 +64,7 @@ fn agents(base: &str) -> String {
         format!("[agents.{name}]\nname = \"{name}-agent\"\n{model}\nmax_subagent_depth = {depth}\n")
     };
     let parts = [
-        "[peers]\npatience_s = 2.0\n".to_owned(),
+        format!("[peers]\npatience_s = {patience:?}\n"),
         agent("caller", 2),
         subagent("caller", ("far", "agent"), ""),
         subagent("caller", ("hurried", "plain"), "limits = { wall_s = 0.3 }"),
@@ -214,7 +219,7 @@ on_both_engines! {
     }
 
     async fn a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while(server: TestServer) {
-        let peer = Peer::of(&server).await;
+        let peer = Peer::waited_for(&server, 1.0).await;
         for way in [Way::Shut, Way::Mute] {
             peer.door.is(way);
             let alice = server.human("caller").await;
@@ -283,7 +288,7 @@ on_both_engines! {
     async fn a_server_that_answers_nonsense_is_an_error_that_the_model_reads(server: TestServer) {
         let around = Shutdown::default();
         let odd = odd_server(&around).await;
-        server.is_configured_with(&agents(&odd)).await;
+        server.is_configured_with(&agents(&odd, 60.0)).await;
         let alice = server.human("caller").await;
         let calls = [far("t1", "answers without messages"), far("t2", "echoes what it is sent")];
         alice.says(script().calls_all(calls).says("done")).await;
