@@ -252,7 +252,8 @@ impl Peer {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(self.timeout);
+        let request =
+            self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(self.timeout);
         request.header(CONTENT_TYPE, "application/json")
     }
 
