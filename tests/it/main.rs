@@ -12,6 +12,7 @@ mod approvals;
 mod assistants;
 mod batches;
 mod browsers;
+mod coming_from;
 mod commands;
 mod contract;
 mod crash;
