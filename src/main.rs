@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    keep_pages_small();
     let (settings, only_check) = match Arguments::parse().into_command() {
         Command::Serve(settings) => (settings, false),
         Command::Check(settings) => (settings, true),
@@ -29,6 +31,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Asks the kernel for pages of the usual size only: in huge ones what lies idle, such as open streams, takes several times
+/// the memory that it uses (`benches/thread_streams.py`). A kernel that does not know the wish has no huge pages.
+#[cfg(target_os = "linux")]
+fn keep_pages_small() {
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
 #[tokio::main]

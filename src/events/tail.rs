@@ -101,7 +101,7 @@ impl Tail {
             let (active, ours) = (self.log.is_active(), self.log.works_on(self.run.id));
             let after = match self.after {
                 Some(after) => after,
-                None => self.start_from_now().await?,
+                None => Box::pin(self.start_from_now()).await?,
             };
             if self.take_in(after).await? {
                 continue;
@@ -113,8 +113,8 @@ impl Tail {
             }
             // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
             // here: of what it stores side by side, the later number may be stored first.
-            let over = self.is_over().await?;
-            if (over || !active) && self.read_stored(after, None).await? {
+            let over = Box::pin(self.is_over()).await?;
+            if (over || !active) && Box::pin(self.read_stored(after, None)).await? {
                 continue;
             }
             if over {
@@ -165,7 +165,8 @@ impl Tail {
                 self.live |= self.waiting.len() > before;
                 Ok(true)
             }
-            Glance::Stored(floor) => self.read_stored(after, floor).await,
+            // Boxed, like all that is seldom: a reader is no larger while it waits.
+            Glance::Stored(floor) => Box::pin(self.read_stored(after, floor)).await,
         }
     }
 

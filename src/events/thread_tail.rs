@@ -71,7 +71,7 @@ impl ThreadTail {
                 continue;
             }
             // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
-            if self.read_stored(None).await? {
+            if Box::pin(self.read_stored(None)).await? {
                 continue;
             }
             if self.leaving.is_cancelled() {
@@ -109,7 +109,7 @@ impl ThreadTail {
     /// # Errors
     /// When the database fails.
     pub async fn fetch(&mut self) -> DbResult<bool> {
-        Ok(self.take_in().await? || !self.log.is_active() && self.read_stored(None).await?)
+        Ok(self.take_in().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
     }
 
     /// Reads what memory has, or stored events up to there. False if there is nothing yet.
@@ -121,7 +121,8 @@ impl ThreadTail {
                 self.waiting.extend(events);
                 Ok(true)
             }
-            Glance::Stored(floor) => self.read_stored(floor).await,
+            // Boxed, like all that is seldom: a reader is no larger while it waits.
+            Glance::Stored(floor) => Box::pin(self.read_stored(floor)).await,
         }
     }
 

@@ -76,11 +76,11 @@ impl Log for RunLog {
     }
 
     async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
-        self.events.state_at(self.thread, checkpoint).await
+        Box::pin(self.events.state_at(self.thread, checkpoint)).await
     }
 
     async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
-        self.events.standing(self.thread, checkpoint).await
+        Box::pin(self.events.standing(self.thread, checkpoint)).await
     }
 }
 

@@ -39,7 +39,7 @@ impl ThreadReader {
             return Ok(vec![]);
         }
         if let Some(id) = self.presenter.wants_run(event) {
-            let Some(run) = self.events.run(id).await? else {
+            let Some(run) = Box::pin(self.events.run(id)).await? else {
                 self.gone = Some(id);
                 return Ok(vec![]);
             };
@@ -47,7 +47,7 @@ impl ThreadReader {
             self.presenter.learn(RunFacts { id, graph });
         }
         let base = match self.presenter.wants_state(event) {
-            Some(checkpoint) => Some(self.events.state_at(self.thread, checkpoint).await?),
+            Some(checkpoint) => Some(Box::pin(self.events.state_at(self.thread, checkpoint)).await?),
             None => None,
         };
         Ok(self.presenter.present(event, base))
