@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::Agent;
 use super::roster::{Build, Roster};
+use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
     AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
@@ -20,6 +21,7 @@ use crate::domain::machine::{Moment, Plan};
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::middleware::approval::Approval;
+use crate::middleware::background::BackgroundWork;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
@@ -123,6 +125,8 @@ struct Draft {
     /// Whether who delegates may write the instructions.
     ordered_prompt: bool,
     delegations: Option<Delegating>,
+    /// Who works for it in the background.
+    background: Vec<BackgroundAgent>,
 }
 
 /// How an agent may delegate.
@@ -172,6 +176,7 @@ impl Workshop {
             until: None,
             ordered_prompt: false,
             delegations,
+            background: definition.subagents.iter().filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
@@ -217,6 +222,8 @@ impl Workshop {
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
                 && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
+            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            background: vec![],
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
         self.build(draft, model)
@@ -241,6 +248,10 @@ impl Workshop {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         stack.push(Arc::new(Repair));
+        let works_in_background = !draft.background.is_empty();
+        if works_in_background {
+            stack.push(Arc::new(BackgroundWork::new(draft.background)));
+        }
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
         }
@@ -276,12 +287,13 @@ impl Workshop {
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
+        let rules = if works_in_background { with_tasks(&declared.rules()) } else { declared.rules() };
         Agent {
             name: draft.name,
             model,
             settings: draft.settings,
             system_prompt,
-            plan: plan(&stack, draft.step_limit, declared.rules()),
+            plan: plan(&stack, draft.step_limit, rules),
             stack,
             toolbox,
             checks,
@@ -292,6 +304,13 @@ impl Workshop {
             subagents: draft.delegations.map(|delegations| delegations.roster),
         }
     }
+}
+
+/// The rules of an agent that has background tasks.
+fn with_tasks(declared: &Rules) -> Rules {
+    let mut rules = BTreeMap::clone(declared);
+    rules.insert(background::FIELD.to_owned(), background::RULE);
+    Arc::new(rules)
 }
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
@@ -206,16 +205,7 @@ fn handed_down(child: Child, parent: &State) -> Child {
 /// What a child that came to its end tells its parent: the structured answer, or the last thing it said; and what it wrote
 /// into the fields that both share.
 fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
-    let structured = state.fields.get("structured_response").filter(|value| !value.is_null());
-    let said = |message: &Arc<Message>| {
-        let text = message.content.text();
-        (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
-    };
-    let text = match structured {
-        Some(Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => state.messages.iter().rev().find_map(said).unwrap_or_else(|| NOTHING_SAID.to_owned()),
-    };
+    let text = state.conclusion().unwrap_or_else(|| NOTHING_SAID.to_owned());
     let mut writes = written(state, input);
     writes.messages.push(Arc::new(Message::tool(call, ToolStatus::Success, text)));
     Answer { writes, ends: false, shown: false, changes: vec![] }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::background::Ancestry;
 use super::definition::Digest;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -162,6 +163,9 @@ pub struct RunRequest {
     /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Assigned>,
+    /// Where it stands below those who started it in the background, when somebody did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub background: Option<Ancestry>,
     /// The platform fields of the request that the answer repeats (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }

@@ -96,7 +96,8 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     // Runs side by side are at work at the same time: what counts for the tree is that of the main agent.
     let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
     let meter = Arc::new(Meter::new(own, now));
-    Ok(Budget::of_main(known.agent.limits.clone(), meter, Meter::new(whole, now)))
+    let ancestry = desk.run.request.background.as_ref();
+    Ok(Budget::of_main(known.agent.limits.clone(), meter, Meter::new(whole, now), ancestry))
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::domain::background::Ancestry;
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
@@ -22,12 +23,14 @@ struct Counts {
     used: Usage,
     /// Subagents under way.
     under_way: u64,
+    /// Background tasks that were not over when it was looked last.
+    in_background: u64,
 }
 
 impl Meter {
     /// Goes on from what was `used` before.
     pub fn new(used: Usage, since: Timestamp) -> Self {
-        Self { counts: Mutex::new(Counts { used, under_way: 0 }), since }
+        Self { counts: Mutex::new(Counts { used, ..Counts::default() }), since }
     }
 
     /// What was used by `now`.
@@ -86,10 +89,12 @@ impl fmt::Display for Exceeded {
 }
 
 impl Budget {
-    /// The budget of a main agent; `whole` counts what the whole tree uses.
-    pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter) -> Self {
+    /// The budget of a main agent; `whole` counts what the whole tree uses. One that works in the background has what its
+    /// `ancestry` leaves it.
+    pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter, ancestry: Option<&Ancestry>) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
-        let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR));
+        let left = ancestry.and_then(|ancestry| ancestry.levels).unwrap_or(NO_FLOOR);
+        let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR)).min(left);
         Self { limits: Arc::new(limits), meter, floor, tree: Arc::new((of_tree, whole)) }
     }
 
@@ -111,8 +116,9 @@ impl Budget {
             let broken = limits.broken_by(spending, &used, under_way);
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
-        broken(false, &self.limits, self.meter.at(own.used, now), own.under_way)?;
-        broken(true, limits, whole.at(all.used, now), all.under_way)?;
+        let in_background = own.in_background;
+        broken(false, &self.limits, self.meter.at(own.used, now), own.under_way + in_background)?;
+        broken(true, limits, whole.at(all.used, now), all.under_way + in_background)?;
         own.spend(spending);
         all.spend(spending);
         Ok(())
@@ -127,6 +133,61 @@ impl Budget {
             return Err(Exceeded { limit: "depth", value: self.floor.to_string(), of_tree: true });
         }
         self.spend(Spending::Child, now)
+    }
+
+    /// Counts a background task that an agent at level `depth` is about to begin, besides those that are not over.
+    ///
+    /// # Errors
+    /// As [`Budget::spend`].
+    pub fn spend_background(&self, depth: u32, not_over: u64, now: Timestamp) -> Result<(), Exceeded> {
+        self.in_background(not_over);
+        self.spend_child(depth + 1, now)?;
+        // It goes on by itself, and its thread says for how long.
+        self.child_done();
+        self.in_background(not_over + 1);
+        Ok(())
+    }
+
+    /// Takes back that a background task was counted: it was not begun.
+    pub fn not_begun(&self, not_over: u64) {
+        for meter in [&*self.meter, &self.tree.1] {
+            let mut counts = meter.counts();
+            counts.used.children = counts.used.children.saturating_sub(1);
+        }
+        self.in_background(not_over);
+    }
+
+    /// Whether one more background task may be under way, besides those that are not over.
+    ///
+    /// # Errors
+    /// The limit that forbids it.
+    pub fn room_in_background(&self, not_over: u64) -> Result<(), Exceeded> {
+        self.in_background(not_over);
+        let room = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
+            Some(limit) if under_way >= limit => {
+                Err(Exceeded { limit: "children_at_once", value: limit.to_string(), of_tree })
+            }
+            Some(_) | None => Ok(()),
+        };
+        let (limits, whole) = &*self.tree;
+        let (own, all) = (self.meter.counts().under_way, whole.counts().under_way);
+        room(false, &self.limits, own + not_over)?;
+        room(true, limits, all + not_over)
+    }
+
+    /// Notes how many background tasks are not over.
+    pub fn in_background(&self, not_over: u64) {
+        self.meter.counts().in_background = not_over;
+    }
+
+    /// How many levels of delegations may lie below an agent at level `depth`; none if nobody limits it.
+    pub fn levels_below(&self, depth: u32) -> Option<u32> {
+        (self.floor != NO_FLOOR).then(|| self.floor.saturating_sub(depth))
+    }
+
+    /// What the whole tree may use.
+    pub fn of_tree(&self) -> &Limits {
+        &self.tree.0
     }
 
     /// Counts tokens that were used.
@@ -169,7 +230,7 @@ impl Budget {
     /// A budget without limits, for tests.
     pub(crate) fn endless(now: Timestamp) -> Self {
         let meter = || Meter::new(Usage::default(), now);
-        Self::of_main(Limits::default(), Arc::new(meter()), meter())
+        Self::of_main(Limits::default(), Arc::new(meter()), meter(), None)
     }
 }
 
@@ -187,7 +248,7 @@ mod tests {
     fn what_one_uses_counts_for_all_and_what_is_refused_for_nobody() {
         let tree = Limits { tool_calls: Some(3), ..Limits::default() };
         let limits = Limits { tool_calls: Some(1), tree: Some(Box::new(tree)), ..Limits::default() };
-        let main = Budget::of_main(limits, Arc::new(meter()), meter());
+        let main = Budget::of_main(limits, Arc::new(meter()), meter(), None);
         let below = main.below(Limits::default(), Arc::new(meter()), 1);
         assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
         let refused = main.spend(Spending::ToolCall, NOW).unwrap_err();
@@ -202,7 +263,7 @@ mod tests {
 
     #[test]
     fn levels_are_counted_from_the_agent_that_limits_them() {
-        let main = Budget::of_main(Limits::default(), Arc::new(meter()), meter());
+        let main = Budget::of_main(Limits::default(), Arc::new(meter()), meter(), None);
         let first = main.below(Limits { depth: Some(1), ..Limits::default() }, Arc::new(meter()), 1);
         let second = first.below(Limits { depth: Some(9), ..Limits::default() }, Arc::new(meter()), 2);
         assert_eq!((main.spend_child(1, NOW), first.spend_child(2, NOW)), (Ok(()), Ok(())));
@@ -213,7 +274,7 @@ mod tests {
     fn time_at_work_goes_on_from_what_was_used_before() {
         let before = Usage { seconds: 2.0, ..Usage::default() };
         let limits = Limits { wall_s: Some(3.0), ..Limits::default() };
-        let main = Budget::of_main(limits, Arc::new(Meter::new(before, NOW)), meter());
+        let main = Budget::of_main(limits, Arc::new(Meter::new(before, NOW)), meter(), None);
         assert_eq!(main.spend(Spending::ModelCall, Timestamp(999_999)), Ok(()));
         let refused = main.spend(Spending::ModelCall, Timestamp(1_000_000));
         assert_eq!(refused.map_err(|refused| refused.limit), Err("wall_s"));

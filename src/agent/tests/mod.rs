@@ -124,6 +124,7 @@ impl Stage {
             context: Arc::default(),
             context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
+            tasks: Arc::new(crate::tool::background::NoTasks),
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             stop: self.stop.lock().unwrap().clone(),
@@ -137,7 +138,7 @@ impl Stage {
     fn budget(&self, run: RunId) -> Budget {
         let meter = self.store.meter_of(run);
         let whole = self.store.used().into_values().fold(Usage::default(), Usage::plus);
-        Budget::of_main(self.agent.limits.clone(), meter, Meter::new(whole, Timestamp(0)))
+        Budget::of_main(self.agent.limits.clone(), meter, Meter::new(whole, Timestamp(0)), None)
     }
 
     fn machine(&self) -> Machine {

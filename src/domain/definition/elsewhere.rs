@@ -84,7 +84,7 @@ impl SubagentDefinition {
     fn unbuilt(&self) -> Option<&'static str> {
         match (self.is_background(), self.location()) {
             (_, Location::Inside) => None,
-            (true, Location::Local(_)) => Some("background subagents are not supported yet"),
+            (true, Location::Local(_)) => None,
             (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
             (false, Location::Local(_)) => Some("synchronous delegates by `graph_id` are not supported yet"),
             (false, Location::Remote { .. }) => Some("synchronous delegates on other servers are not supported yet"),
