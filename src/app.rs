@@ -17,7 +17,7 @@ use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{ToolDefinition, ToolKind};
 use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
-use crate::domain::time::{Clock, SystemClock};
+use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
@@ -27,7 +27,12 @@ use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
+mod builder;
 mod definitions;
+
+pub use builder::{Builder, Prepared};
+
+use builder::Registered;
 
 /// The server, with everything it is made of.
 pub struct App {
@@ -42,19 +47,18 @@ pub struct App {
 }
 
 impl App {
-    /// Opens the database, assembles the agents, and goes on with the runs that were left unfinished.
-    ///
-    /// # Errors
-    /// When the database cannot be opened or an agent cannot be assembled.
-    pub async fn start(config: Config, shutdown: Shutdown) -> anyhow::Result<Self> {
-        Self::start_by(config, shutdown, Arc::new(SystemClock)).await
+    /// Begins to put a server together.
+    pub fn builder() -> Builder {
+        Builder::default()
     }
 
-    /// The same by a clock of its own.
-    ///
-    /// # Errors
-    /// See [`App::start`].
-    pub async fn start_by(config: Config, shutdown: Shutdown, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
+    /// Opens the database, assembles the agents, and goes on with the runs that were left unfinished.
+    async fn open(
+        config: Config,
+        registered: Registered,
+        shutdown: Shutdown,
+        clock: Arc<dyn Clock>,
+    ) -> anyhow::Result<Self> {
         let spawn = {
             let shutdown = shutdown.clone();
             move |name, task| drop(shutdown.spawn(name, task))
@@ -63,17 +67,24 @@ impl App {
         let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
         shutdown.spawn("watch", events.clone().watch(Arc::clone(&clock)));
-        let providers = Arc::new(providers(&config));
+        let providers = Arc::new(providers(&config).with_own(registered.sources()));
         let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
             .await
             .context("could not open the index of the store")?;
         shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
-        let workshop = Workshop { providers, tools: Arc::new(tools(&config)?) };
         let around = config::surroundings(&config);
-        let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
-        let tool_names = config.tools.keys().cloned().chain(POLICY_TOOLS.map(str::to_owned));
+        let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
+        let mut tools = tools(&config)?;
+        tools.extend(registered.tools);
+        let workshop = Workshop {
+            providers,
+            tools: Arc::new(tools),
+            runnables: Arc::new(registered.runnables),
+            policies: Arc::new(registered.policies),
+        };
+        let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
         let runs = Runs::open(Parts {
             db: db.clone(),
             events: events.clone(),
@@ -95,6 +106,11 @@ impl App {
             shutdown.spawn("definition files", definitions::follow(watch, runs.clone(), pause, soft));
         }
         Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
+    }
+
+    /// What stops the server, and tells when it is about to stop.
+    pub fn shutdown(&self) -> &Shutdown {
+        &self.shutdown
     }
 
     /// Serves until the shutdown begins, then lets everybody finish.

@@ -51,6 +51,12 @@
 //!    durable, its events become visible in the log; pieces of answers are visible at once and superseded by the entry.
 //! 5. [`events::Tail`] yields the events after a position; the presenter in [`http::stream`] makes frames of them.
 //!
+//! # A server of one's own
+//!
+//! [`Adjutant::builder`] takes [`Tool`]s, [`Middleware`], [`Model`]s, [`Runnable`]s and definitions written in Rust and
+//! serves them beside what the configuration says. What that needs is exported here, at the top; the rooms below are for
+//! readers, tests and benches, and change without notice. `examples/embedding.rs` is a whole one.
+//!
 //! # How to add …
 //!
 //! **a tool**: implement [`tool::Tool`] in `tool/`; declare it in [`app`] (or offer it from a policy); test it through a
@@ -87,3 +93,19 @@ pub mod model;
 pub mod runtime;
 pub mod shutdown;
 pub mod tool;
+
+pub use async_trait::async_trait;
+
+pub use agent::Runnable;
+pub use app::{App as Adjutant, Builder, Prepared};
+pub use domain::call::Answer;
+pub use domain::definition::{AfterCrash, AgentDefinition, OnError, SubagentDefinition};
+pub use domain::interrupt::{Question, QuestionKind};
+pub use domain::machine::{Failure, Jump, Moment};
+pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+pub use domain::run::Order;
+pub use domain::state::{File, State, Update};
+pub use middleware::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
+pub use shutdown::Shutdown;
+pub use tool::{CallOutcome, Delegation, Halt, Scope, Tool};

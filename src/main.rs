@@ -2,12 +2,10 @@
 
 use std::process::ExitCode;
 
-use adjutant::app::App;
-use adjutant::config::{self, Arguments, Command, Loaded, Log, LogFormat};
-use adjutant::shutdown::Shutdown;
-use anyhow::Context;
+use adjutant::Adjutant;
+use adjutant::app::Prepared;
+use adjutant::config::{self, Arguments, Command, Log, LogFormat};
 use clap::Parser;
-use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
@@ -18,13 +16,13 @@ fn main() -> ExitCode {
         Command::Serve(settings) => (settings, false),
         Command::Check(settings) => (settings, true),
     };
-    let loaded = config::load(&settings);
+    let prepared = Adjutant::builder().settings(settings).load();
     if only_check {
-        let (text, is_usable) = config::verdict(&loaded);
+        let (text, is_usable) = config::verdict(prepared.as_ref().map(Prepared::loaded));
         print!("{text}");
         return if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    match loaded.map_err(anyhow::Error::from).and_then(serve) {
+    match prepared.map_err(anyhow::Error::from).and_then(serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -34,17 +32,9 @@ fn main() -> ExitCode {
 }
 
 #[tokio::main]
-async fn serve(loaded: Loaded) -> anyhow::Result<()> {
-    start_logging(&loaded.config.log)?;
-    for warning in &loaded.warnings.0 {
-        tracing::warn!(%warning, "odd configuration");
-    }
-    tracing::info!(source = loaded.source, agents = loaded.config.agents.len(), "configuration loaded");
-    let listen = &loaded.config.server.listen;
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
-    let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
-    shutdown.listen_for_signals();
-    App::start(loaded.config, shutdown).await?.serve(listener).await
+async fn serve(prepared: Prepared) -> anyhow::Result<()> {
+    start_logging(&prepared.loaded().config.log)?;
+    prepared.serve().await
 }
 
 fn start_logging(log: &Log) -> anyhow::Result<()> {

@@ -72,7 +72,7 @@ impl Lab {
         let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let workshop =
-            Workshop { providers: Arc::new(Providers::new(BTreeMap::new(), |_| None)), tools: Arc::new(tools()) };
+            Workshop { tools: Arc::new(tools()), ..Workshop::new(Providers::new(BTreeMap::new(), |_| None)) };
         let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
         let files = FileAgents { agents: vec![defined], remarks: vec![] };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::Agent;
 use super::roster::{Build, Roster};
+use super::{Agent, Runnable};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
@@ -36,6 +36,8 @@ use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::tool::files::StateFiles;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
+
+mod program;
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
@@ -102,6 +104,10 @@ pub struct Workshop {
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
+    /// The programs that subagents can be, by name.
+    pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
+    /// The registered policies, by name.
+    pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
 }
 
 /// What one agent is to be, whether main agent or subagent.
@@ -111,6 +117,7 @@ struct Draft {
     settings: Map<String, Value>,
     system_prompt: String,
     tools: Vec<String>,
+    policies: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     response_format: Option<Value>,
     context_schema: Option<Value>,
@@ -136,6 +143,16 @@ struct Delegating {
 }
 
 impl Workshop {
+    /// Models from these providers, and nothing else yet.
+    pub fn new(providers: Providers) -> Self {
+        Self {
+            providers: Arc::new(providers),
+            tools: Arc::default(),
+            runnables: Arc::default(),
+            policies: Arc::default(),
+        }
+    }
+
     /// Assembles the agent of a definition.
     ///
     /// # Errors
@@ -153,7 +170,7 @@ impl Workshop {
 
     fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
         let subagents = subagents(definition);
-        for subagent in &subagents {
+        for subagent in subagents.iter().filter(|subagent| subagent.runnable.is_none()) {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
@@ -164,6 +181,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
+            policies: definition.middleware.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -202,12 +220,16 @@ impl Workshop {
         subagent: &SubagentDefinition,
         delegations: Option<Delegating>,
     ) -> Agent {
+        if let Some(name) = &subagent.runnable {
+            return self.program(parent, subagent, name);
+        }
         let draft = Draft {
             name: subagent.name.clone(),
             model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
+            policies: subagent.middleware.clone(),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
@@ -271,6 +293,7 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
+        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
         let system_prompt = std::iter::once(draft.system_prompt.as_str())
@@ -302,6 +325,7 @@ impl Workshop {
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
             subagents: draft.delegations.map(|delegations| delegations.roster),
+            runnable: None,
         }
     }
 }
@@ -311,6 +335,14 @@ fn with_tasks(declared: &Rules) -> Rules {
     let mut rules = BTreeMap::clone(declared);
     rules.insert(background::FIELD.to_owned(), background::RULE);
     Arc::new(rules)
+}
+
+/// Adds a registered policy: in the place of the one that has its name, else innermost.
+fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
+    match stack.iter_mut().find(|policy| policy.name() == own.name()) {
+        Some(place) => *place = Arc::clone(own),
+        None => stack.push(Arc::clone(own)),
+    }
 }
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
@@ -327,6 +359,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
         after_agent: backwards(Moment::AfterAgent),
         step_limit,
         rules,
+        is_work: false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The tool step: the calls of one answer run side by side, each with its own fate.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -171,7 +172,12 @@ impl Loop<'_> {
         if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
-        match tool.call(scope, state, call).await {
+        let called = AssertUnwindSafe(tool.call(scope, state, call)).catch_unwind().await;
+        let outcome = called.unwrap_or_else(|_| {
+            tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
+            Err(Failure::new("ToolPanicError", "the tool broke off").into())
+        });
+        match outcome {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
                 Ok(CallOutcome::Answer(Answer::error(call, text)))
@@ -285,11 +291,11 @@ pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
     machine.set_fate(at, Fate::Answered(Box::new(answer)));
 }
 
-const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
+pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
      It may or may not have taken effect; it was not repeated.";
 
 /// Asks what shall become of a call that was begun before the server died.
-fn unknown_outcome(call: &ToolCall) -> Question {
+pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
     let allowed = ["approve", "respond", "reject"];
     let description = format!(
         "The server stopped while `{}` was running; nobody knows whether it took effect.\n\n\

@@ -105,7 +105,7 @@ impl Loop<'_> {
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
             (Phase::Ended, None) => Ending::Done,
-            (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }, None) => {
+            (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
                     agent: subagent,
                     plan: subagent.plan.clone(),

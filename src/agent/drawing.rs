@@ -9,7 +9,7 @@ use super::Agent;
 use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
-use crate::domain::machine::{MODEL, START, TOOLS};
+use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
 
 /// Where a drawing ends.
 const END: &str = "__end__";
@@ -47,6 +47,14 @@ impl Agent {
     fn own_loop(&self) -> Graph {
         let plan = &self.plan;
         let mut graph = Graph::default();
+        if self.runnable.is_some() {
+            graph.node(START, None);
+            graph.node(RUNNABLE, None);
+            graph.node(END, None);
+            graph.edge(START, RUNNABLE, false);
+            graph.edge(RUNNABLE, END, false);
+            return graph;
+        }
         let policies: Vec<&str> = self.stack.iter().map(|policy| policy.name()).collect();
         graph.node(START, None);
         graph.node(MODEL, Some(("__middleware", json!(policies))));

@@ -12,7 +12,7 @@ use super::journal::{Note, Stop};
 use super::{Breakpoints, Ending, Loop, ended};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
-use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
+use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, Step, TOOLS};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
@@ -39,7 +39,7 @@ impl Loop<'_> {
         loop {
             let step = machine.next(&self.plan);
             // What is over is written down as over: nothing would be left to do that for a child found at its end.
-            let goes_on = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_));
+            let goes_on = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work);
             if goes_on && (self.scope.stop.is_cancelled() || self.leave.is_cancelled()) {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
@@ -62,6 +62,7 @@ impl Loop<'_> {
                     self.ask_model(machine, &mut notes).await
                 }
                 Step::RunCalls(ready) => self.run_calls(machine, &mut notes, &ready).await,
+                Step::Work => self.work(machine, &mut notes).await,
             };
             match done {
                 Ok(()) => {}
@@ -100,7 +101,7 @@ impl Loop<'_> {
     }
 
     /// Does `work`, and stores and shows meanwhile what it tells clients.
-    async fn hearing<T>(
+    pub(super) async fn hearing<T>(
         &self,
         machine: &Machine,
         notes: &mut Notes,
@@ -157,6 +158,7 @@ impl Loop<'_> {
         let node = match step {
             Step::AskModel => MODEL,
             Step::RunCalls(_) => TOOLS,
+            Step::Work => RUNNABLE,
             Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };

@@ -43,10 +43,13 @@ mod drawing;
 mod driver;
 pub mod journal;
 pub mod roster;
+pub mod runnable;
+mod work;
 
 pub use driver::with_ids as identified;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 pub use roster::Roster;
+pub use runnable::Runnable;
 
 /// An assembled definition, ready to run. Shared by all its runs.
 pub struct Agent {
@@ -76,6 +79,8 @@ pub struct Agent {
     pub declared: DeclaredFields,
     /// Whom it can delegate to; none if it cannot.
     pub subagents: Option<Arc<Roster>>,
+    /// The program that does its work, in the place of model, policies and tools.
+    pub runnable: Option<Arc<dyn Runnable>>,
 }
 
 impl Agent {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::Embedded;
+
 /// A server for deep agents.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "adjutant", version, about, args_conflicts_with_subcommands = true)]
@@ -50,4 +52,7 @@ pub struct Settings {
     /// What to log, as in `info,adjutant=debug`.
     #[arg(long, value_name = "FILTER", env = "ADJUTANT_LOG")]
     pub log: Option<String>,
+    /// What the program brings along.
+    #[arg(skip)]
+    pub embedded: Embedded,
 }

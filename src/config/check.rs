@@ -35,6 +35,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         let field = FieldPath::of(["tools", name.as_str()]);
         check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
+    check.findings.extend(config.files.settings.embedded.check(config));
     let around = surroundings_of(config, unread);
     check.findings.extend(super::store::check(config, &around));
     for (graph_id, agent) in &config.agents {
@@ -56,11 +57,10 @@ pub fn surroundings(config: &Config) -> Surroundings {
 
 /// The same of a configuration in which not all could be read.
 fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
-    let mut around = Surroundings {
-        tools: config.tools.keys().cloned().collect(),
-        providers: config.providers.keys().cloned().collect(),
-        agents: config.agents.keys().cloned().collect(),
-    };
+    let mut around = config.files.settings.embedded.names.clone();
+    around.tools.extend(config.tools.keys().cloned());
+    around.providers.extend(config.providers.keys().cloned());
+    around.agents = config.agents.keys().cloned().collect();
     around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {

@@ -20,6 +20,7 @@ use crate::domain::definition::{
 mod arguments;
 mod check;
 mod document;
+mod embedded;
 mod folder;
 mod markdown;
 mod problem;
@@ -31,6 +32,7 @@ mod webhooks;
 
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
+pub use embedded::Embedded;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -129,6 +131,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     if source.name != DEMO_NAME {
         sheet.add_project(&mut document.value, &project, project.strip_prefix(directory).unwrap_or(&project));
     }
+    sheet.add_embedded(&mut document.value, &settings.embedded);
     sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
@@ -173,6 +176,10 @@ struct Source {
 
 impl Source {
     fn find(directory: &Path, settings: &Settings) -> Result<Self, Problems> {
+        if let Some(text) = &settings.embedded.text {
+            let path = directory.join(DEFAULT_FILE);
+            return Ok(Self { name: embedded::PROGRAM.to_owned(), path, text: text.clone() });
+        }
         let (path, named) = match &settings.config {
             Some(path) => (directory.join(path), true),
             None => (directory.join(DEFAULT_FILE), false),
@@ -182,7 +189,8 @@ impl Source {
             Ok(text) => Ok(Self { name, path, text }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => {
                 let agents = settings.agents_dir.as_deref().unwrap_or(Path::new(DEFAULT_AGENTS_DIR));
-                let (name, text) = match directory.join(agents).is_dir() || settings.agents_dir.is_some() {
+                let is_empty = settings.embedded.agents.is_empty();
+                let (name, text) = match directory.join(agents).is_dir() || settings.agents_dir.is_some() || !is_empty {
                     true => (DEFAULT_FILE, ""),
                     false => (DEMO_NAME, DEMO),
                 };

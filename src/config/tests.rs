@@ -367,7 +367,7 @@ model = \"lab:x\"
     let loaded = Place::with(&[("adjutant.toml", text)]).load();
 
     assert!(!format!("{loaded:?}").contains("hunter2"));
-    assert!(!verdict(&Ok(loaded.clone())).0.contains("hunter2"));
+    assert!(!verdict(Ok(&loaded)).0.contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
     let KeySource::Inline(key) = loaded.config.providers["lab"].key() else { panic!("the key is given") };
     assert_eq!(key.expose_secret(), "hunter2");
@@ -476,7 +476,7 @@ fn one_agent_in_two_places_is_an_error_that_names_both() {
 
 #[test]
 fn the_verdict_lists_agents_and_counts_problems() {
-    let (text, is_usable) = verdict(&Ok(Place::with(&[]).load()));
+    let (text, is_usable) = verdict(Ok(&Place::with(&[]).load()));
     assert!(is_usable);
     assert_eq!(
         text,
@@ -491,7 +491,9 @@ agent agent (editor): model scripted:demo, tools none
 "
     );
     let (text, is_usable) = verdict(
-        &Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]).load_with(&Settings::default()),
+        Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")])
+            .load_with(&Settings::default())
+            .as_ref(),
     );
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");

@@ -6,7 +6,7 @@ use super::{Loaded, Problems};
 use crate::domain::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
-pub fn verdict(loaded: &Result<Loaded, Problems>) -> (String, bool) {
+pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
     let mut text = String::new();
     let problems = match loaded {
         Ok(loaded) => {
@@ -62,6 +62,9 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
         }
     }
     let model = subagent.model.as_deref().unwrap_or("as its parent");
+    if let Some(runnable) = &subagent.runnable {
+        return push(text, &format!("  subagent {}: the program {runnable}", subagent.name));
+    }
     let tools = subagent.tools.as_ref().map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
     push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
 }

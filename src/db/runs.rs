@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 pub use below::{members, tree};
 pub use claims::{
-    Claim, Holder, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq, is_to_stop,
-    next_due, next_due_at, release, request_cancel, restore_children, set_child_status, some_pending, some_running,
-    stop_below, stop_children,
+    Claim, Holder, Trace, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq,
+    is_to_stop, next_due, next_due_at, release, request_cancel, restore_children, set_child_status, some_pending,
+    some_running, stop_below, stop_children,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};

@@ -87,6 +87,8 @@ impl EventBody {
 pub enum Work {
     /// It asks its model.
     Model,
+    /// It is a program, and runs.
+    Program,
 }
 
 /// What is stored in the log beside checkpoints.

@@ -24,8 +24,9 @@ use super::state::{State, Update};
 mod clash;
 mod outside;
 mod plan;
+mod work;
 
-pub use plan::{END, MODEL, Moment, Plan, START, TOOLS};
+pub use plan::{END, MODEL, Moment, Plan, RUNNABLE, START, TOOLS};
 
 /// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
 /// checkpoint wrote.
@@ -84,6 +85,12 @@ pub enum Phase {
         /// The calls, in the model's order.
         calls: Vec<Call>,
     },
+    /// A program that does the whole work of the run is to be run.
+    Work {
+        /// Whether it was begun. Read back after a crash this means: its outcome is unknown.
+        #[serde(default)]
+        begun: bool,
+    },
     /// Nothing remains to be done.
     Ended,
 }
@@ -118,6 +125,8 @@ pub enum Step {
     AskModel,
     /// Run these calls, by their index in the phase.
     RunCalls(Vec<usize>),
+    /// Run the program that does the whole work.
+    Work,
     /// Nothing can go on before somebody answers.
     Park,
     /// The run is over.
@@ -142,13 +151,14 @@ impl Machine {
     pub fn next(&self, plan: &Plan) -> Step {
         let step = match &self.position.phase {
             Phase::Start => Step::Fail(Failure::new("EmptyInputError", "there is nothing to run: no input was given")),
-            Phase::Hooks { .. } if self.has_open_question() => Step::Park,
+            Phase::Hooks { .. } | Phase::Work { .. } if self.has_open_question() => Step::Park,
             Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
+            Phase::Work { .. } => Step::Work,
             Phase::Ended => Step::End,
         };
-        let takes_a_step = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_));
+        let takes_a_step = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work);
         if takes_a_step && self.position.taken >= plan.step_limit {
             let message = format!(
                 "Recursion limit of {} reached without hitting a stop condition. \
@@ -319,6 +329,10 @@ impl Machine {
 
     /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
     fn arrive(&mut self, plan: &Plan, moment: Moment, next: usize) {
+        if plan.is_work {
+            self.position.phase = Phase::Work { begun: false };
+            return;
+        }
         if next < plan.hooks(moment).len() {
             self.position.phase = Phase::Hooks { moment, next };
             return;
@@ -388,7 +402,7 @@ impl Machine {
     pub fn fate(&self, at: usize) -> Option<&Fate> {
         match &self.position.phase {
             Phase::Tools { calls } => calls.get(at).map(|call| &call.fate),
-            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => None,
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
         }
     }
 
@@ -401,7 +415,7 @@ impl Machine {
     pub fn all_answered(&self) -> bool {
         match &self.position.phase {
             Phase::Tools { calls } => calls.iter().all(|call| call.answer().is_some()),
-            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => false,
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => false,
         }
     }
 

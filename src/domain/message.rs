@@ -205,6 +205,12 @@ impl Message {
         Self::new(Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![], usage_metadata: None }, content)
     }
 
+    /// A model's message that makes these calls.
+    pub fn calling(calls: impl IntoIterator<Item = ToolCall>) -> Self {
+        let tool_calls = calls.into_iter().collect();
+        Self::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+    }
+
     /// The result of `call`, as the model reads it.
     pub fn tool(call: &ToolCall, status: ToolStatus, content: impl Into<Content>) -> Self {
         let role = Role::Tool { tool_call_id: call.id.clone(), artifact: None, status };

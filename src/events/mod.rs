@@ -18,6 +18,7 @@ use crate::domain::state::State;
 mod follow;
 mod log;
 mod origins;
+mod page;
 mod tail;
 mod thread_tail;
 mod watch;

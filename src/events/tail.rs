@@ -10,15 +10,12 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::log::{Glance, ThreadLog};
 use super::origins::Origins;
-use crate::db::events::LoggedEvent;
+use super::page::{PAGE, up_to};
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::{RunId, TaskId};
 use crate::domain::run::Run;
-
-/// How many stored events are read at once.
-pub(super) const PAGE: i64 = 256;
 
 /// How often a reader looks at the database when no run works on the thread in this process: the run may be at work in
 /// another one, or may have been cancelled before it began.
@@ -182,25 +179,12 @@ impl Tail {
                 db::events::read(tx, thread, before.map_or(after, |first| after.max(first - 1)), PAGE).await
             })
         });
-        let page: Vec<LoggedEvent> = read.await?;
-        // Whether there may be more up to the floor.
-        let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
-        let mut last = after;
-        for logged in page {
-            if floor.is_some_and(|floor| logged.seq > floor) {
-                full = false;
-                break;
-            }
-            last = logged.seq;
-            if logged.run == Some(run) {
-                let event = self.origins.event(logged).await?;
-                self.waiting.push_back(Arc::new(event));
-            }
+        let (page, last) = up_to(floor, after, read.await?);
+        for logged in page.into_iter().filter(|logged| logged.run == Some(run)) {
+            let event = self.origins.event(logged).await?;
+            self.waiting.push_back(Arc::new(event));
         }
-        self.after = Some(match floor {
-            Some(floor) if !full => floor,
-            Some(_) | None => last,
-        });
+        self.after = Some(last);
         Ok(self.after != Some(after))
     }
 

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::log::{Glance, ThreadLog};
 use super::origins::Origins;
-use super::tail::PAGE;
+use super::page::{PAGE, up_to};
 use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
@@ -130,15 +130,8 @@ impl ThreadTail {
         let (thread, after) = (self.thread, self.after);
         let page =
             self.db.read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await })).await?;
-        // Whether there may be more up to the floor.
-        let mut full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
-        let mut last = after;
+        let (page, last) = up_to(floor, after, page);
         for logged in page {
-            if floor.is_some_and(|floor| logged.seq > floor) {
-                full = false;
-                break;
-            }
-            last = logged.seq;
             // What a client wrote outside of all runs is part of the state from which the next run begins.
             let Some(run) = logged.run else { continue };
             if let Some(origins) = self.origins_of(run).await? {
@@ -146,10 +139,7 @@ impl ThreadTail {
                 self.waiting.push_back(Arc::new(event));
             }
         }
-        self.after = match floor {
-            Some(floor) if !full => floor,
-            Some(_) | None => last,
-        };
+        self.after = last;
         Ok(self.after != after)
     }
 

@@ -1,8 +1,6 @@
 //! Commands to a thread: start a run, answer a question, look at the agents at work.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -10,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::Api;
 use super::error::{ApiError, ErrorBody};
+use super::idempotency::{KeyHeader, Keyed, Raw};
 use super::runs::check_graph;
 use super::stream::v2::{FRAMES, Filter};
 use super::stream::{Mode, v2};
@@ -18,6 +17,7 @@ use super::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
 use super::wire::run::{CommandBody, Door, RunCreate};
 use crate::db::{runs, threads};
 use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::runtime::{Reply, RespondError, StartError};
@@ -27,23 +27,22 @@ use crate::runtime::{Reply, RespondError, StartError};
 /// Methods are `run.start` (makes the thread if there is none) and `input.respond`; `agent.getTree` shows who is at work.
 /// What cannot be done is told with status 200, too: only what is no command at all is refused with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
-    params(("thread_id" = String, Path, description = "The thread")), request_body = ThreadCommand,
+    params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
     responses((status = 200, description = "What came of it", body = CommandAnswer),
         (status = 400, description = "It is no command", body = NoCommand),
         (status = 413, description = "It is larger than allowed", body = ErrorBody)))]
 pub(super) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,
-    body: Result<Bytes, BytesRejection>,
+    Keyed(key, Raw(body)): Keyed<Raw>,
 ) -> Result<Response, ApiError> {
-    let body = body.map_err(super::extract::body_error)?;
     let value: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let command = match ThreadCommand::read(&value) {
         Ok(command) => command,
         Err(answer) => return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
     };
     let id = json!(command.id);
-    let desk = CommandDesk { api: &api, thread: thread.parse().ok(), checks_places: false };
+    let desk = CommandDesk { api: &api, thread: thread.parse().ok(), checks_places: false, key };
     let answer = match desk.obey(&command).await {
         Ok((result, seq)) => CommandAnswer::success(id, result, seq),
         Err(refusal) => CommandAnswer::refusal(id, refusal),
@@ -58,6 +57,8 @@ pub(super) struct CommandDesk<'a> {
     pub(super) thread: Option<ThreadId>,
     /// Whether answers have to name the place where the question was asked.
     pub(super) checks_places: bool,
+    /// The key under which a run is started once.
+    pub(super) key: Option<Key>,
 }
 
 /// What came of a command; and when it set something going, the number that all it causes is above.
@@ -108,8 +109,13 @@ impl CommandDesk<'_> {
         let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
         check_graph(self.api, &wish.assistant).map_err(refused)?;
         let seq = self.applied().await?;
-        let run = self.api.runs.start_or_answer(wish).await.map_err(|error| refused(error.into()))?;
-        Ok((json!({"run_id": run.id}), Some(seq)))
+        let once = self.api.runs.start_or_answer(wish, self.key.clone()).await;
+        let run = match once.map_err(|error| refused(error.into()))? {
+            Once::First(run) => run.id,
+            Once::Again(Kept::Run { run, .. }) => run,
+            Once::Again(Kept::Answer { .. }) | Once::Reused => return Err(refused(ApiError::key_reused())),
+        };
+        Ok((json!({"run_id": run}), Some(seq)))
     }
 
     async fn respond(&self, params: &Value) -> Obeyed {

@@ -54,6 +54,15 @@ impl<T: DeserializeOwned> Body for ApiList<T> {
     }
 }
 
+/// A body as it came, for who reads it in another way, or not at all.
+pub(super) struct Raw(pub(super) Vec<u8>);
+
+impl Body for Raw {
+    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        Ok(Self(bytes.to_vec()))
+    }
+}
+
 /// What a request says in its body, and the key under which it says so.
 pub(super) struct Keyed<B>(pub(super) Option<Key>, pub(super) B);
 

@@ -142,7 +142,7 @@ impl Line {
             "subscription.reconnect" => self.reconnect(params).await?.map(|result| (result, None)),
             "subscription.unsubscribe" => self.unsubscribe(params).map(|result| (result, None)),
             _ => {
-                let desk = CommandDesk { api: &self.api, thread: Some(self.thread), checks_places: true };
+                let desk = CommandDesk { api: &self.api, thread: Some(self.thread), checks_places: true, key: None };
                 desk.obey(command).await
             }
         };

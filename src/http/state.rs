@@ -2,16 +2,19 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
+use super::idempotency::{self, KeyHeader, Keyed};
 use super::scene::{Part, look, look_for};
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
 use super::{Answer, Api, wire};
 use crate::db::checkpoints::HistoryQuery;
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
+use crate::domain::idempotency::Kept;
 use crate::domain::machine::TOOLS;
 use crate::runtime::StateWrite;
 
@@ -105,7 +108,7 @@ async fn show_subagents(
 }
 
 /// Writes into the state of a thread. Messages are appended, or replaced when they have the id of an older one.
-#[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath),
+#[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath, KeyHeader),
     request_body = StateUpdate,
     responses((status = 200, description = "The checkpoint that the write left", body = StateUpdated),
         (status = 400, description = "There is no such node", body = ErrorBody),
@@ -114,12 +117,18 @@ async fn show_subagents(
 pub(super) async fn update(
     State(api): State<Api>,
     path: ThreadPath,
-    ApiJson(body): ApiJson<StateUpdate>,
-) -> Answer<StateUpdated> {
+    Keyed(key, ApiJson(body)): Keyed<ApiJson<StateUpdate>>,
+) -> Result<Response, ApiError> {
     let checkpoint = wire::checkpoint(body.checkpoint_id.as_deref(), body.checkpoint.as_ref())?;
     let write = StateWrite { values: body.values.unwrap_or_default(), as_node: body.as_node, checkpoint };
-    let left = api.runs.write_state(path.thread_id, write).await?;
-    Ok(Json(StateUpdated::new(path.thread_id, left)))
+    let thread = path.thread_id;
+    let once = api.runs.write_state(thread, write, key, written).await?;
+    idempotency::answer(once, |left| idempotency::shown(written(thread, left)))
+}
+
+/// The answer to who wrote into the state.
+fn written(thread: ThreadId, left: CheckpointId) -> Kept {
+    idempotency::kept(&StateUpdated::new(thread, left))
 }
 
 /// Shows the history of a thread, the newest checkpoint first.

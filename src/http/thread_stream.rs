@@ -1,20 +1,15 @@
 //! The stream of a thread: what happens on it in run after run. It does not end by itself.
 
-use std::convert::Infallible;
-use std::time::Duration;
-
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use bytes::{Bytes, BytesMut};
-use futures::future::BoxFuture;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::BytesMut;
 use serde_json::json;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Params, ThreadPath};
-use super::stream::{Cursor, Facts, Frame, Mode, Place, Presenter};
+use super::stream::frame::{Said, unseen};
+use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
 use super::{Api, runs, state};
 use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
@@ -75,84 +70,61 @@ pub(super) async fn follow(
         Some(place) => Follow::from_seq(&api.events, thread, place.cursor.seq).await?,
         None => Follow::from_now(&api.events, thread).await?,
     };
-    let reader = Reader::new(api, thread, source, wanted, seen);
-    let body = futures::stream::unfold(reader, |mut reader| async move {
-        let bytes = reader.write().await?;
-        Some((Ok::<Bytes, Infallible>(bytes), reader))
-    });
-    let mut response = Body::from_stream(body).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    let heartbeat = api.settings.heartbeat;
+    let seen = seen.map(|place| (place.cursor, place.said)).unzip();
+    Ok(stream::follow(HappeningFeed { api, thread, wanted, presenter: None, seen }, source, heartbeat))
 }
 
-/// What was read, and where to read on.
-type Read = (Follow, DbResult<Option<Happening>>);
-
-/// One client that follows a thread.
-struct Reader {
+/// One client that follows what happens on a thread.
+struct HappeningFeed {
     api: Api,
     thread: ThreadId,
-    /// The read under way. It is never given up halfway, only looked at.
-    read: Option<BoxFuture<'static, Read>>,
     wanted: Wanted,
+    /// That of the run under way.
     presenter: Option<Presenter>,
-    seen: Option<Place>,
-    heartbeat: Interval,
-    buffer: BytesMut,
+    /// The last frame that the client has seen, and what was said then of the answers that were not finished.
+    seen: (Option<Cursor>, Option<Vec<Said>>),
 }
 
-impl Reader {
-    fn new(api: Api, thread: ThreadId, source: Follow, wanted: Wanted, seen: Option<Place>) -> Self {
-        let period = api.settings.heartbeat.max(Duration::from_millis(1));
-        let mut heartbeat = interval_at(Instant::now() + period, period);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (read, buffer) = (Some(read(source)), BytesMut::new());
-        Self { api, thread, read, wanted, presenter: None, seen, heartbeat, buffer }
+impl Feed for HappeningFeed {
+    type Source = Follow;
+    type Item = DbResult<Option<Happening>>;
+
+    async fn read(mut source: Follow) -> (Follow, Self::Item) {
+        let happening = source.next().await;
+        (source, happening)
     }
 
-    /// What is to be sent next, or a sign of life. None at the end.
-    async fn write(&mut self) -> Option<Bytes> {
-        while self.buffer.is_empty() {
-            let under_way = self.read.as_mut()?;
-            let (source, happening) = tokio::select! {
-                biased;
-                read = under_way => read,
-                _ = self.heartbeat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-            };
-            self.read = None;
-            let taken = match happening {
-                Ok(Some(happening)) => self.take(happening).await.map(|()| true),
-                Ok(None) => Ok(false),
-                Err(error) => Err(error.into()),
-            };
-            match taken {
-                Ok(true) => self.read = Some(read(source)),
-                Ok(false) => {}
-                Err(error) => {
-                    tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
-                    let told = json!({"error": "InternalServerError", "message": "An internal error occurred"});
-                    Frame::of("error", &told).write(&mut self.buffer);
-                }
+    async fn take(&mut self, _: &mut Follow, happening: Self::Item, buffer: &mut BytesMut) -> Then {
+        let shown = match happening {
+            Ok(Some(happening)) => self.show(happening, buffer).await,
+            Ok(None) => return Then::End,
+            Err(error) => Err(error.into()),
+        };
+        match shown {
+            Ok(()) => Then::Go,
+            Err(error) => {
+                tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
+                Frame::fault().write(buffer);
+                Then::End
             }
         }
-        Some(self.buffer.split().freeze())
     }
+}
 
-    async fn take(&mut self, happening: Happening) -> Result<(), ApiError> {
+impl HappeningFeed {
+    async fn show(&mut self, happening: Happening, buffer: &mut BytesMut) -> Result<(), ApiError> {
         match happening {
             Happening::Begun(run) => {
                 self.begin(&run);
                 Ok(())
             }
-            Happening::Event(event) => self.event(&event).await,
+            Happening::Event(event) => self.event(&event, buffer).await,
             Happening::Done(run, seq) => {
-                self.done(run, seq);
+                self.done(run, seq, buffer);
                 Ok(())
             }
-            Happening::Written(checkpoint, seq) => self.written(checkpoint, seq).await,
+            Happening::Written(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
         }
     }
 
@@ -167,13 +139,13 @@ impl Reader {
         };
         let facts = Facts::of(run, graph);
         let mut presenter = Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
-        if let Some(seen) = &self.seen {
-            presenter.recall(seen.said.clone());
+        if let Some(said) = &self.seen.1 {
+            presenter.recall(said.clone());
         }
         self.presenter = Some(presenter);
     }
 
-    async fn event(&mut self, event: &Event) -> Result<(), ApiError> {
+    async fn event(&mut self, event: &Event, buffer: &mut BytesMut) -> Result<(), ApiError> {
         let Some(presenter) = &mut self.presenter else { return Ok(()) };
         if let Some(checkpoint) = presenter.wants_standing(event)
             && let Some(standing) = self.api.events.standing(self.thread, checkpoint).await?
@@ -185,57 +157,36 @@ impl Reader {
             None => None,
         };
         let frames = presenter.present(event, base);
-        let mut own = 0..;
-        for mut frame in frames {
-            let cursor = match frame.belated {
-                true => Cursor::after(event.seq - 1),
-                false => Cursor { seq: event.seq, frame: own.next().unwrap_or(u32::MAX) },
-            };
-            let is_wanted = self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata";
-            if !is_wanted || !is_new(self.seen.as_ref(), cursor, frame.belated) {
-                continue;
+        for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
+            if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
+                frame.id = Some(Place { cursor, said: presenter.unfinished(frame.said) });
+                frame.write(buffer);
             }
-            let said = self.presenter.as_ref().map(|presenter| presenter.unfinished(frame.said)).unwrap_or_default();
-            frame.id = Some(Place { cursor, said });
-            frame.write(&mut self.buffer);
         }
         Ok(())
     }
 
-    fn done(&mut self, run: RunId, seq: i64) {
+    fn done(&mut self, run: RunId, seq: i64, buffer: &mut BytesMut) {
         self.presenter = None;
-        let told = json!({"status": "run_done", "run_id": run});
         if self.wanted.run_modes || self.wanted.lifecycle {
-            self.tell("metadata", &told, seq);
+            self.tell("metadata", &json!({"status": "run_done", "run_id": run}), seq, buffer);
         }
     }
 
-    async fn written(&mut self, checkpoint: CheckpointId, seq: i64) -> Result<(), ApiError> {
+    async fn written(&self, checkpoint: CheckpointId, seq: i64, buffer: &mut BytesMut) -> Result<(), ApiError> {
         if self.wanted.state_update {
             let state = state::show_at(&self.api, self.thread, checkpoint).await?.0;
-            self.tell("state_update", &json!({"thread_id": self.thread, "state": state}), seq);
+            self.tell("state_update", &json!({"thread_id": self.thread, "state": state}), seq, buffer);
         }
         Ok(())
     }
 
     /// Writes a frame behind everything else that belongs to a number of the log.
-    fn tell(&mut self, event: &'static str, data: &serde_json::Value, seq: i64) {
+    fn tell(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
         let cursor = Cursor::after(seq);
-        if is_new(self.seen.as_ref(), cursor, false) {
+        if cursor.is_new(self.seen.0, false) {
             let id = Some(Place { cursor, said: vec![] });
-            Frame { id, ..Frame::of(event, data) }.write(&mut self.buffer);
+            Frame { id, ..Frame::of(event, data) }.write(buffer);
         }
     }
-}
-
-/// Whether a client who has seen everything up to a place has not seen this frame.
-fn is_new(seen: Option<&Place>, cursor: Cursor, belated: bool) -> bool {
-    seen.is_none_or(|seen| cursor > seen.cursor || belated && cursor == seen.cursor)
-}
-
-fn read(mut source: Follow) -> BoxFuture<'static, Read> {
-    Box::pin(async move {
-        let happening = source.next().await;
-        (source, happening)
-    })
 }

@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, Select, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, checkpoints, copies, retention, threads};
+use crate::db::{DbResult, Tx, checkpoints, retention, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
@@ -101,13 +101,17 @@ pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<R
 
 /// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
 /// them again.
-#[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath),
+#[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
         (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
-pub(super) async fn copy(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadView> {
-    let (from, to, now) = (path.thread_id, ThreadId::mint(), api.clock.now());
-    let write = api.db.write(move |tx| Box::pin(async move { copies::copy_thread(tx, from, to, now).await }));
-    if write.await? { show(&api, to).await.map(Json) } else { Err(ApiError::no_thread(from)) }
+pub(super) async fn copy(
+    State(api): State<Api>,
+    path: ThreadPath,
+    Keyed(key, _): Keyed<Raw>,
+) -> Result<Response, ApiError> {
+    let from = path.thread_id;
+    let once = api.runs.copy_thread(from, key, made).await?.ok_or_else(|| ApiError::no_thread(from))?;
+    idempotency::answer(once, |copy| idempotency::shown(made(&copy)))
 }
 
 /// Thins threads out: deletes them (`delete`; runs at work on them are stopped), or takes all but their newest state away

@@ -131,8 +131,13 @@ pub struct Providers {
     configs: BTreeMap<String, ProviderConfig>,
     policy: RetryPolicy,
     http: DynHttpClient,
+    /// Those of the embedding program, by the name before the colon.
+    own: BTreeMap<String, Source>,
     models: Mutex<HashMap<String, Arc<dyn Model>>>,
 }
+
+/// Makes the model of a name after the colon.
+pub type Source = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send + Sync>;
 
 impl Providers {
     /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
@@ -153,7 +158,8 @@ impl Providers {
             }
             all.insert(name, config);
         }
-        Self { configs: all, policy: RetryPolicy::default(), http: client(), models: Mutex::default() }
+        let (policy, own) = (RetryPolicy::default(), BTreeMap::new());
+        Self { configs: all, policy, http: client(), own, models: Mutex::default() }
     }
 
     /// The same providers with another patience.
@@ -161,9 +167,14 @@ impl Providers {
         Self { policy, ..self }
     }
 
-    /// The names that may stand before the colon, in alphabetical order.
+    /// The same providers, and those of the embedding program. One of these precedes another of its name.
+    pub fn with_own(self, own: BTreeMap<String, Source>) -> Self {
+        Self { own, ..self }
+    }
+
+    /// The names that may stand before the colon.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.configs.keys().map(String::as_str)
+        self.own.keys().chain(self.configs.keys()).map(String::as_str)
     }
 
     /// The model of a name like `openai:gpt-5`; the same one each time. Its first use fails with
@@ -184,10 +195,13 @@ impl Providers {
 
     /// Whether there is a provider for a model of this name, be it usable or not.
     pub fn knows(&self, name: &str) -> bool {
-        split(name).is_some_and(|(provider, _)| self.configs.contains_key(provider))
+        split(name).is_some_and(|(provider, _)| self.own.contains_key(provider) || self.configs.contains_key(provider))
     }
 
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+        if let Some((own, (_, model))) = split(name).and_then(|name| Some((self.own.get(name.0)?, name))) {
+            return own(model);
+        }
         let (provider, model, config) = self.find(name)?;
         if config.kind == Kind::Scripted {
             return Ok(Arc::new(Scripted::new(model)));

@@ -112,8 +112,9 @@ pub(super) async fn start_as(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaced = displace(tx, wish.request.multitask, in_flight.clone(), (&*house.webhooks, now)).await?;
-    let is_busy = in_flight.len() > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
+    let others = in_flight.len();
+    let displaced = displace(tx, wish.request.multitask, in_flight, (&*house.webhooks, now)).await?;
+    let is_busy = others > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
@@ -400,7 +401,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
     Ok(match (head.position.failure, head.position.phase) {
         (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
         (None, Phase::Ended) => (ThreadStatus::Idle, None),
-        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. }) => {
+        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
             (ThreadStatus::Interrupted, None)
         }
     })

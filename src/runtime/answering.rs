@@ -7,6 +7,7 @@ use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, ThreadId};
+use crate::domain::idempotency::{Key, Once};
 use crate::domain::run::Run;
 
 /// An answer to one question.
@@ -96,23 +97,24 @@ impl Runs {
         read.await
     }
 
-    /// Starts a run. When questions wait on its thread and the input answers them, it goes on with the answer instead of
+    /// Starts a run, once for each key. When questions wait on its thread and the input answers them, it goes on with the answer instead of
     /// taking the input for a new message.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
-    pub async fn start_or_answer(&self, mut wish: Wish) -> Result<Run, StartError> {
-        let thread = match wish.target {
-            Target::Thread(thread) | Target::ThreadOrNew(thread) => thread,
-            Target::Stateless { .. } => return self.start(wish).await,
-        };
-        if let Some(input) = &wish.request.input {
+    pub async fn start_or_answer(&self, mut wish: Wish, key: Option<Key>) -> Result<Once<Run>, StartError> {
+        if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) = (&wish.target, &wish.request.input)
+        {
+            let thread = *thread;
             let open = self.0.db.read(move |tx| Box::pin(async move { resume::pending(tx, thread).await })).await?;
             if !open.is_empty() && !is_message(&open, input) {
                 wish.resume = wish.request.input.take();
             }
         }
-        self.start(wish).await
+        match key {
+            None => self.start(wish).await.map(Once::First),
+            Some(key) => self.start_once(wish, key, None).await,
+        }
     }
 }
 

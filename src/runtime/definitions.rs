@@ -278,15 +278,11 @@ impl Runs {
             return Ok(());
         }
         let mut sources = registry.sources.lock().await;
-        let digests = |sources: &Sources| -> Vec<_> {
-            sources.files.values().map(|version| (version.graph_id.clone(), version.digest.clone())).collect()
-        };
-        let (before, had_refusals) = (digests(&sources), !sources.refusals.is_empty());
-        registry.store_files(&mut sources, files).await?;
-        registry.replace(&sources);
-        if before == digests(&sources) && !had_refusals {
+        if sources.are_of(&files) {
             return Ok(());
         }
+        registry.store_files(&mut sources, files).await?;
+        registry.replace(&sources);
         tracing::info!(agents = sources.files.len(), "definitions read again from their files");
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Webhooks;
 use super::children::Children;
+use super::turns::Turns;
 use crate::agent::Stop;
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, WorkerId};
@@ -27,13 +28,15 @@ pub(super) struct Desk {
     pub(super) fence: i64,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
+    /// In which order commits are stored.
+    pub(super) turns: Turns,
     /// Where the subagents at work are noted.
     pub(super) children: Arc<Children>,
 }
 
 impl Desk {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), None, now).await
+        db::runs::check_fence(tx, self.holder(), db::runs::Trace::at(now)).await
     }
 
     pub(super) fn holder(&self) -> db::runs::Holder {

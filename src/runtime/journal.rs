@@ -104,6 +104,7 @@ impl LaneJournal {
             report: None,
             used: self.used(at),
             events: vec![],
+            turn: self.desk.turns.take(),
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
@@ -217,10 +218,11 @@ impl LaneJournal {
     /// Writes a batch. False if the lease is lost.
     async fn write(&self, batch: Batch) -> DbResult<bool> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
+        let ends = lane == Lane::Main && batch.ended.is_some();
         let write = self.desk.db.write(move |tx| {
             Box::pin(async move {
-                let held = write_batch(tx, &desk, run, lane, &batch).await?;
-                if held && desk.has_company && lane == Lane::Main && batch.ended.is_some() {
+                let held = write_batch(tx, &desk, run, lane, batch).await?;
+                if held && desk.has_company && ends {
                     db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
                 }
                 Ok(held)

@@ -39,6 +39,7 @@ mod resume;
 mod store;
 mod sweeper;
 mod threads;
+mod turns;
 mod webhooks;
 mod worker;
 mod writing;
@@ -357,12 +358,19 @@ impl Runs {
     ///
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
-    pub async fn write_state(&self, thread: ThreadId, write: StateWrite) -> Result<CheckpointId, StateWriteError> {
+    pub async fn write_state(
+        &self,
+        thread: ThreadId,
+        write: StateWrite,
+        key: Option<Key>,
+        shown: fn(ThreadId, CheckpointId) -> Kept,
+    ) -> Result<Once<CheckpointId>, StateWriteError> {
         let (registry, now) = (Arc::clone(&self.0.registry), self.0.clock.now());
-        self.0
-            .db
-            .write(move |tx| Box::pin(async move { writing::write(tx, thread, &write, (&registry, now)).await }))
-            .await?
+        let kept = move |left: &CheckpointId| shown(thread, *left);
+        let write = self.0.db.write_once(key, now, kept, move |tx| {
+            Box::pin(async move { writing::write(tx, thread, &write, (&registry, now)).await })
+        });
+        write.await?
     }
 
     /// Stops what works on the thread, then deletes it. False if there is none.

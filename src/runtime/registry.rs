@@ -99,6 +99,21 @@ pub(super) struct Sources {
     pub(super) seen: i64,
 }
 
+impl Sources {
+    /// Whether just this is in use of files already.
+    pub(super) fn are_of(&self, files: &FileAgents) -> bool {
+        let is_known = |agent: &FileAgent| {
+            self.files.get(&agent.graph_id).is_some_and(|version| {
+                version.definition == agent.definition && version.provenance.file() == Some(&agent.place)
+            })
+        };
+        self.refusals.is_empty()
+            && self.oddities == files.remarks
+            && self.files.len() == files.agents.len()
+            && files.agents.iter().all(is_known)
+    }
+}
+
 impl Registry {
     /// A registry of no agents.
     pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: Workshop, around: Surroundings) -> Self {

@@ -72,6 +72,9 @@ impl Runs {
                 if !db::threads::insert(tx, &thread).await? {
                     return Ok(Err(thread.id));
                 }
+                if history.is_empty() {
+                    return Ok(Ok(NewThread { thread, state: None }));
+                }
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
                 let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
@@ -79,6 +82,31 @@ impl Runs {
             })
         });
         Ok(write.await?)
+    }
+
+    /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown` says
+    /// how the copy is shown, which is what is kept.
+    ///
+    /// # Errors
+    /// When the database fails; there is no copy then.
+    pub async fn copy_thread(
+        &self,
+        from: ThreadId,
+        key: Option<Key>,
+        shown: fn(&NewThread) -> Kept,
+    ) -> DbResult<Option<Once<NewThread>>> {
+        let (to, now) = (ThreadId::mint(), self.0.clock.now());
+        let write = self.0.db.write_once(key, now, shown, move |tx| {
+            Box::pin(async move {
+                if !db::copies::copy_thread(tx, from, to, now).await? {
+                    return Ok(Err(()));
+                }
+                let Some(thread) = db::threads::find(tx, to).await? else { return Ok(Err(())) };
+                let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
+                Ok(Ok(NewThread { thread, state: machine.head.map(|_| machine.state) }))
+            })
+        });
+        Ok(write.await?.ok())
     }
 
     /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not

@@ -18,6 +18,7 @@ use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::registry::Registry;
+use super::turns::Turns;
 use super::{CancelAction, Runs, Store, Webhooks};
 use crate::agent::assemble::Known;
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
@@ -252,6 +253,7 @@ impl Worker {
             worker: self.id,
             fence,
             has_company: self.has_company.load(Ordering::Acquire),
+            turns: Turns::default(),
             children: Arc::clone(&self.children),
         }
     }

@@ -135,7 +135,7 @@ impl History {
                     let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
                     Invalid { field, ..invalid }
                 })?;
-                update.merge(written);
+                update.merge(written.ruled(&plan.rules));
                 last = write.node.clone().unwrap_or(last);
             }
             let update = crate::agent::identified(update);
@@ -156,11 +156,13 @@ impl History {
         Ok(Self { steps, is_done })
     }
 
+    /// Whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
     /// Stores it as that of a new thread.
     pub(super) async fn store(&self, tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
-        if self.steps.is_empty() {
-            return Ok(());
-        }
         let placed = self.steps.iter().zip(1..).map(|((entry, position), seq)| Placed {
             thread,
             lane: Lane::Main,

@@ -83,6 +83,14 @@ pub struct Delegation {
     pub order: Order,
 }
 
+impl Delegation {
+    /// Hands `work` to the subagent of this name. All that it is told is `work`.
+    pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
+        let order = Order { description: work.into(), system_prompt: None };
+        Self { subagent: subagent.into(), order }
+    }
+}
+
 /// Why something did not run to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Halt {
@@ -98,6 +106,12 @@ impl Halt {
     /// Whether it failed: the only kind of halt that a policy may catch or retry.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Fail(_))
+    }
+}
+
+impl From<Failure> for Halt {
+    fn from(failure: Failure) -> Self {
+        Self::Fail(failure)
     }
 }
 

@@ -21,7 +21,6 @@ use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
-use crate::domain::run::Order;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 
@@ -202,8 +201,7 @@ impl RemoteTool {
             .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
         self.tell(scope, answer.custom).await;
         if let Some(wish) = answer.delegate {
-            let order = Order { description: wish.description, system_prompt: None };
-            return Ok(CallOutcome::Delegate(Delegation { subagent: wish.subagent_type, order }));
+            return Ok(CallOutcome::Delegate(Delegation::to(wish.subagent_type, wish.description)));
         }
         let Some(content) = answer.content else {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));

@@ -223,6 +223,34 @@ on_both_engines! {
         assert_eq!(alice.transcript().await.iter().filter(|line| line.starts_with("human: ")).count(), 4);
     }
 
+    async fn copies_and_writes_into_the_state_are_made_once_for_each_key(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.asks("hello").await.finishes().await;
+        let copy = post(&client, &alice.path("/copy"), "k1", &json!({})).await;
+        are_alike(&copy, &post(&client, &alice.path("/copy"), "k1", &json!({})).await);
+        assert_eq!(transcript(&copy.body["values"]), ["human: hello", "ai: echo: hello"]);
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 2);
+        let body = json!({"values": {"messages": [{"role": "user", "content": "noted"}]}});
+        let written = post(&client, &alice.path("/state"), "k2", &body).await;
+        are_alike(&written, &post(&client, &alice.path("/state"), "k2", &body).await);
+        assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello", "human: noted"]);
+    }
+
+    async fn a_command_that_starts_a_run_starts_it_once_for_each_key(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let command = |text: &str| {
+            let input = json!({"messages": [{"role": "user", "content": text}]});
+            json!({"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": input}})
+        };
+        let first = post(&client, &alice.path("/commands"), "k1", &command("hello")).await.ok();
+        alice.run(&first["result"]).finishes().await;
+        let again = post(&client, &alice.path("/commands"), "k1", &command("hello")).await.ok();
+        assert_eq!(again["result"]["run_id"], first["result"]["run_id"]);
+        let other = post(&client, &alice.path("/commands"), "k1", &command("something else")).await.ok();
+        assert_eq!((&other["type"], other.get("result")), (&json!("error"), None));
+        assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+    }
+
     async fn two_servers_on_one_database_know_the_same_keys(server: TestServer) {
         if server.engine == Engine::Sqlite {
             return;

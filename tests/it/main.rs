@@ -21,6 +21,7 @@ mod custom;
 mod definitions;
 mod delegated_interrupts;
 mod dialects;
+mod embedding;
 mod fields;
 mod files;
 mod idempotency;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::Run;
 use crate::support::sse::{Frame, put_together};
-use crate::support::{TestServer, lookup, on_both_engines, script, task, transcript};
+use crate::support::{Engine, TestServer, lookup, on_both_engines, script, task, transcript};
 
 /// The names of the events, without namespaces.
 fn names(frames: &[Frame]) -> Vec<&str> {
@@ -174,6 +174,26 @@ on_both_engines! {
         assert_eq!(nodes(&later).last().unwrap(), &(0, "model".to_owned()));
         assert!(later.len() < late.len());
         assert_eq!(run.is_joined(None).await.rest().await, vec![]);
+    }
+
+    async fn who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_by_side(server: TestServer) {
+        if server.engine == Engine::Sqlite {
+            return;
+        }
+        let (other, alice) = (server.gets_a_twin().await, server.human("agent").await);
+        server.tools.hold("lookup");
+        let research = |at: usize| (0..6).fold(script(), |text, step| text.calls(lookup(&format!("c{at}{step}"), "x")));
+        let calls = (0..8).map(|at| task(&format!("t{at}"), "researcher", research(at).says("it is x")));
+        let more = json!({"stream_mode": ["updates"], "stream_subgraphs": true, "stream_resumable": true});
+        let run = alice.starts(alice.wish(script().calls_all(calls).says("done"), more)).await;
+        server.tools.called("lookup", 8).await;
+        let elsewhere = other.client.get_stream(&format!("{}/stream", run.path), Some("-1")).await;
+        server.tools.let_go("lookup");
+        let elsewhere = elsewhere.rest().await;
+        let places = |frames: &[Frame]| frames.iter().map(|frame| frame.id.clone()).collect::<Vec<_>>();
+        assert_eq!(places(&elsewhere), places(&run.is_joined(Some("-1")).await.rest().await));
+        assert!(elsewhere.len() > 8 * 13, "{}", elsewhere.len());
+        other.leaves().await;
     }
 
     async fn the_events_of_a_join_can_be_filtered(server: TestServer) {

@@ -216,6 +216,7 @@ pub(super) fn agent_of(
         fields: vec![],
         context: None,
         subagents: roster,
+        runnable: None,
     }
 }
 

@@ -10,6 +10,7 @@ use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::{DbResult, Ring, Tx, rings};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
@@ -132,22 +133,37 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
 /// Who writes for a run: the run, the worker that was given it, and the fence it was given with it.
 pub type Holder = (RunId, WorkerId, i64);
 
+/// What the row of a run keeps of a write for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Trace<'a> {
+    /// The number of what is written into the log, if anything is; the first one of a run is kept.
+    pub seq: Option<i64>,
+    /// What the run has used by now, if that is to be stored.
+    pub usage: Option<&'a Usage>,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl Trace<'_> {
+    /// A write that leaves nothing but its time.
+    pub fn at(at: Timestamp) -> Self {
+        Self { seq: None, usage: None, at }
+    }
+}
+
 /// Whether the worker may still write for the run. When it may, nobody takes the run from it before the end of the
-/// transaction. `seq` is the number of what it writes into the log, if anything; the first one is kept.
-pub async fn check_fence(
-    tx: &mut Tx<'_>,
-    (run, worker, fence): Holder,
-    seq: Option<i64>,
-    now: Timestamp,
-) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5) \
+/// transaction.
+pub async fn check_fence(tx: &mut Tx<'_>, (run, worker, fence): Holder, trace: Trace<'_>) -> DbResult<bool> {
+    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage) \
         where run_id = $1 and worker = $2 and fence = $3";
+    let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(worker.0)
         .bind(fence)
-        .bind(now.0)
-        .bind(seq)
+        .bind(trace.at.0)
+        .bind(trace.seq)
+        .bind(usage)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -159,20 +175,20 @@ pub async fn end_fenced(
     tx: &mut Tx<'_>,
     (run, worker, fence): Holder,
     (status, error): (RunStatus, Option<&Failure>),
-    seq: Option<i64>,
-    now: Timestamp,
+    trace: Trace<'_>,
 ) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7) \
-        where run_id = $1 and worker = $2 and fence = $3";
-    let error = error.map(encode).transpose()?;
+    const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
+        usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
+    let (error, usage) = (error.map(encode).transpose()?, trace.usage.map(encode).transpose()?);
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(worker.0)
         .bind(fence)
-        .bind(now.0)
+        .bind(trace.at.0)
         .bind(status.word())
         .bind(error)
-        .bind(seq)
+        .bind(trace.seq)
+        .bind(usage)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

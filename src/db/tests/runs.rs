@@ -165,20 +165,30 @@ async fn fence_off_the_past(db: Db) {
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, old, Timestamp(2))).expect("a claim");
     let fence = claim.fence;
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, old, fence), None, Timestamp(3))));
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, old, fence), runs::Trace::at(Timestamp(3)))));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
     assert!(newer > fence);
-    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, fence), None, Timestamp(5))));
-    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, newer), None, Timestamp(5))));
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, new, newer), None, Timestamp(5))));
+    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, fence), runs::Trace::at(Timestamp(5)))));
+    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, newer), runs::Trace::at(Timestamp(5)))));
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, new, newer), runs::Trace::at(Timestamp(5)))));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
-    assert!(!write!(db, |tx| runs::end_fenced(tx, (id, old, fence), (status, error.as_ref()), None, Timestamp(6))));
+    assert!(!write!(db, |tx| runs::end_fenced(
+        tx,
+        (id, old, fence),
+        (status, error.as_ref()),
+        runs::Trace::at(Timestamp(6))
+    )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
     assert!(!write!(db, |tx| runs::any_pending(tx)));
     let (status, error) = failed.clone();
-    assert!(write!(db, |tx| runs::end_fenced(tx, (id, new, newer), (status, error.as_ref()), None, Timestamp(7))));
+    assert!(write!(db, |tx| runs::end_fenced(
+        tx,
+        (id, new, newer),
+        (status, error.as_ref()),
+        runs::Trace::at(Timestamp(7))
+    )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!((ended.status, ended.error, ended.updated_at), (failed.0, failed.1, Timestamp(7)));
 }

@@ -15,7 +15,7 @@ use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, StoreRule, SubagentDefin
 
 mod tool;
 
-pub use tool::check_tool;
+pub use tool::{check_tool, tool_name_problem};
 
 /// The tools that policies bring along; no declared tool may have their names.
 pub const POLICY_TOOLS: [&str; 20] = [
@@ -65,6 +65,10 @@ pub struct Surroundings {
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
     pub providers: BTreeSet<String>,
+    /// The programs that subagents can be.
+    pub runnables: BTreeSet<String>,
+    /// The registered policies.
+    pub middleware: BTreeSet<String>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
 }
@@ -102,6 +106,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
     check.subagents(agent);
     check.locations(graph_id, agent);
+    check.findings.extend(agent.check_registered(around));
     check.findings
 }
 

@@ -124,6 +124,8 @@ impl SubagentDefinition {
             ("store", self.store.is_some()),
             ("until_tool", self.until_tool.is_some()),
             ("model_settings", self.model_settings.is_some()),
+            ("runnable", self.runnable.is_some()),
+            ("middleware", !self.middleware.is_empty()),
         ];
         let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
         if graph_id.trim().is_empty() {
@@ -143,7 +145,8 @@ impl SubagentDefinition {
     }
 }
 
-fn wrong<const N: usize>(field: &FieldPath, given: [(&str, bool); N], why: &str) -> Vec<Finding> {
+/// The fields that are given and should not be.
+pub(super) fn wrong<const N: usize>(field: &FieldPath, given: [(&str, bool); N], why: &str) -> Vec<Finding> {
     let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
     wrong.map(|(name, _)| Finding::error(field.then(name), why)).collect()
 }

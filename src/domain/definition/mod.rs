@@ -22,6 +22,7 @@ mod elsewhere;
 mod finding;
 mod headers;
 mod judge;
+mod program;
 mod read;
 mod record;
 mod store;
@@ -70,6 +71,9 @@ pub struct AgentDefinition {
     /// How many steps one run may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
+    /// Registered policies, by name, inside those that the server brings.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub middleware: Vec<String>,
     /// How deep delegations may nest; 1 means that subagents do not delegate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_subagent_depth: Option<u32>,
@@ -110,6 +114,10 @@ pub struct SubagentDefinition {
     pub name: String,
     /// What it is for: all that the delegating model knows of it.
     pub description: String,
+    /// The program that it is, by the name under which the embedding program has registered it. It then has neither model
+    /// nor instructions, tools or policies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runnable: Option<String>,
     /// Its instructions; never inherited.
     pub system_prompt: String,
     /// `provider:model-name`; the parent's when absent.
@@ -132,6 +140,9 @@ pub struct SubagentDefinition {
     /// How many steps one delegation may take; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursion_limit: Option<u32>,
+    /// Registered policies, by name; never inherited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub middleware: Vec<String>,
     /// What one delegation may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,

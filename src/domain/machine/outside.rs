@@ -68,7 +68,7 @@ impl Machine {
         if !sent.is_empty() {
             let mut calls = match std::mem::take(&mut self.position.phase) {
                 Phase::Tools { calls } => calls,
-                Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Ended => vec![],
+                Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => vec![],
             };
             calls.retain(|call| sent.iter().all(|other| other.id != call.id));
             calls.extend(sent.iter().map(sent_call));

@@ -13,6 +13,9 @@ pub const MODEL: &str = "model";
 /// The node that runs tool calls.
 pub const TOOLS: &str = "tools";
 
+/// The node of a program that does the whole work.
+pub const RUNNABLE: &str = "runnable";
+
 /// The moments at which policies act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,6 +57,8 @@ pub struct Plan {
     pub step_limit: u32,
     /// How the declared fields are merged.
     pub rules: Rules,
+    /// Whether a program does the whole work, so that there are neither hooks nor a model.
+    pub is_work: bool,
 }
 
 impl Plan {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
 /// What a follower reads, and how it becomes bytes.
-pub(super) trait Feed: Send + 'static {
+pub(in crate::http) trait Feed: Send + 'static {
     /// What is read from.
     type Source: Send + 'static;
     /// What is read.
@@ -34,7 +34,7 @@ pub(super) trait Feed: Send + 'static {
 
 /// What comes after an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(in crate::http) enum Then {
     /// More.
     Go,
     /// Nothing: everything was told.
@@ -47,7 +47,7 @@ pub(super) enum Then {
 const WRITE: usize = 64 * 1024;
 
 /// Answers with server-sent events that follow `feed`.
-pub(super) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
+pub(in crate::http) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
     let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));

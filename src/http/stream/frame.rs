@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
+use serde_json::json;
 
 /// One event of a stream. Its data is one line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +71,27 @@ impl Cursor {
     pub fn after(seq: i64) -> Self {
         Self { seq, frame: u32::MAX }
     }
+
+    /// Whether a client who has seen everything up to `seen` has not seen this. What makes up for earlier pieces may come
+    /// anew at its place.
+    pub fn is_new(self, seen: Option<Self>, belated: bool) -> bool {
+        seen.is_none_or(|seen| self > seen || belated && self == seen)
+    }
+}
+
+/// The frames that event `seq` became, each with its place, without those that a client has seen who saw everything up to
+/// `seen`.
+pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterator<Item = (Frame, Cursor)> {
+    let mut own = 0..;
+    let placed = frames.into_iter().map(move |frame| {
+        // What makes up for earlier pieces comes before the frames that everybody gets.
+        let cursor = match frame.belated {
+            true => Cursor::after(seq - 1),
+            false => Cursor { seq, frame: own.next().unwrap_or(u32::MAX) },
+        };
+        (frame, cursor)
+    });
+    placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.belated))
 }
 
 impl fmt::Display for Place {
@@ -139,6 +161,11 @@ impl Frame {
     /// A frame whose data is already encoded.
     pub fn new(event: impl Into<Name>, data: impl Into<Bytes>) -> Self {
         Self { event: event.into(), data: data.into(), id: None, said: None, belated: false }
+    }
+
+    /// The last frame of a stream that breaks off since the server failed; what failed stands in the server's log.
+    pub fn fault() -> Self {
+        Self::of("error", &json!({"error": "InternalServerError", "message": "An internal error occurred"}))
     }
 
     /// Appends the frame's bytes to `buffer`.

@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use axum::response::Response;
 use bytes::BytesMut;
-use serde_json::json;
 
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
-pub(super) use follower::beat;
-use follower::{Feed, Then};
+pub(super) use follower::{Feed, Then, beat, respond as follow};
 pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
@@ -151,18 +149,9 @@ impl<L: Log> RunFeed<L> {
 
     fn present(&mut self, event: &Event, base: Option<Arc<State>>, buffer: &mut BytesMut) {
         let frames = self.presenter.present(event, base);
-        let mut own = 0..;
-        for mut frame in frames {
-            // What makes up for earlier pieces comes before the frames that everybody gets.
-            let cursor = match frame.belated {
-                true => Cursor::after(event.seq - 1),
-                false => Cursor { seq: event.seq, frame: own.next().unwrap_or(u32::MAX) },
-            };
-            let is_new = |seen: Cursor| cursor > seen || frame.belated && cursor == seen;
-            if self.seen.is_none_or(is_new) {
-                frame.id = self.resumable.then(|| Place { cursor, said: self.presenter.unfinished(frame.said) });
-                frame.write(buffer);
-            }
+        for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
+            frame.id = self.resumable.then(|| Place { cursor, said: self.presenter.unfinished(frame.said) });
+            frame.write(buffer);
         }
     }
 
@@ -175,8 +164,7 @@ impl<L: Log> RunFeed<L> {
     /// The log cannot be read. The run goes on; only this client is told.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
         tracing::error!(%error, "a stream broke off");
-        let told = json!({"error": "InternalServerError", "message": "An internal error occurred"});
-        Frame::of("error", &told).write(buffer);
+        Frame::fault().write(buffer);
         self.end()
     }
 }

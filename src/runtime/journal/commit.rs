@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::db::checkpoints::Placed;
 use crate::db::events::PlacedFact;
 use crate::db::interrupts::Asked;
+use crate::db::runs::Trace;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
@@ -18,6 +19,7 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::admission;
 use crate::runtime::desk::Desk;
+use crate::runtime::turns::Turn;
 
 /// A transaction's worth of writing.
 pub(super) struct Batch {
@@ -35,6 +37,8 @@ pub(super) struct Batch {
     /// What the run has used by now, if that is to be stored.
     pub(super) used: Option<Usage>,
     pub(super) events: Vec<Arc<Event>>,
+    /// When it may be stored.
+    pub(super) turn: Turn,
 }
 
 /// A step with its number and segment.
@@ -46,15 +50,21 @@ pub(super) struct Laid {
 }
 
 /// Writes a batch, if we still hold the lease on the run; false if not.
-pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: &Batch) -> DbResult<bool> {
+pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: Batch) -> DbResult<bool> {
+    let mut turn = batch.turn;
+    turn.comes().await;
     let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended.
+    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
+    let used = batch.used.as_ref();
+    let trace = Trace { seq: Some(batch.first), usage: used.filter(|_| lane == Lane::Main), at };
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), Some(batch.first), at).await?
+            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), trace).await?
         }
-        Some(_) | None => db::runs::check_fence(tx, desk.holder(), Some(batch.first), at).await?,
+        Some(_) | None => db::runs::check_fence(tx, desk.holder(), trace).await?,
     };
+    // The row is ours now until the end of the transaction.
+    drop(turn);
     if !held {
         return Ok(false);
     }
@@ -74,7 +84,7 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
     }
     let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
-    if let Some(used) = &batch.used {
+    if let Some(used) = used.filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used).await?;
     }
     for asked in &batch.asked {
@@ -87,17 +97,7 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
         if lane != Lane::Main {
             end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
         } else {
-            if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-                db::runs::stop_children(tx, thread, root, batch.at).await?;
-            }
-            let status = match status {
-                RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
-                RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
-                    ThreadStatus::Interrupted
-                }
-            };
-            admission::leave_thread(tx, &desk.run, status, error.clone(), batch.at).await?;
+            end_main(tx, desk, (*status, error.as_ref(), *waits), at).await?;
             if let Some(report) = &batch.report {
                 db::deliveries::insert(tx, report).await?;
             }
@@ -106,6 +106,26 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(true)
+}
+
+/// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
+async fn end_main(
+    tx: &mut Tx<'_>,
+    desk: &Desk,
+    (status, error, waits): (RunStatus, Option<&Failure>, bool),
+    at: Timestamp,
+) -> DbResult<()> {
+    if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+        db::runs::stop_children(tx, desk.run.thread, desk.run.id, at).await?;
+    }
+    let status = match status {
+        RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
+        RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
+        RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
+            ThreadStatus::Interrupted
+        }
+    };
+    admission::leave_thread(tx, &desk.run, status, error.cloned(), at).await
 }
 
 /// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.

@@ -131,8 +131,7 @@ async fn an_answer_may_write_into_the_state() {
 
 #[tokio::test]
 async fn an_answer_may_ask_for_a_delegation() {
-    let wish =
-        Delegation { subagent: "s".to_owned(), order: Order { description: "d".to_owned(), system_prompt: None } };
+    let wish = Delegation::to("s", "d");
     assert_eq!(calling("/spawn").await, Ok(CallOutcome::Delegate(wish)));
 }
 

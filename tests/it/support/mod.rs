@@ -5,6 +5,7 @@ pub(crate) mod client;
 pub(crate) mod ear;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
+pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod script;
 pub(crate) mod server;

@@ -4,12 +4,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use adjutant::app::App;
-use adjutant::config::{self, Settings};
-use adjutant::domain::time::{Clock, ManualClock, SystemClock};
-use adjutant::shutdown::Shutdown;
+use adjutant::domain::time::ManualClock;
+use adjutant::{Adjutant, Builder, Shutdown};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -19,6 +18,7 @@ use tokio::task::JoinHandle;
 use super::actors::Human;
 use super::client::Client;
 use super::postgres;
+use super::program;
 use super::provider::Provider;
 use super::tools::Tools;
 
@@ -52,6 +52,8 @@ struct Place {
     /// The clock that the server lives by, when it is not the machine's.
     clock: std::sync::Mutex<Option<ManualClock>>,
     around: Shutdown,
+    /// Whether the server is part of the program of the tests.
+    embedded: AtomicBool,
 }
 
 /// The database of one server.
@@ -115,9 +117,17 @@ impl TestServer {
             .replace("TOOLS", &tools.base)
             .replace("MODELS", &models.base);
         std::fs::write(folder.path().join("adjutant.toml"), agents).expect("a configuration");
-        let (base, running) = run_here(&folder.path().join("adjutant.toml"), None).await;
+        let builder = Adjutant::builder().config_file(folder.path().join("adjutant.toml"));
+        let (base, running) = run_here(builder, None).await;
         let database = std::sync::Mutex::new(Some(database));
-        let place = Place { folder, database, running: Mutex::new(running), clock: Default::default(), around };
+        let place = Place {
+            folder,
+            database,
+            running: Mutex::new(running),
+            clock: Default::default(),
+            around,
+            embedded: AtomicBool::new(false),
+        };
         Some(Self { client: Client::new(&base), tools, models, engine, place: Arc::new(place) })
     }
 
@@ -135,7 +145,7 @@ impl TestServer {
     pub(crate) async fn moves_into_a_process(&self) {
         let mut running = self.place.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
-        let (base, child) = run_there(&self.configuration());
+        let (base, child) = self.run_there();
         *running = Running::There(child);
         self.client.moved_to(&base);
     }
@@ -148,7 +158,7 @@ impl TestServer {
         };
         child.kill().expect("SIGKILL");
         child.wait().expect("it is dead");
-        let (base, child) = run_there(&self.configuration());
+        let (base, child) = self.run_there();
         *running = Running::There(child);
         self.client.moved_to(&base);
     }
@@ -157,7 +167,7 @@ impl TestServer {
     pub(crate) async fn is_stopped_and_started_again(&self) {
         let mut running = self.place.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
-        let (base, started) = run_here(&self.configuration(), self.clock()).await;
+        let (base, started) = run_here(self.builder(), self.clock()).await;
         *running = started;
         self.client.moved_to(&base);
     }
@@ -182,7 +192,7 @@ impl TestServer {
 
     /// A second server begins on the same database, by the same clock.
     pub(crate) async fn gets_a_twin(&self) -> Twin {
-        let (base, running) = run_here(&self.configuration(), self.clock()).await;
+        let (base, running) = run_here(self.builder(), self.clock()).await;
         Twin { client: Client::new(&base), running }
     }
 
@@ -220,6 +230,27 @@ impl TestServer {
     /// The address of its database.
     pub(crate) fn database_url(&self) -> String {
         self.place.database.lock().unwrap().as_ref().expect("a database").url()
+    }
+
+    /// The server stops in good order; from now on it is part of the program of the tests.
+    pub(crate) async fn is_embedded(&self) {
+        self.place.embedded.store(true, Ordering::Relaxed);
+        self.is_configured_with(program::CONFIGURATION).await;
+    }
+
+    fn builder(&self) -> Builder {
+        match self.place.embedded.load(Ordering::Relaxed) {
+            true => program::program(&self.configuration(), &self.tools.base),
+            false => Adjutant::builder().config_file(self.configuration()),
+        }
+    }
+
+    /// Starts the server in a process of its own.
+    fn run_there(&self) -> (String, Child) {
+        match self.place.embedded.load(Ordering::Relaxed) {
+            true => run_the_program(&self.configuration(), &self.tools.base),
+            false => run_there(&self.configuration()),
+        }
     }
 
     fn configuration(&self) -> PathBuf {
@@ -273,12 +304,13 @@ impl Twin {
 }
 
 /// Starts the application in this process, by the machine's clock or another one.
-async fn run_here(configuration: &Path, clock: Option<ManualClock>) -> (String, Running) {
-    let settings = Settings { config: Some(configuration.to_owned()), ..Settings::default() };
-    let loaded = config::load(&settings).unwrap_or_else(|problems| panic!("{problems}"));
-    let shutdown = Shutdown::new(loaded.config.server.shutdown_deadline());
-    let clock: Arc<dyn Clock> = clock.map_or_else(|| Arc::new(SystemClock) as Arc<dyn Clock>, |clock| Arc::new(clock));
-    let app = App::start_by(loaded.config, shutdown.clone(), clock).await.expect("the application starts");
+async fn run_here(builder: Builder, clock: Option<ManualClock>) -> (String, Running) {
+    let builder = match clock {
+        Some(clock) => builder.clock(Arc::new(clock)),
+        None => builder,
+    };
+    let app = builder.start().await.unwrap_or_else(|error| panic!("{error:#}"));
+    let shutdown = app.shutdown().clone();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let base = format!("http://{}", listener.local_addr().unwrap());
     // Not a task of the application's own, which would wait for itself.
@@ -291,6 +323,16 @@ fn run_there(configuration: &Path) -> (String, Child) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     let folder = configuration.parent().expect("a folder");
     command.arg("--config").arg(configuration).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
+/// Starts the program of the tests in a process of its own: this one, once more.
+fn run_the_program(configuration: &Path, tools: &str) -> (String, Child) {
+    let mut command = Command::new(std::env::current_exe().expect("the program of the tests"));
+    command.args(["--exact", "support::program::the_program", "--ignored", "--nocapture"]);
+    command.env(program::CONFIG, configuration).env(program::TOOLS, tools);
+    command.current_dir(configuration.parent().expect("a folder"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     start(command)
 }
 

@@ -11,12 +11,7 @@ const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
     let top = FieldPath::default();
-    if !is_word(name, 64, "") {
-        check.error(&top, format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
-    }
-    if POLICY_TOOLS.contains(&name) {
-        check.error(&top, format!("the name `{name}` belongs to a tool of the server; choose another"));
-    }
+    check.findings.extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),
@@ -25,6 +20,14 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
         check.error(&top.then("timeout_s"), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
     }
     check.findings
+}
+
+/// Why no declared tool can have this name; `None` when one can.
+pub fn tool_name_problem(name: &str) -> Option<String> {
+    if !is_word(name, 64, "") {
+        return Some(format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
+    }
+    POLICY_TOOLS.contains(&name).then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
 }
 
 impl Check<'_> {

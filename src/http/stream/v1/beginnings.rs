@@ -131,7 +131,7 @@ fn tells_of_calls(body: &EventBody) -> bool {
     match body {
         EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => true,
         EventBody::Entry(entry) => entry.source == Source::Loop && entry.node == TOOLS,
-        EventBody::Begun(Work::Model)
+        EventBody::Begun(Work::Model | Work::Program)
         | EventBody::Delta(_)
         | EventBody::Fact(
             Fact::Started { .. }

@@ -18,7 +18,7 @@ use super::mode::{Mode, Modes};
 use super::records::Asking;
 use crate::domain::event::{Chunk, Delta, Origin};
 use crate::domain::id::TaskId;
-use crate::domain::machine::MODEL;
+use crate::domain::machine::{MODEL, RUNNABLE};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
@@ -93,6 +93,8 @@ impl Messages {
                         answer.close_records(message, update, out);
                     }
                 }
+                // A program says what it says all at once.
+                Role::Ai { .. } if source.node == RUNNABLE => self.tell(facts, source, message, out),
                 Role::Tool { .. } => self.tell(facts, source, message, out),
                 Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
             }

@@ -18,7 +18,7 @@ use crate::domain::checkpoint::{Entry, Source};
 use crate::domain::event::{Event, EventBody, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::{Asker, Interrupt};
-use crate::domain::machine::{MODEL, START, TOOLS};
+use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
@@ -45,6 +45,7 @@ impl Coming {
     pub(super) fn told_by(event: &Event, view: &LaneView) -> Self {
         match &event.body {
             EventBody::Delta(_) | EventBody::Begun(Work::Model) => Self::Node(MODEL.to_owned()),
+            EventBody::Begun(Work::Program) => Self::Node(RUNNABLE.to_owned()),
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
                 (Source::Input | Source::Update | Source::Fork, _) => Self::NewTurn,
                 (Source::Loop, TOOLS) => Self::Calls,

@@ -13,7 +13,7 @@ use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, TaskId};
 use crate::domain::interrupt::{Asker, Interrupt};
-use crate::domain::machine::{Failure, MODEL, START, TOOLS};
+use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
 pub use filter::{Channel, Filter, whole_number};
@@ -331,7 +331,7 @@ impl Presenter {
 
 fn node_done(view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
     for update in &entry.writes {
-        if entry.node == MODEL {
+        if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
             update.messages.iter().for_each(|message| view.speech.complete(&view.place, message, out));
         }
         tools::node(view, &entry.node, update, out);

@@ -1,0 +1,115 @@
+//! What a definition may say about what the embedding program has registered: programs and policies, by their names.
+
+use std::collections::BTreeSet;
+
+use super::check::Surroundings;
+use super::elsewhere::wrong;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::{AgentDefinition, SubagentDefinition};
+
+impl AgentDefinition {
+    /// What is wrong with the names of programs and policies in it.
+    pub(super) fn check_registered(&self, around: &Surroundings) -> Vec<Finding> {
+        let mut findings = policies(&FieldPath::of(["middleware"]), &self.middleware, around);
+        for (at, subagent) in self.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            findings.extend(policies(&field.then("middleware"), &subagent.middleware, around));
+            findings.extend(subagent.check_runnable(&field, around));
+        }
+        findings
+    }
+}
+
+impl SubagentDefinition {
+    fn check_runnable(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
+        let Some(name) = &self.runnable else { return vec![] };
+        let mut findings = vec![];
+        if !around.runnables.contains(name) {
+            let known = suggestion(name, around.runnables.iter().map(String::as_str), "registered are");
+            let message = format!("there is no program `{name}`; {known}");
+            findings.push(Finding::error(field.then("runnable"), message));
+        }
+        let senseless = [
+            ("model", self.model.is_some()),
+            ("model_settings", self.model_settings.is_some()),
+            ("system_prompt", !self.system_prompt.is_empty()),
+            ("tools", self.tools.is_some()),
+            ("interrupt_on", self.interrupt_on.is_some()),
+            ("response_format", self.response_format.is_some()),
+            ("middleware", !self.middleware.is_empty()),
+            ("todos", self.todos),
+            ("store", self.store.is_some()),
+            ("recursion_limit", self.recursion_limit.is_some()),
+            ("until_tool", self.until_tool.is_some()),
+        ];
+        findings.extend(wrong(field, senseless, "goes without `runnable` only: the program does everything itself"));
+        findings
+    }
+}
+
+fn policies(field: &FieldPath, names: &[String], around: &Surroundings) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let mut findings = vec![];
+    for (at, name) in names.iter().enumerate() {
+        let field = field.then(at);
+        if !around.middleware.contains(name) {
+            let known = suggestion(name, around.middleware.iter().map(String::as_str), "registered are");
+            findings.push(Finding::error(field, format!("there is no policy `{name}`; {known}")));
+        } else if !seen.insert(name) {
+            findings.push(Finding::error(field, format!("`{name}` is listed twice")));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::domain::definition::check::Surroundings;
+    use crate::domain::definition::judge;
+
+    fn around() -> Surroundings {
+        let set = |name: &str| [name.to_owned()].into_iter().collect();
+        Surroundings {
+            providers: set("scripted"),
+            runnables: set("count"),
+            middleware: set("audit"),
+            ..Surroundings::default()
+        }
+    }
+
+    fn findings(subagent: serde_json::Value) -> Vec<String> {
+        let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
+        judge("a", body, &around()).findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_program_is_named_as_it_is_registered_and_nothing_else_is_said_about_its_work() {
+        let good = json!({"name": "counter", "description": "Counts the words.", "runnable": "count",
+            "limits": {"wall_s": 5.0}});
+        assert_eq!(findings(good), [""; 0]);
+        let bad = json!({"name": "counter", "description": "Counts the words.", "runnable": "cout",
+            "model": "scripted:x", "todos": true});
+        assert_eq!(
+            findings(bad),
+            [
+                "subagents[0].model: goes without `runnable` only: the program does everything itself",
+                "subagents[0].runnable: there is no program `cout`; did you mean `count`? registered are: count",
+                "subagents[0].todos: goes without `runnable` only: the program does everything itself",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_policy_is_named_as_it_is_registered_and_once() {
+        let subagent = json!({"name": "x", "description": "Does something.", "middleware": ["audit", "audit", "log"]});
+        assert_eq!(
+            findings(subagent),
+            [
+                "subagents[0].middleware[1]: `audit` is listed twice",
+                "subagents[0].middleware[2]: there is no policy `log`; registered are: audit",
+            ]
+        );
+    }
+}

@@ -1,0 +1,58 @@
+//! In which order the commits of one run are stored.
+//!
+//! Lanes of a run that work side by side number what they commit in one line, and a database with several writers may
+//! finish the later of two commits first. Who reads in another process takes everything below the highest number that it
+//! finds to be there, so each commit holds the run's row before the next one asks for it.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// The line in which the commits of a run stand.
+#[derive(Default)]
+pub(super) struct Turns(Mutex<Option<oneshot::Receiver<()>>>);
+
+/// The place of a commit in the line. Dropping it lets the next one go ahead.
+pub(super) struct Turn {
+    before: Option<oneshot::Receiver<()>>,
+    _next: oneshot::Sender<()>,
+}
+
+impl Turns {
+    /// The next place.
+    pub(super) fn take(&self) -> Turn {
+        let (next, after) = oneshot::channel();
+        let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(after);
+        Turn { before, _next: next }
+    }
+}
+
+impl Turn {
+    /// Waits until all before are stored, or hold what keeps others from being stored first, or gave up.
+    pub(super) async fn comes(&mut self) {
+        if let Some(before) = &mut self.before {
+            // Nothing is ever sent: the other end is dropped.
+            let _ = before.await;
+            self.before = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_turn_comes_when_the_one_before_is_over_however_that_happens() {
+        let turns = Turns::default();
+        let (mut first, mut second, mut third) = (turns.take(), turns.take(), turns.take());
+        assert!(first.comes().now_or_never().is_some());
+        assert!(second.comes().now_or_never().is_none());
+        drop(first);
+        assert!(second.comes().now_or_never().is_some() && third.comes().now_or_never().is_none());
+        drop(second);
+        assert!(third.comes().now_or_never().is_some() && third.comes().now_or_never().is_some());
+    }
+}

@@ -1,0 +1,174 @@
+//! A program that embeds the server, with tools, policies, models and subagents of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use adjutant::{
+    Adjutant, AfterCrash, AgentDefinition, Builder, CallOutcome, Delegation, Failure, File, Halt, Message, Middleware,
+    Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable, Scope,
+    State, Tool, ToolCall, ToolSpec, Update, async_trait,
+};
+use futures::stream::{self, BoxStream, StreamExt};
+use serde_json::{Value, json};
+
+/// What it adds to the configuration of the tests.
+pub(crate) const CONFIGURATION: &str = include_str!("program.toml");
+
+/// The variables that a process of it reads.
+pub(crate) const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
+pub(crate) const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
+
+/// The program. Its subagents dig by calling the tool `dig` at `tools`.
+pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
+    let dig = |rule| Dig { url: format!("{tools}/dig"), rule };
+    let coded: AgentDefinition = serde_json::from_value(json!({
+        "model": "house:echo", "system_prompt": "You are coded.",
+    }))
+    .expect("a definition");
+    Adjutant::builder()
+        .config_file(configuration)
+        .runnable("echo", echo)
+        .runnable("mute", async |_: Scope, _: State| Ok(Update::none()))
+        .runnable("wrecked", wrecked)
+        .runnable("asks", asks)
+        .runnable("scribe", scribe)
+        .runnable("dig", dig(None))
+        .runnable("dig_again", dig(Some(AfterCrash::Repeat)))
+        .runnable("dig_once", dig(Some(AfterCrash::Fail)))
+        .tool(OwnTool::named("hand_over"))
+        .tool(OwnTool::named("boom"))
+        .middleware(Stamp)
+        .provider("house", |name| Ok(Arc::new(House(name.to_owned()))))
+        .agent("coded", coded)
+}
+
+fn order(state: &State) -> String {
+    state.messages.last().map(|message| message.content.text()).unwrap_or_default()
+}
+
+fn says(text: impl Into<String>) -> Update {
+    Update::messages([Message::ai(text.into())])
+}
+
+async fn echo(scope: Scope, state: State) -> Result<Update, Halt> {
+    scope.voice.tell(json!({"from": scope.agent})).await;
+    let path = scope.path.join("/");
+    Ok(says(format!("{path} heard: {}", order(&state))))
+}
+
+async fn wrecked(_: Scope, state: State) -> Result<Update, Halt> {
+    match order(&state).as_str() {
+        "panic" => panic!("as it was told"),
+        "private" => Ok(Update { fields: [("_own".to_owned(), json!(1))].into(), ..says("done") }),
+        why => Err(Failure::new("WreckedError", why).into()),
+    }
+}
+
+async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
+    if let Some(answer) = scope.answer {
+        return Ok(says(format!("told: {answer}")));
+    }
+    let schema = json!({"type": "string"});
+    let question = Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![] };
+    Err(Halt::Ask(Box::new(question)))
+}
+
+async fn scribe(scope: Scope, state: State) -> Result<Update, Halt> {
+    let seen: Vec<&String> = state.files.keys().collect();
+    let mut update = says(format!("seen: {seen:?}, notes: {}", state.fields.get("notes").unwrap_or(&Value::Null)));
+    update.files.insert("/new.txt".to_owned(), Some(Arc::new(File::text("new", scope.now()))));
+    update.files.extend(state.files.keys().map(|path| (path.clone(), None)));
+    update.fields.insert("notes".to_owned(), json!(["from the scribe"]));
+    Ok(update)
+}
+
+/// A subagent whose work others can see, and hold back.
+struct Dig {
+    url: String,
+    rule: Option<AfterCrash>,
+}
+
+#[async_trait]
+impl Runnable for Dig {
+    fn after_crash(&self) -> AfterCrash {
+        self.rule.unwrap_or_default()
+    }
+
+    async fn run(&self, scope: &Scope, _: State) -> Result<Update, Halt> {
+        let key = scope.task.map(|task| task.to_string()).unwrap_or_default();
+        let body = json!({"name": "dig", "args": {}});
+        let sent = reqwest::Client::new().post(&self.url).header("idempotency-key", key).json(&body).send().await;
+        sent.map_err(|error| Failure::new("DigError", error.to_string()))?;
+        Ok(says("dug"))
+    }
+}
+
+/// A tool that hands its arguments over to a subagent, or panics.
+struct OwnTool(Arc<ToolSpec>);
+
+impl OwnTool {
+    fn named(name: &str) -> Self {
+        let text = json!({"type": "string"});
+        let properties = json!({"work": text, "to": text});
+        let parameters = json!({"type": "object", "properties": properties});
+        Self(Arc::new(ToolSpec { name: name.to_owned(), description: "One of the program's.".to_owned(), parameters }))
+    }
+}
+
+#[async_trait]
+impl Tool for OwnTool {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.0
+    }
+
+    async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        assert_eq!(self.0.name, "hand_over", "as it was told");
+        let arg = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(CallOutcome::Delegate(Delegation::to(arg("to"), arg("work"))))
+    }
+}
+
+/// A policy that marks what its agent says.
+struct Stamp;
+
+#[async_trait]
+impl Middleware for Stamp {
+    fn name(&self) -> &str {
+        "Stamp"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut answer = next.ask(request).await?;
+        answer.message.additional_kwargs.insert("stamp".to_owned(), json!(next.scope.agent));
+        Ok(answer)
+    }
+}
+
+/// A model that says its name and what it was told.
+struct House(String);
+
+#[async_trait]
+impl Model for House {
+    fn identity(&self) -> (&str, &str) {
+        ("house", &self.0)
+    }
+
+    async fn ask(
+        &self,
+        request: ModelRequest,
+    ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
+        let told = request.messages.last().map(|message| message.content.text()).unwrap_or_default();
+        let answer = Message::ai(format!("{} of the house: {told}", self.0));
+        Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
+    }
+}
+
+/// Not a test: the program as a process of its own, which the scenes start and kill.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the program that other tests start"]
+async fn the_program() {
+    let Ok(configuration) = std::env::var(CONFIG) else { return };
+    let tools = std::env::var(TOOLS).expect("where the tools are");
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    program(Path::new(&configuration), &tools).serve().await.expect("it serves");
+}
