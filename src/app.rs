@@ -22,6 +22,7 @@ use crate::events::Events;
 use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
+use crate::peer::{AddressRules, Peers, Reach};
 use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
 use crate::shutdown::Shutdown;
 use crate::tool::remote::{self, RemoteTool};
@@ -83,6 +84,7 @@ impl App {
             tools: Arc::new(tools),
             runnables: Arc::new(registered.runnables),
             policies: Arc::new(registered.policies),
+            peers: peers(&config.peers, &shutdown).context("could not make a client for other servers")?,
         };
         let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
         let runs = Runs::open(Parts {
@@ -190,6 +192,19 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
         keep: section.keep(),
     };
     Webhooks::new(settings, http::wire::report::render).map_err(|error| anyhow!("{error}"))
+}
+
+/// The other servers that may do the work of subagents.
+fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> {
+    let rules = AddressRules {
+        allow_private: section.allow_private,
+        private_hosts: section.private_hosts.clone(),
+        allowed_hosts: section.allowed_hosts.clone(),
+        require_https: section.require_https,
+    };
+    let shutdown = shutdown.clone();
+    let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
+    Ok(Peers::new(Reach { rules, patience: section.patience() }, spawn)?)
 }
 
 /// The secret from where it is kept.

@@ -18,12 +18,13 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns; pure | itself |
 //! | [`model`] | language models and their providers | `domain` |
+//! | [`peer`] | other servers, and agents that work there | `domain`, `model` |
 //! | [`tool`] | things a model can call | `domain`, `model` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `model`, `tool` |
 //! | [`agent`] | how one run proceeds | those above |
 //! | [`db`] | SQL, and nothing but SQL | `domain` |
 //! | [`events`] | the log and who is listening | `domain`, `db` |
-//! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events`, `metrics` |
+//! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events`, `metrics`, `peer` |
 //! | [`http`] | the translation | `domain`, `db` (reads), `events`, `runtime`, `metrics` |
 //! | [`metrics`] | what is counted for those who watch | `domain` |
 //! | [`config`], [`shutdown`] | what is configured; who owns the tasks | `domain`; nothing |
@@ -90,6 +91,7 @@ pub mod http;
 pub mod metrics;
 pub mod middleware;
 pub mod model;
+pub mod peer;
 pub mod runtime;
 pub mod shutdown;
 pub mod tool;

@@ -15,6 +15,7 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::providers::Providers;
+use adjutant::peer::{AddressRules, Peers, Reach};
 use adjutant::runtime::{
     AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings,
     Webhooks, Wish,
@@ -60,6 +61,12 @@ fn nobody_is_told() -> WebhookSettings {
     }
 }
 
+/// Other servers, which nobody asks.
+fn peers() -> Peers {
+    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1) };
+    Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
+}
+
 impl Lab {
     /// On the database at `url`, or on a new file.
     pub(crate) async fn open(url: Option<&str>) -> Self {
@@ -71,8 +78,8 @@ impl Lab {
         let owner = shutdown.clone();
         let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        let workshop =
-            Workshop { tools: Arc::new(tools()), ..Workshop::new(Providers::new(BTreeMap::new(), |_| None)) };
+        let providers = Providers::new(BTreeMap::new(), |_| None);
+        let workshop = Workshop { tools: Arc::new(tools()), ..Workshop::new(providers, peers()) };
         let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
         let files = FileAgents { agents: vec![defined], remarks: vec![] };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;

@@ -5,21 +5,18 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::roster::{Build, Roster};
+use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, ContextScoping, Digest, GENERAL_PURPOSE, OnPendingInterrupt, StoreRule,
-    SubagentDefinition, TaskDialect, UntilTool, Workspace,
+    AgentDefinition, ApprovalRule, GENERAL_PURPOSE, Location, Provenance, StoreRule, SubagentDefinition, TaskDialect,
+    UntilTool, Workspace,
 };
 use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
-use crate::domain::id::AssistantId;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
-use crate::domain::run::Run;
-use crate::domain::thread::Thread;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
@@ -34,68 +31,21 @@ use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
+use crate::peer::Peers;
 use crate::tool::files::StateFiles;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
+mod elsewhere;
+mod known;
 mod program;
+
+pub use known::{Agents, Known};
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
 
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
-
-/// The agents of this server at one moment.
-#[derive(Default)]
-pub struct Agents(BTreeMap<String, Arc<Known>>);
-
-impl FromIterator<Arc<Known>> for Agents {
-    fn from_iter<I: IntoIterator<Item = Arc<Known>>>(all: I) -> Self {
-        Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
-    }
-}
-
-/// An agent, and what the server knows about it besides.
-#[derive(Clone)]
-pub struct Known {
-    /// The key of its definition.
-    pub graph_id: String,
-    /// The content of its definition.
-    pub digest: Digest,
-    /// The assistant that it has by itself.
-    pub assistant: AssistantId,
-    /// What an ordinary message does to a question that waits.
-    pub on_pending_interrupt: OnPendingInterrupt,
-    /// Whom the entries of a run's context reach.
-    pub context_scoping: ContextScoping,
-    /// The agent.
-    pub agent: Arc<Agent>,
-}
-
-impl Agents {
-    /// The agent of this definition.
-    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
-        self.0.get(graph_id)
-    }
-
-    /// The agent that worked on a thread last, as it is defined now.
-    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<Known>> {
-        self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
-    }
-
-    /// The agent that a run was admitted for, as it is defined now.
-    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
-        match &run.request.agent {
-            Some(agent) => self.0.get(&agent.graph_id),
-            None => self.0.values().find(|known| known.assistant == run.assistant),
-        }
-    }
-
-    /// All of them, by `graph_id`.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
-        self.0.values()
-    }
-}
 
 /// What agents are made of. Cheap to clone.
 #[derive(Clone)]
@@ -108,6 +58,16 @@ pub struct Workshop {
     pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
     /// The registered policies, by name.
     pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
+    /// Other servers, where agents may work that are subagents here.
+    pub peers: Peers,
+}
+
+/// A definition, and who is behind it.
+#[derive(Clone)]
+struct Source {
+    definition: Arc<AgentDefinition>,
+    /// Whether it is the owner of the server, who may name any address.
+    is_owners: bool,
 }
 
 /// What one agent is to be, whether main agent or subagent.
@@ -143,13 +103,14 @@ struct Delegating {
 }
 
 impl Workshop {
-    /// Models from these providers, and nothing else yet.
-    pub fn new(providers: Providers) -> Self {
+    /// Models from these providers, agents of those servers, and nothing else yet.
+    pub fn new(providers: Providers, peers: Peers) -> Self {
         Self {
             providers: Arc::new(providers),
             tools: Arc::default(),
             runnables: Arc::default(),
             policies: Arc::default(),
+            peers,
         }
     }
 
@@ -157,24 +118,30 @@ impl Workshop {
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
-    pub fn known(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Arc<Known>, ModelError> {
-        Ok(Arc::new(Known {
-            graph_id: graph_id.to_owned(),
-            digest: definition.digest(),
-            assistant: AssistantId::of_graph(graph_id),
-            on_pending_interrupt: definition.on_pending_interrupt,
-            context_scoping: definition.context_scoping,
-            agent: Arc::new(self.main_agent(graph_id, definition)?),
-        }))
+    pub fn known(
+        &self,
+        graph_id: &str,
+        definition: &AgentDefinition,
+        provenance: &Provenance,
+    ) -> Result<Arc<Known>, ModelError> {
+        let source = Source { definition: Arc::new(definition.clone()), is_owners: provenance.file().is_some() };
+        let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
+        let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
+        let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
+        Ok(Arc::new(Known::new(graph_id, definition, agent, alone)))
     }
 
-    fn main_agent(&self, graph_id: &str, definition: &AgentDefinition) -> Result<Agent, ModelError> {
+    fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
+        let definition = &*source.definition;
         let subagents = subagents(definition);
-        for subagent in subagents.iter().filter(|subagent| subagent.runnable.is_none()) {
+        let has_model =
+            |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
+        for subagent in subagents.iter().filter(has_model) {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
-        let delegations = (depth > 0 && !subagents.is_empty()).then(|| self.delegating(definition, subagents, depth));
+        let has_roster = delegates && depth > 0 && !subagents.is_empty();
+        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
             name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
             model: definition.model.clone(),
@@ -194,24 +161,39 @@ impl Workshop {
             until: None,
             ordered_prompt: false,
             delegations,
-            background: definition.subagents.iter().filter_map(BackgroundAgent::of).collect(),
+            background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
     }
 
-    fn delegating(&self, parent: &AgentDefinition, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let policy = Arc::new(Subagents::new(&menu(parent, &subagents)));
-        let builders = subagents.into_iter().map(|subagent| {
-            let (workshop, parent, policy) = (self.clone(), parent.clone(), Arc::clone(&policy));
+    fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
+        let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
+        let referred = |subagent: &SubagentDefinition| match subagent.location() {
+            Location::Local(graph_id) => Some(Referred {
+                graph_id: graph_id.to_owned(),
+                limits: subagent.limits.clone(),
+                step_limit: subagent.recursion_limit,
+            }),
+            Location::Inside | Location::Remote { .. } => None,
+        };
+        let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
+        let agents: BTreeMap<String, Referred> = agents.collect();
+        let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
+        let builders = described.map(|subagent| {
+            let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster| {
+                if let Location::Remote { graph_id, url } = subagent.location() {
+                    return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
+                }
                 let delegations = roster.map(|roster| Delegating { roster, policy: Arc::clone(&policy) });
-                workshop.subagent(&parent, &subagent, delegations)
+                workshop.subagent(&source.definition, &subagent, delegations)
             });
             (name, build)
         });
-        Delegating { roster: Roster::new(depth, builders), policy }
+        let builders: Vec<(String, Build)> = builders.collect();
+        Delegating { roster: Roster::new(depth, builders, agents), policy }
     }
 
     fn subagent(

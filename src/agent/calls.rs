@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Loop;
 use super::delegate::ChildEnd;
-use super::driver::{Left, Notes, with_ids};
+use super::driver::{Left, Notes, asked_in_vain, with_ids};
 use super::journal::{Note, Stop};
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::{AfterCrash, OnError};
@@ -224,6 +224,10 @@ impl Loop<'_> {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
+                Came::Back(Err(Halt::AskAll(_))) => {
+                    machine.set_fate(at, Fate::Ready);
+                    upset.failure = Some(asked_in_vain());
+                }
                 Came::Back(Err(Halt::Fail(failure))) => {
                     // Its outcome is known: the next run makes the call again.
                     machine.set_fate(at, Fate::Ready);
@@ -323,6 +327,7 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
             "properties": { "decisions": { "type": "array", "minItems": 1, "maxItems": 1, "items": decision } },
         }),
         calls: vec![call.id.clone()],
+        passed_on: None,
     }
 }
 

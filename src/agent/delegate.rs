@@ -7,12 +7,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
+use super::roster::Referred;
 use super::{Agent, Breakpoints, Ending, Loop};
 use crate::domain::call::{Answer, Fate};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::{Failure, Machine, Phase};
+use crate::domain::limits::Limits;
+use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
@@ -38,7 +40,7 @@ impl Loop<'_> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
-        let Some(subagent) = self.subagent(&wish.subagent) else {
+        let Some(described) = self.described(&wish.subagent) else {
             let text = format!("There is no subagent `{}` here.", wish.subagent);
             settle(machine, at, Answer::error(&call, text));
             return Ok(None);
@@ -50,12 +52,14 @@ impl Loop<'_> {
             return Ok(None);
         }
         let id = RunId::of_child(machine.call_task(at));
-        let lineage = self.lineage_of_child(machine, at, &call, &subagent);
-        let wish = ChildWish { id, lineage: lineage.clone(), order: wish.order, max_depth: self.max_depth() };
+        let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
+        let graph_id = described.graph_id().map(str::to_owned);
+        let wish = ChildWish { id, lineage: lineage.clone(), order: wish.order, max_depth: self.deepest(), graph_id };
         machine.set_fate(at, Fate::Delegated { child: id, parked: false });
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
-                let child = handed_down(*child, &machine.state);
+                let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("definition"))?;
+                let child = subagent.handed_down(*child, &machine.state);
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
             }
             ChildVerdict::Refused(reason) => {
@@ -73,19 +77,20 @@ impl Loop<'_> {
         at: usize,
         child: RunId,
     ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
-        let lost = |what: &str| Stop::Fault(Failure::new("RuntimeError", format!("a delegated call lost its {what}")));
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
-        let subagent = self.subagent(lineage.agent()).ok_or_else(|| lost("subagent's definition"))?;
+        let described = self.described(lineage.agent()).ok_or_else(|| lost("subagent's definition"))?;
+        let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("subagent's definition"))?;
         self.scope.budget.child_goes_on();
-        Ok(self.run_child(at, call, subagent, lineage, handed_down(child, &machine.state)))
+        let child = subagent.handed_down(child, &machine.state);
+        Ok(self.run_child(at, call, subagent, lineage, child))
     }
 
     fn run_child<'a>(
         &'a self,
         at: usize,
         call: ToolCall,
-        subagent: Arc<Agent>,
+        subagent: Subagent,
         lineage: Lineage,
         child: Child,
     ) -> BoxFuture<'a, (usize, Came)> {
@@ -96,20 +101,21 @@ impl Loop<'_> {
     async fn drive_child(
         &self,
         call: &ToolCall,
-        subagent: &Agent,
+        subagent: &Subagent,
         lineage: &Lineage,
         child: Child,
     ) -> Result<ChildEnd, Stop> {
-        let Child { id, mut machine, stop, meter, input, journal, order: _ } = child;
+        let Child { id, mut machine, stop, meter, input, journal, order: _, known: _ } = child;
         let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
             (Phase::Ended, None) => Ending::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
-                    agent: subagent,
-                    plan: subagent.plan.clone(),
+                    agent: &subagent.agent,
+                    plan: subagent.plan(),
                     lineage,
+                    base: subagent.base,
                     scope: self.scope_of_child(subagent, lineage, (stop.clone(), meter)),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
@@ -132,25 +138,52 @@ impl Loop<'_> {
             self.scope.budget.child_done();
         }
         Ok(match ending {
-            Ending::Done | Ending::Paused => ChildEnd::Answer(result(call, &machine.state, &input)),
+            Ending::Done | Ending::Paused => ChildEnd::Answer(self.result(call, subagent, &machine.state, &input)),
             Ending::Parked(questions) => ChildEnd::Parked { child: id, questions },
             Ending::Failed(failure) => ChildEnd::Answer(Answer::error(call, failed(lineage.agent(), &failure))),
         })
     }
 
-    fn subagent(&self, name: &str) -> Option<Arc<Agent>> {
-        self.agent.subagents.as_ref()?.get(name, self.lineage.depth + 1)
+    /// How the subagent of this name is described here.
+    fn described(&self, name: &str) -> Option<Described> {
+        let roster = self.agent.subagents.as_ref()?;
+        let own = || roster.get(name, self.lineage.depth + 1 - self.base).map(Described::Here);
+        roster.referred(name).cloned().map(Described::Elsewhere).or_else(own)
     }
 
-    fn max_depth(&self) -> u32 {
-        self.agent.subagents.as_ref().map_or(0, |roster| roster.max_depth)
+    /// The subagent that works as `child`, `depth` delegations below the main agent.
+    fn subagent(&self, described: Described, child: &Child, depth: u32) -> Option<Subagent> {
+        // An agent with a definition of its own counts its own levels, but not beyond those of whoever called it.
+        let levels = self.deepest().saturating_sub(depth);
+        match described {
+            Described::Here(agent) => {
+                let mut limits = agent.limits.clone();
+                if agent.model.stands_in() {
+                    limits.depth = limits.depth.into_iter().chain([levels]).min();
+                }
+                Some(Subagent { limits, agent, base: self.base, step_limit: None, is_stranger: false })
+            }
+            Described::Elsewhere(referred) => {
+                let known = child.known.as_ref()?;
+                let agent = if levels > 0 { Arc::clone(&known.agent) } else { known.alone() };
+                let mut limits = referred.limits.unwrap_or_else(|| agent.limits.clone());
+                limits.depth = limits.depth.into_iter().chain([levels]).min();
+                Some(Subagent { agent, limits, base: depth, step_limit: referred.step_limit, is_stranger: true })
+            }
+        }
     }
 
-    fn lineage_of_child(&self, machine: &Machine, at: usize, call: &ToolCall, subagent: &Agent) -> Lineage {
+    /// How deep in the tree an agent below this one may stand.
+    fn deepest(&self) -> u32 {
+        let own = self.agent.subagents.as_ref().map_or(0, |roster| self.base.saturating_add(roster.max_depth));
+        own.min(self.scope.budget.floor())
+    }
+
+    fn lineage_of_child(&self, machine: &Machine, at: usize, call: &ToolCall, subagent: String) -> Lineage {
         let mut namespace = self.lineage.namespace.clone();
         namespace.push(machine.call_task(at));
         let mut path = self.lineage.path.clone();
-        path.push(subagent.name.clone());
+        path.push(subagent);
         Lineage {
             root: self.lineage.root,
             parent: Some(self.journal.run()),
@@ -163,12 +196,12 @@ impl Loop<'_> {
 
     fn scope_of_child(
         &self,
-        subagent: &Agent,
+        subagent: &Subagent,
         lineage: &Lineage,
         (stop, meter): (CancellationToken, Arc<Meter>),
     ) -> Scope {
         Scope {
-            agent: subagent.name.clone(),
+            agent: lineage.agent().to_owned(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
             stop,
@@ -177,6 +210,17 @@ impl Loop<'_> {
             answer: None,
             ..self.scope.clone()
         }
+    }
+
+    /// What a child that came to its end tells its parent, and what it wrote into the fields that both share.
+    fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> Answer {
+        let mut writes = written(state, input);
+        if subagent.is_stranger {
+            writes.fields.retain(|name, _| self.agent.declared.has(name));
+            writes.rules.retain(|name, _| self.agent.declared.has(name));
+        }
+        writes.messages.push(Arc::new(said(call, state)));
+        Answer { writes, ends: false, shown: false, changes: vec![] }
     }
 
     /// The questions that keep this lane waiting: its own, and those of the children it waits for.
@@ -189,26 +233,66 @@ impl Loop<'_> {
     }
 }
 
-/// The child with what it is given: the fields that both share, and one human message.
-fn handed_down(child: Child, parent: &State) -> Child {
-    if child.input.is_some() {
-        return child;
-    }
-    let mut input = parent.for_subagent();
-    input.messages.push(Arc::new(Message::human(child.order.description.clone())));
-    if let Some(prompt) = &child.order.system_prompt {
-        input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
-    }
-    Child { input: Some(super::driver::with_ids(input)), ..child }
+/// How a subagent is described.
+enum Described {
+    /// With its parent.
+    Here(Arc<Agent>),
+    /// It is another agent of this server.
+    Elsewhere(Referred),
 }
 
-/// What a child that came to its end tells its parent: the structured answer, or the last thing it said; and what it wrote
-/// into the fields that both share.
-fn result(call: &ToolCall, state: &State, input: &Update) -> Answer {
+impl Described {
+    fn graph_id(&self) -> Option<&str> {
+        match self {
+            Self::Here(_) => None,
+            Self::Elsewhere(referred) => Some(&referred.graph_id),
+        }
+    }
+}
+
+/// A subagent, and how it works in the place where it is.
+struct Subagent {
+    agent: Arc<Agent>,
+    limits: Limits,
+    /// The depth from which its levels of delegation are counted.
+    base: u32,
+    step_limit: Option<u32>,
+    /// Whether its definition is not its parent's: they need not have the same fields.
+    is_stranger: bool,
+}
+
+impl Subagent {
+    fn plan(&self) -> Plan {
+        let plan = self.agent.plan.clone();
+        Plan { step_limit: self.step_limit.unwrap_or(plan.step_limit), ..plan }
+    }
+
+    /// The child with what it is given: the fields that both share, and one human message. One on another server is given
+    /// the message alone.
+    fn handed_down(&self, child: Child, parent: &State) -> Child {
+        if child.input.is_some() {
+            return child;
+        }
+        let mut input = if self.agent.model.stands_in() { Update::none() } else { parent.for_subagent() };
+        if self.is_stranger {
+            input.fields.retain(|name, _| self.agent.declared.has(name));
+        }
+        input.messages.push(Arc::new(Message::human(child.order.description.clone())));
+        if let Some(prompt) = &child.order.system_prompt {
+            input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
+        }
+        Child { input: Some(super::driver::with_ids(input)), ..child }
+    }
+}
+
+fn lost(what: &str) -> Stop {
+    Stop::Fault(Failure::new("RuntimeError", format!("a delegated call lost its {what}")))
+}
+
+/// What a child that came to its end tells its parent: the structured answer, or the last thing it said.
+fn said(call: &ToolCall, state: &State) -> Message {
     let text = state.conclusion().unwrap_or_else(|| NOTHING_SAID.to_owned());
-    let mut writes = written(state, input);
-    writes.messages.push(Arc::new(Message::tool(call, ToolStatus::Success, text)));
-    Answer { writes, ends: false, shown: false, changes: vec![] }
+    Message::tool(call, ToolStatus::Success, text)
 }
 
 const NOTHING_SAID: &str = "The subagent finished without saying anything.";

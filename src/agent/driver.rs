@@ -8,16 +8,17 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::call_ids::CallIds;
-use super::journal::{Note, Stop};
+use super::journal::{Journal, Note, Stop};
 use super::{Breakpoints, Ending, Loop, ended};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
+use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, Step, TOOLS};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
 use crate::middleware::{ModelAnswer, NextModel};
-use crate::model::{ModelError, ModelEvent, ModelRequest};
+use crate::model::{Caller, Errand, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// What has been done but is not yet stored.
@@ -71,9 +72,8 @@ impl Loop<'_> {
                     self.flush(machine, &mut notes).await?;
                     return Err(Stop::Cancelled);
                 }
-                Err(Left::Halted(Halt::Ask(_))) => {
-                    let failure = Failure::new("RuntimeError", "a question was asked where nobody can answer it");
-                    return self.fail(machine, notes, failure).await;
+                Err(Left::Halted(Halt::Ask(_) | Halt::AskAll(_))) => {
+                    return self.fail(machine, notes, asked_in_vain()).await;
                 }
                 Err(Left::Stopped(stop)) => return Err(stop),
             }
@@ -208,6 +208,7 @@ impl Loop<'_> {
             },
             tools: agent.toolbox.specs().to_vec(),
             settings: agent.settings.clone(),
+            errand: agent.model.stands_in().then(|| Arc::new(self.errand(machine))),
             ..ModelRequest::default()
         };
         let task = TaskId::of_step(machine.head, MODEL, 0);
@@ -216,14 +217,40 @@ impl Loop<'_> {
             self.speak(request, task, step).boxed()
         };
         let next = NextModel { rest: &agent.stack, ask: &ask, scope: &self.scope, state: &machine.state };
-        let ModelAnswer { mut message, extra } = self.hearing(machine, notes, next.ask(request)).await??;
-        message.name = Some(agent.name.clone());
+        let ModelAnswer { mut message, heard, extra } = match self.hearing(machine, notes, next.ask(request)).await? {
+            Err(Halt::AskAll(questions)) => {
+                let interrupts = machine.model_asked(questions);
+                notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts }));
+                return Ok(());
+            }
+            answer => answer?,
+        };
+        if !heard.is_empty() {
+            let entry = machine.model_heard(with_ids(heard), CheckpointId::mint());
+            notes.push(Note::entry(entry, machine));
+        }
+        message.name = Some(self.lineage.agent().to_owned());
         if message.id.is_none() {
             message.id = Some(mint_answer_id());
         }
         let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
         notes.push(Note::entry(entry, machine));
         Ok(())
+    }
+
+    /// On whose behalf the model is asked.
+    fn errand(&self, machine: &Machine) -> Errand {
+        let answered = |asked: &Interrupt| Some((asked.question.clone(), asked.answer.clone()?));
+        Errand {
+            run: self.journal.run(),
+            caller: Caller { thread: self.scope.thread, path: Arc::clone(&self.scope.path) },
+            questions: machine.position.questions,
+            answers: machine.position.asked.iter().filter_map(answered).collect(),
+            levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
+            time: self.scope.budget.time_left(self.scope.now()),
+            stop: self.scope.stop.clone(),
+            leave: self.leave.clone(),
+        }
     }
 
     /// Asks the model once and passes its answer on, piece by piece.
@@ -240,9 +267,11 @@ impl Loop<'_> {
         let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
         match self.leave.run_until_cancelled(listened).await.flatten() {
             None => Err(Halt::Stopped),
-            Some(Ok(message)) => {
-                Ok(ModelAnswer { message: message.with_id(head.message.clone()), extra: Update::none() })
+            Some(Ok(Heard::Answer { mut message, heard })) => {
+                message.id.get_or_insert_with(|| head.message.clone());
+                Ok(ModelAnswer { message: *message, heard, extra: Update::none() })
             }
+            Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
             Some(Err(error)) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
                 let void = Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void };
@@ -252,16 +281,25 @@ impl Loop<'_> {
         }
     }
 
-    async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Message, ModelError> {
+    async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Heard, ModelError> {
         let mut stream = self.agent.model.ask(request).await?;
-        let (mut ordinals, mut ids) = (0.., CallIds::default());
-        let mut say = |chunk| {
-            let ordinal = ordinals.next().unwrap_or(u32::MAX);
-            self.journal.say(Delta { answer: Arc::clone(head), ordinal, chunk });
-        };
-        say(Chunk::Begin);
+        let (mut ids, mut heard) = (CallIds::default(), Update::none());
+        let mut speech = Speech { head: Arc::clone(head), ordinals: 0.., journal: self.journal };
+        // Who stands in says by itself which message it begins.
+        if !self.agent.model.stands_in() {
+            speech.say(Chunk::Begin);
+        }
         while let Some(event) = stream.next().await {
             let chunk = match event? {
+                ModelEvent::Message(id) => {
+                    speech.turns_to(id);
+                    continue;
+                }
+                ModelEvent::Heard(update) => {
+                    heard = *update;
+                    continue;
+                }
+                ModelEvent::Asks(questions) => return Ok(Heard::Questions(questions)),
                 ModelEvent::Text(text) => Chunk::Text(text),
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
                 ModelEvent::CallChunk { index, id, name, args } => {
@@ -269,14 +307,50 @@ impl Loop<'_> {
                 }
                 ModelEvent::Done(mut message) => {
                     CallIds::tell_apart(&mut message);
-                    say(end_of(&message));
-                    return Ok(*message);
+                    speech.say(end_of(&message));
+                    return Ok(Heard::Answer { message, heard });
                 }
             };
-            say(chunk);
+            speech.say(chunk);
         }
         Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
     }
+}
+
+/// What a model came to.
+enum Heard {
+    /// An answer, and what an agent that stands in wrote before it.
+    Answer { message: Box<Message>, heard: Update },
+    /// Questions of an agent that stands in.
+    Questions(Vec<Question>),
+}
+
+/// Passes pieces of an answer on.
+struct Speech<'a> {
+    head: Arc<AnswerHead>,
+    ordinals: std::ops::RangeFrom<u32>,
+    journal: &'a dyn Journal,
+}
+
+impl Speech<'_> {
+    fn say(&mut self, chunk: Chunk) {
+        let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
+        self.journal.say(Delta { answer: Arc::clone(&self.head), ordinal, chunk });
+    }
+
+    /// What follows belongs to the message of this id.
+    fn turns_to(&mut self, message: String) {
+        if self.head.message != message {
+            self.head = Arc::new(AnswerHead { message, ..AnswerHead::clone(&self.head) });
+            self.ordinals = 0..;
+            self.say(Chunk::Begin);
+        }
+    }
+}
+
+/// A question came from where nobody can take the answer to.
+pub(super) fn asked_in_vain() -> Failure {
+    Failure::new("RuntimeError", "a question was asked where nobody can answer it")
 }
 
 /// Why a step was left.
@@ -316,7 +390,7 @@ fn shown(error: &ModelError) -> String {
         ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
         ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
         ModelError::Interrupted { .. } => "The model's answer broke off before it was complete.".to_owned(),
-        ModelError::Misconfigured { message } => message.clone(),
+        ModelError::Elsewhere { message, .. } | ModelError::Misconfigured { message } => message.clone(),
     }
 }
 

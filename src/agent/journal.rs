@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
+use super::assemble::Known;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, RunId};
@@ -94,6 +95,8 @@ pub struct ChildWish {
     pub order: Order,
     /// How deep delegations may nest under the main agent.
     pub max_depth: u32,
+    /// The agent of this server that it is, when it is none that its parent's definition describes.
+    pub graph_id: Option<String>,
 }
 
 /// Whether there is a child to drive.
@@ -116,6 +119,9 @@ pub struct Child {
     pub stop: CancellationToken,
     /// What it has used so far; its journal stores what this says.
     pub meter: Arc<Meter>,
+    /// The agent of this server that it is, by the definition with which it began; none for one that its parent's
+    /// definition describes.
+    pub known: Option<Arc<Known>>,
     /// What it began with, once it has; the difference to its state is what it wrote.
     pub input: Option<Update>,
     /// Where it writes.

@@ -105,6 +105,8 @@ pub struct Loop<'a> {
     pub journal: &'a dyn Journal,
     /// Where it has to stop for its client.
     pub breakpoints: Breakpoints,
+    /// How deep in the tree the agent is in whose definition this one stands: its levels are counted from there.
+    pub base: u32,
     /// Tells when to leave at the next commit. Unlike `scope.stop` it does not break off a call whose outcome nobody would
     /// know then.
     pub leave: CancellationToken,

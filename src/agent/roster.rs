@@ -4,13 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::Agent;
+use crate::domain::limits::Limits;
 
 /// The subagents of an agent. They all share it, so that nested delegation finds the same names at every depth.
 pub struct Roster {
-    /// How deep delegations may nest under the main agent.
+    /// How deep delegations may nest under the agent that has it.
     pub max_depth: u32,
     entries: BTreeMap<String, Entry>,
+    agents: BTreeMap<String, Referred>,
     this: Weak<Roster>,
+}
+
+/// A subagent that is another agent of this server, with a definition of its own.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Referred {
+    /// The key of its definition.
+    pub graph_id: String,
+    /// What one delegation may use; what the agent itself says when absent.
+    pub limits: Option<Limits>,
+    /// How many steps one delegation may take; as many as the agent itself says when absent.
+    pub step_limit: Option<u32>,
 }
 
 /// Builds a subagent, with the roster if it may delegate in its turn.
@@ -24,19 +37,29 @@ struct Entry {
 }
 
 impl Roster {
-    /// A roster of these subagents.
-    pub fn new(max_depth: u32, builders: impl IntoIterator<Item = (String, Build)>) -> Arc<Self> {
+    /// A roster of subagents that are described with their parent, and of `agents`, which are not.
+    pub fn new(
+        max_depth: u32,
+        builders: impl IntoIterator<Item = (String, Build)>,
+        agents: BTreeMap<String, Referred>,
+    ) -> Arc<Self> {
         let entry = |build| Entry { build, nesting: OnceLock::new(), plain: OnceLock::new() };
         let entries = builders.into_iter().map(|(name, build)| (name, entry(build))).collect();
-        Arc::new_cyclic(|this| Self { max_depth, entries, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| Self { max_depth, entries, agents, this: Weak::clone(this) })
     }
 
-    /// Their names.
+    /// The names of those that are described with their parent.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The subagent of this name, as it is `depth` delegations below the main agent.
+    /// The agent of this server that goes by this name here.
+    pub fn referred(&self, name: &str) -> Option<&Referred> {
+        self.agents.get(name)
+    }
+
+    /// The subagent of this name that is described with its parent, as it is `depth` delegations below the agent at the top
+    /// of that description.
     pub fn get(&self, name: &str, depth: u32) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;
         let agent = if depth < self.max_depth {

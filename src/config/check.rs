@@ -21,9 +21,11 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
-    for (field, reason) in config.webhooks.problems() {
-        let field = FieldPath::of(["webhooks"].into_iter().chain(field));
-        check.findings.push(Finding::error(field, reason));
+    for (section, problems) in [("webhooks", config.webhooks.problems()), ("peers", config.peers.problems())] {
+        for (field, reason) in problems {
+            let field = FieldPath::of([section].into_iter().chain(field));
+            check.findings.push(Finding::error(field, reason));
+        }
     }
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));

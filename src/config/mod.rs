@@ -23,6 +23,7 @@ mod document;
 mod embedded;
 mod folder;
 mod markdown;
+mod peers;
 mod problem;
 mod sections;
 mod store;
@@ -33,6 +34,7 @@ mod webhooks;
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
 pub use embedded::Embedded;
+pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
     DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
@@ -78,6 +80,8 @@ pub struct Config {
     pub checkpointer: Kept,
     /// Who may be told that a run has ended.
     pub webhooks: Webhooks,
+    /// Which other servers may do the work of subagents.
+    pub peers: Peers,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

@@ -100,14 +100,7 @@ impl Webhooks {
         if given.into_iter().filter(|given| *given).count() > 1 {
             add(&["secret"], "only one of `secret_env`, `secret_file` and `secret` may be given");
         }
-        for (field, hosts) in [("private_hosts", &self.private_hosts), ("allowed_hosts", &self.allowed_hosts)] {
-            if hosts.iter().any(|host| host.is_empty() || host.contains(['/', '@', ' '])) {
-                add(&[field], "must hold names or addresses of hosts, without scheme, port and path");
-            }
-        }
-        if self.private_hosts.iter().any(|host| host.contains('*')) {
-            add(&["private_hosts"], "must name each host: what is inside is not opened by patterns");
-        }
+        problems.extend(host_problems(&self.private_hosts, &self.allowed_hosts));
         for name in self.headers.keys() {
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
                 problems.push((vec!["headers", name], "is no name of a header".to_owned()));
@@ -115,4 +108,20 @@ impl Webhooks {
         }
         problems
     }
+}
+
+/// What is wrong with the hosts that requests may go to.
+pub(super) fn host_problems(private_hosts: &[String], allowed_hosts: &[String]) -> Vec<(Vec<&'static str>, String)> {
+    let mut problems = vec![];
+    for (field, hosts) in [("private_hosts", private_hosts), ("allowed_hosts", allowed_hosts)] {
+        if hosts.iter().any(|host| host.is_empty() || host.contains(['/', '@', ' '])) {
+            problems
+                .push((vec![field], "must hold names or addresses of hosts, without scheme, port and path".to_owned()));
+        }
+    }
+    if private_hosts.iter().any(|host| host.contains('*')) {
+        let reason = "must name each host: what is inside is not opened by patterns";
+        problems.push((vec!["private_hosts"], reason.to_owned()));
+    }
+    problems
 }

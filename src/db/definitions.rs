@@ -115,6 +115,15 @@ pub async fn find(tx: &mut Tx<'_>, digest: &Digest) -> DbResult<Option<AgentDefi
     body.map(|body| decode(&digest.0, &body)).transpose()
 }
 
+/// Where an agent was defined like this: in a file, if it ever was.
+pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResult<Provenance> {
+    const SQL: &str = "select max(origin) from definition_versions where digest = $1 and graph_id = $2";
+    let origin: Option<String> =
+        on_engine!(tx, |conn| query_scalar(SQL).bind(&digest.0).bind(graph_id).fetch_one(conn).await)?;
+    let file = origin.filter(|origin| !origin.is_empty());
+    Ok(file.map_or(Provenance::Client, Provenance::File))
+}
+
 /// The newest version of an agent.
 pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
     Ok(versions(tx, graph_id, (1, 0)).await?.into_iter().next())
@@ -207,11 +216,11 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
     const CANDIDATES: &str = "select d.digest from definitions d where d.used_at < $1 \
         and not exists (select 1 from definition_versions v where v.digest = d.digest) limit 100";
     const NEEDED_ON_SQLITE: &str = "select json_extract(request, '$.agent.definition') from runs \
-        where depth = 0 and status in ('pending', 'running') union select json_extract(r.request, \
-        '$.agent.definition') from threads t join runs r on r.thread_id = t.thread_id where t.status = 'interrupted' and r.depth = 0";
+        where depth = 0 and status in ('pending', 'running') union select json_extract(r.request, '$.agent.definition') \
+        from threads t join runs r on r.thread_id = t.thread_id where t.status in ('busy', 'interrupted')";
     const NEEDED_ON_POSTGRES: &str = "select request::json #>> '{agent,definition}' from runs \
-        where depth = 0 and status in ('pending', 'running') union select r.request::json #>> \
-        '{agent,definition}' from threads t join runs r on r.thread_id = t.thread_id where t.status = 'interrupted' and r.depth = 0";
+        where depth = 0 and status in ('pending', 'running') union select r.request::json #>> '{agent,definition}' \
+        from threads t join runs r on r.thread_id = t.thread_id where t.status in ('busy', 'interrupted')";
     const FORGET: &str = "delete from definitions where digest = $1";
     let candidates: Vec<String> = on_engine!(tx, |conn| query_scalar(CANDIDATES).bind(before.0).fetch_all(conn).await)?;
     if candidates.is_empty() {

@@ -161,6 +161,11 @@ impl DeclaredFields {
         Arc::new(self.0.iter().map(|(name, (field, _))| (name.clone(), field.rule())).collect())
     }
 
+    /// Whether there is one of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// Each with its definition.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldDefinition)> {
         self.0.iter().map(|(name, (field, _))| (name.as_str(), field))

@@ -56,6 +56,9 @@ pub struct Question {
     /// The tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
+    /// The id under which another server asks it, when it is passed on from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed_on: Option<String>,
 }
 
 /// What a reviewer may do with a call.

@@ -22,6 +22,7 @@ use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
 mod clash;
+mod elsewhere;
 mod outside;
 mod plan;
 mod work;
@@ -151,7 +152,7 @@ impl Machine {
     pub fn next(&self, plan: &Plan) -> Step {
         let step = match &self.position.phase {
             Phase::Start => Step::Fail(Failure::new("EmptyInputError", "there is nothing to run: no input was given")),
-            Phase::Hooks { .. } | Phase::Work { .. } if self.has_open_question() => Step::Park,
+            Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.has_open_question() => Step::Park,
             Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
@@ -236,6 +237,7 @@ impl Machine {
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
         self.position.shown = None;
+        self.forget_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);

@@ -41,6 +41,21 @@ pub struct Run {
     pub due_at: Timestamp,
 }
 
+/// The note on a run that says how many levels of delegation there may be below it: the server that had it begun counts it
+/// among its own subagents.
+pub const LEVELS: &str = "adjutant_levels";
+
+impl Run {
+    /// How many levels of delegation there may be below it, when another server says so, or who had it begun in the
+    /// background.
+    pub fn levels(&self) -> Option<u32> {
+        let noted = self.metadata.get(LEVELS).and_then(Value::as_u64);
+        let noted = noted.map(|levels| u32::try_from(levels).unwrap_or(u32::MAX));
+        let left = self.request.background.as_ref().and_then(|ancestry| ancestry.levels);
+        noted.into_iter().chain(left).min()
+    }
+}
+
 /// A run's place in the tree of delegations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lineage {

@@ -34,11 +34,10 @@ pub(super) async fn look(
     let scene = api.db.read(move |tx| Box::pin(async move { gather(tx, thread, &tasks, part).await })).await?;
     let scene = scene.ok_or_else(|| ApiError::no_thread(thread))?;
     let graph = scene.thread.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let child = scene.child.as_ref().map(|child| &child.lineage);
     let newest = scene.checkpoints.first().and_then(|checkpoint| checkpoint.run);
-    let run = child.map(|child| child.root).or(newest).and_then(|run| scene.runs.get(&run));
+    let run = scene.child.as_ref().or_else(|| scene.runs.get(&newest?));
     let plan = match run {
-        Some(run) => api.runs.plan_of_run(run, child.map(|child| (child.agent(), child.depth))).await?,
+        Some(run) => api.runs.plan_of_run(run).await?,
         None => api.runs.plan_of(graph),
     };
     let agent = name_of(api, graph);

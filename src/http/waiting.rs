@@ -197,8 +197,13 @@ mod tests {
 
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
-        let question =
-            Question { kind: QuestionKind::Question, value: json!(number), schema: json!({}), calls: vec![] };
+        let question = Question {
+            kind: QuestionKind::Question,
+            value: json!(number),
+            schema: json!({}),
+            calls: vec![],
+            passed_on: None,
+        };
         let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt { id, task, asker: Asker::Call("c".into()), question, answer: None }
     }

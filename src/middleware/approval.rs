@@ -48,6 +48,7 @@ impl Approval {
             value: json!({"action_requests": requests, "review_configs": configs}),
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
+            passed_on: None,
         }
     }
 

@@ -33,8 +33,11 @@ impl Middleware for Counted {
             .spend(Spending::ModelCall, now)
             .map_err(|refused| Halt::Fail(Failure::new(CLASS, refused.to_string())))?;
         let answer = next.ask(request).await?;
-        let (input, output) = tokens(&answer.message);
-        budget.add_tokens(input, output);
+        // What an agent elsewhere says that it used counts here, too.
+        for message in answer.heard.messages.iter().map(AsRef::as_ref).chain([&answer.message]) {
+            let (input, output) = tokens(message);
+            budget.add_tokens(input, output);
+        }
         Ok(answer)
     }
 

@@ -72,6 +72,7 @@ impl RetryPolicy {
             | ModelError::Refused { .. }
             | ModelError::TooLong { .. }
             | ModelError::Interrupted { .. }
+            | ModelError::Elsewhere { .. }
             | ModelError::Misconfigured { .. } => own,
         }
     }

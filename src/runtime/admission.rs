@@ -308,7 +308,7 @@ pub(super) async fn leave_thread(
 /// Admits a child run, or says why not. A child that was admitted before is found again.
 pub(super) async fn child(
     tx: &mut Tx<'_>,
-    root: &Run,
+    (root, registry): (&Run, &Registry),
     wish: &ChildWish,
     now: Timestamp,
 ) -> DbResult<Result<Run, String>> {
@@ -321,7 +321,19 @@ pub(super) async fn child(
             wish.max_depth, wish.lineage.depth
         )));
     }
-    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), ..RunRequest::default() };
+    let agent = match &wish.graph_id {
+        None => None,
+        Some(graph_id) => match registry.agents().of_graph(graph_id) {
+            Some(known) => {
+                let (graph_id, definition) = (graph_id.clone(), Some(known.digest.clone()));
+                Some(Assigned { graph_id, version: 1, definition })
+            }
+            None => {
+                return Ok(Err(format!("The agent `{graph_id}` is not defined on this server. Do the work yourself.")));
+            }
+        },
+    };
+    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), agent, ..RunRequest::default() };
     let run = Run {
         id: wish.id,
         thread: root.thread,

@@ -61,7 +61,7 @@ impl Registry {
     /// Takes over what files and clients define.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.known(&agent.graph_id, &agent.definition);
+            let made = self.workshop.known(&agent.graph_id, &agent.definition, &Provenance::File(agent.place.clone()));
             made.map_err(|error| OpenError::Agent(agent.graph_id.clone(), error))?;
         }
         let mut sources = self.sources.lock().await;
@@ -194,7 +194,7 @@ impl Runs {
         };
         let mut sources = registry.sources.lock().await;
         may_be_changed(&sources, graph_id)?;
-        let known = registry.workshop.known(graph_id, &definition).map_err(|error| {
+        let known = registry.workshop.known(graph_id, &definition, &Provenance::Client).map_err(|error| {
             let finding = Finding::error(FieldPath::default(), error.to_string());
             DefinitionError::Unusable(vec![finding.into()])
         })?;
@@ -242,7 +242,22 @@ impl Runs {
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
-        judge(graph_id, body, &self.0.registry.around())
+        let mut judgement = judge(graph_id, body, &self.0.registry.around());
+        let peers = &self.0.registry.workshop.peers;
+        let subagents = judgement.definition.iter().flat_map(|definition| definition.subagents.iter().enumerate());
+        let remote = subagents.filter_map(|(at, subagent)| Some((at, subagent.url.as_deref()?)));
+        let forbidden: Vec<Finding> = remote
+            .filter_map(|(at, url)| {
+                let field = FieldPath::of(["subagents"]).then(at).then("url");
+                let invalid = peers.check("url", url).err()?;
+                Some(Finding::error(field, format!("{}; the section `[peers]` can allow it", invalid.reason)))
+            })
+            .collect();
+        if !forbidden.is_empty() {
+            judgement.definition = None;
+            judgement.findings.extend(forbidden);
+        }
+        judgement
     }
 
     /// The agent of this name, as it is defined now.
@@ -302,7 +317,8 @@ impl Runs {
     fn misfits(&self, agent: &super::FileAgent, around: &Surroundings) -> Vec<(Option<String>, Remark)> {
         let registry = &self.0.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, around);
-        let made = registry.workshop.known(&agent.graph_id, &agent.definition).err();
+        let provenance = Provenance::File(agent.place.clone());
+        let made = registry.workshop.known(&agent.graph_id, &agent.definition, &provenance).err();
         let unmade = made.map(|error| Finding::error(FieldPath::default(), error.to_string()));
         let mistakes = found.into_iter().filter(|finding| finding.severity == Severity::Error).chain(unmade);
         let told = mistakes.map(|finding| {

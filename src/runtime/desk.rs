@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Webhooks;
 use super::children::Children;
+use super::registry::Registry;
 use super::turns::Turns;
 use crate::agent::Stop;
 use crate::db::{self, Db, DbError, DbResult, Tx};
@@ -28,6 +29,8 @@ pub(super) struct Desk {
     pub(super) fence: i64,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
+    /// Which agents there are.
+    pub(super) registry: Arc<Registry>,
     /// In which order commits are stored.
     pub(super) turns: Turns,
     /// Where the subagents at work are noted.

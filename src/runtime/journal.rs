@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::children::AtWork;
 use super::desk::{Desk, fault};
 use super::{Report, admission};
+use crate::agent::assemble::Known;
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, DbResult};
@@ -83,6 +84,14 @@ impl LaneJournal {
     /// the row first, and so either is seen in the row, or finds it here.
     fn enters(&self, child: RunId) -> AtWork {
         self.desk.children.enter(child, self.stop.child_token())
+    }
+
+    /// The agent of this server that a child is, if it is one.
+    async fn known(&self, child: &Run) -> Result<Option<Arc<Known>>, Stop> {
+        if child.request.agent.is_none() {
+            return Ok(None);
+        }
+        self.desk.registry.of_run(child).await.map_err(|error| fault(self.desk.run.id, &error))
     }
 
     /// Numbers the notes and lays out what is to be written.
@@ -302,7 +311,7 @@ impl Journal for LaneJournal {
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let verdict = admission::child(tx, &desk.run, &wish, now).await?;
+                    let verdict = admission::child(tx, (&desk.run, &desk.registry), &wish, now).await?;
                     if let (Ok(_), Some((head, position))) = (&verdict, &head) {
                         db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
                     }
@@ -321,7 +330,9 @@ impl Journal for LaneJournal {
                 let stop = at_work.stop().clone();
                 let meter = Arc::new(Meter::new(Usage::default(), now));
                 let journal = self.child_journal(&run, None, (at_work, &meter));
-                let child = Child { id, machine: Machine::default(), order, stop, meter, input: None, journal };
+                let known = self.known(&run).await?;
+                let machine = Machine::default();
+                let child = Child { id, machine, order, stop, meter, known, input: None, journal };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -355,6 +366,10 @@ impl Journal for LaneJournal {
             })
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?;
+        let known = match &found {
+            Some((run, ..)) => self.known(run).await?,
+            None => None,
+        };
         Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
@@ -368,7 +383,7 @@ impl Journal for LaneJournal {
             let meter = Arc::new(Meter::new(used, self.desk.clock.now()));
             let journal = self.child_journal(&run, segment, (at_work, &meter));
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, stop, meter, input, journal })
+            (run.lineage, Child { id: child, machine, order, stop, meter, known, input, journal })
         }))
     }
 

@@ -414,20 +414,25 @@ impl Runs {
         Ok(())
     }
 
-    /// The hooks of the agent that did a run, by the definition with which it began; with `child` those of the subagent of
-    /// this name that is so many delegations below it.
+    /// The hooks of the agent that did a run, by the definition with which it began.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn plan_of_run(&self, run: &Run, child: Option<(&str, u32)>) -> DbResult<Option<Plan>> {
-        let Some(known) = self.0.registry.of_run(run).await? else { return Ok(None) };
-        Ok(match child {
-            None => Some(known.agent.plan.clone()),
-            Some((name, depth)) => {
-                let found = known.agent.subagents.as_ref().and_then(|subagents| subagents.get(name, depth));
-                found.map(|agent| agent.plan.clone())
-            }
-        })
+    pub async fn plan_of_run(&self, run: &Run) -> DbResult<Option<Plan>> {
+        // A subagent is described in the definition of the next agent above it that has one.
+        let mut owner = run.clone();
+        while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
+            let read = self.0.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+            let Some(found) = read.await? else { return Ok(None) };
+            owner = found;
+        }
+        let Some(known) = self.0.registry.of_run(&owner).await? else { return Ok(None) };
+        let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);
+        if levels == 0 {
+            return Ok(Some(known.agent.plan.clone()));
+        }
+        let found = known.agent.subagents.as_ref().and_then(|all| all.get(run.lineage.agent(), levels));
+        Ok(found.map(|agent| agent.plan.clone()))
     }
 
     /// The hooks of the agent with this `graph_id`.

@@ -96,8 +96,9 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     // Runs side by side are at work at the same time: what counts for the tree is that of the main agent.
     let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
     let meter = Arc::new(Meter::new(own, now));
-    let ancestry = desk.run.request.background.as_ref();
-    Ok(Budget::of_main(known.agent.limits.clone(), meter, Meter::new(whole, now), ancestry))
+    let mut limits = known.agent.limits.clone();
+    limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
+    Ok(Budget::of_main(limits, meter, Meter::new(whole, now)))
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.

@@ -216,7 +216,7 @@ impl Registry {
         if let Some(known) = same {
             return Ok(Some(Arc::clone(known)));
         }
-        let known = self.workshop.known(&version.graph_id, &version.definition);
+        let known = self.workshop.known(&version.graph_id, &version.definition, &version.provenance);
         known.map(Some).map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
     }
 
@@ -245,10 +245,11 @@ impl Registry {
             return Ok(Some(known));
         }
         let Some(definition) = db::definitions::find(tx, digest).await? else { return Ok(None) };
-        match self.workshop.known(graph_id, &definition) {
+        let provenance = db::definitions::origin(tx, graph_id, digest).await?;
+        match self.workshop.known(graph_id, &definition, &provenance) {
             Ok(known) => {
                 // It may be stored in the words of an earlier release; it is asked for by its stored name.
-                let known = Arc::new(Known { digest: digest.clone(), ..Known::clone(&known) });
+                let known = Arc::new(known.stored_as(digest));
                 self.remember(Arc::clone(&known));
                 Ok(Some(known))
             }

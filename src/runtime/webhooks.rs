@@ -21,12 +21,11 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::peer::address::{AddressRules, Gate};
 
-mod address;
 mod courier;
 mod signature;
 
-use address::{Gate, Rules};
 use signature::Key;
 
 /// How many reports are on their way at once.
@@ -79,7 +78,7 @@ const SENT_AT: &str = "webhook_sent_at";
 /// Tells others that runs have ended.
 pub struct Webhooks {
     client: Client,
-    rules: Arc<Rules>,
+    rules: Arc<AddressRules>,
     headers: HeaderMap,
     key: Option<Key>,
     render: Render,
@@ -98,7 +97,7 @@ impl Webhooks {
     /// # Errors
     /// When a header or the secret cannot be used, or the system offers no TLS.
     pub fn new(settings: WebhookSettings, render: Render) -> Result<Self, Box<dyn Error + Send + Sync>> {
-        let rules = Arc::new(Rules {
+        let rules = Arc::new(AddressRules {
             allow_private: settings.allow_private,
             private_hosts: settings.private_hosts,
             allowed_hosts: settings.allowed_hosts,
@@ -131,7 +130,7 @@ impl Webhooks {
 
     /// Checks the address that a request names, if it names one.
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
-        request.webhook().map_or(Ok(()), |url| self.rules.check(url).map(drop))
+        request.webhook().map_or(Ok(()), |url| self.rules.check("webhook", url).map(drop))
     }
 
     /// What is to be sent now that a run has ended; nothing if nobody asked for it.
@@ -162,7 +161,8 @@ impl Webhooks {
 
     /// Sends a report once, and tells what the address answered.
     async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
-        let url = self.rules.check(&delivery.url).map_err(|invalid| format!("the address {}", invalid.reason))?;
+        let url =
+            self.rules.check("webhook", &delivery.url).map_err(|invalid| format!("the address {}", invalid.reason))?;
         let mut body: Map<String, Value> =
             serde_json::from_str(&delivery.body).map_err(|_| "the report cannot be read".to_owned())?;
         body.insert(SENT_AT.to_owned(), now.to_string().into());

@@ -253,6 +253,7 @@ impl Worker {
             worker: self.id,
             fence,
             has_company: self.has_company.load(Ordering::Acquire),
+            registry: Arc::clone(&self.registry),
             turns: Turns::default(),
             children: Arc::clone(&self.children),
         }
@@ -285,8 +286,9 @@ impl Worker {
             let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
             return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
         }
+        let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
         let driving = Loop {
-            agent: &known.agent,
+            agent: &agent,
             plan,
             lineage: &run.lineage,
             scope: self.scope(run, &known, (stop, budget)),
@@ -296,6 +298,7 @@ impl Worker {
                 after: run.request.interrupt_after.clone(),
             },
             leave: self.shutdown.soft().clone(),
+            base: 0,
         };
         let driven =
             if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };

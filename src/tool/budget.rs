@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use crate::domain::background::Ancestry;
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
@@ -89,12 +89,10 @@ impl fmt::Display for Exceeded {
 }
 
 impl Budget {
-    /// The budget of a main agent; `whole` counts what the whole tree uses. One that works in the background has what its
-    /// `ancestry` leaves it.
-    pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter, ancestry: Option<&Ancestry>) -> Self {
+    /// The budget of a main agent; `whole` counts what the whole tree uses.
+    pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
-        let left = ancestry.and_then(|ancestry| ancestry.levels).unwrap_or(NO_FLOOR);
-        let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR)).min(left);
+        let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR));
         Self { limits: Arc::new(limits), meter, floor, tree: Arc::new((of_tree, whole)) }
     }
 
@@ -190,6 +188,19 @@ impl Budget {
         &self.tree.0
     }
 
+    /// How long the run may still be at work, by its own limits and those of the tree; as long as it likes when absent.
+    pub fn time_left(&self, now: Timestamp) -> Option<Duration> {
+        let left = |limits: &Limits, used: Usage| limits.wall_s.map(|most| (most - used.seconds).max(0.0));
+        let (own, whole) = (left(&self.limits, self.meter.usage(now)), left(&self.tree.0, self.tree.1.usage(now)));
+        let least = own.into_iter().chain(whole).reduce(f64::min)?;
+        Duration::try_from_secs_f64(least).ok()
+    }
+
+    /// The deepest level at which there may be an agent below this one.
+    pub fn floor(&self) -> u32 {
+        self.floor
+    }
+
     /// Counts tokens that were used.
     pub fn add_tokens(&self, input: u64, output: u64) {
         for meter in [&*self.meter, &self.tree.1] {
@@ -230,7 +241,7 @@ impl Budget {
     /// A budget without limits, for tests.
     pub(crate) fn endless(now: Timestamp) -> Self {
         let meter = || Meter::new(Usage::default(), now);
-        Self::of_main(Limits::default(), Arc::new(meter()), meter(), None)
+        Self::of_main(Limits::default(), Arc::new(meter()), meter())
     }
 }
 
@@ -248,7 +259,7 @@ mod tests {
     fn what_one_uses_counts_for_all_and_what_is_refused_for_nobody() {
         let tree = Limits { tool_calls: Some(3), ..Limits::default() };
         let limits = Limits { tool_calls: Some(1), tree: Some(Box::new(tree)), ..Limits::default() };
-        let main = Budget::of_main(limits, Arc::new(meter()), meter(), None);
+        let main = Budget::of_main(limits, Arc::new(meter()), meter());
         let below = main.below(Limits::default(), Arc::new(meter()), 1);
         assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
         let refused = main.spend(Spending::ToolCall, NOW).unwrap_err();
@@ -263,7 +274,7 @@ mod tests {
 
     #[test]
     fn levels_are_counted_from_the_agent_that_limits_them() {
-        let main = Budget::of_main(Limits::default(), Arc::new(meter()), meter(), None);
+        let main = Budget::of_main(Limits::default(), Arc::new(meter()), meter());
         let first = main.below(Limits { depth: Some(1), ..Limits::default() }, Arc::new(meter()), 1);
         let second = first.below(Limits { depth: Some(9), ..Limits::default() }, Arc::new(meter()), 2);
         assert_eq!((main.spend_child(1, NOW), first.spend_child(2, NOW)), (Ok(()), Ok(())));
@@ -274,7 +285,7 @@ mod tests {
     fn time_at_work_goes_on_from_what_was_used_before() {
         let before = Usage { seconds: 2.0, ..Usage::default() };
         let limits = Limits { wall_s: Some(3.0), ..Limits::default() };
-        let main = Budget::of_main(limits, Arc::new(Meter::new(before, NOW)), meter(), None);
+        let main = Budget::of_main(limits, Arc::new(Meter::new(before, NOW)), meter());
         assert_eq!(main.spend(Spending::ModelCall, Timestamp(999_999)), Ok(()));
         let refused = main.spend(Spending::ModelCall, Timestamp(1_000_000));
         assert_eq!(refused.map_err(|refused| refused.limit), Err("wall_s"));

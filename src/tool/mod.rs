@@ -96,6 +96,8 @@ impl Delegation {
 pub enum Halt {
     /// A human has to answer first.
     Ask(Box<Question>),
+    /// Humans have to answer all of these first. Only who stands in for a model asks so.
+    AskAll(Vec<Question>),
     /// It failed.
     Fail(Failure),
     /// The run was told to stop.

@@ -5,15 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("domain", &[]),
     ("model", &["domain"]),
+    ("peer", &["domain", "model"]),
     ("tool", &["domain", "model"]),
     ("middleware", &["domain", "model", "tool"]),
-    ("agent", &["domain", "model", "tool", "middleware"]),
+    ("agent", &["domain", "model", "tool", "middleware", "peer"]),
     ("db", &["domain"]),
     ("events", &["domain", "db", "shutdown"]),
-    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "metrics", "shutdown"]),
+    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "metrics", "peer", "shutdown"]),
     ("http", &["domain", "db", "events", "runtime", "metrics", "shutdown"]),
     ("metrics", &["domain"]),
     ("config", &["domain"]),

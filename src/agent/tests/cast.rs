@@ -136,7 +136,13 @@ impl Tool for Act {
         }
         if self.asks() && scope.answer.is_none() {
             let (kind, calls) = (QuestionKind::Question, vec![call.id.clone()]);
-            return Err(Halt::Ask(Box::new(Question { kind, value: json!(call.id), schema: json!({}), calls })));
+            return Err(Halt::Ask(Box::new(Question {
+                kind,
+                value: json!(call.id),
+                schema: json!({}),
+                calls,
+                passed_on: None,
+            })));
         }
         if Self::has_effect(name) {
             *self.world.effects.lock().unwrap().entry(call.id.clone()).or_default() += 1;
@@ -231,7 +237,7 @@ pub(super) fn roster(
         let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));
         (name.to_owned(), build)
     });
-    Roster::new(depth, builders)
+    Roster::new(depth, builders, BTreeMap::new())
 }
 
 /// The policies of an agent that counts its hooks and asks before it pays.

@@ -105,8 +105,13 @@ struct Doubtful(Moment);
 
 impl Doubtful {
     fn asks(&self, scope: &Scope) -> Result<Value, Halt> {
-        let question =
-            || Question { kind: QuestionKind::Question, value: json!("really?"), schema: json!({}), calls: vec![] };
+        let question = || Question {
+            kind: QuestionKind::Question,
+            value: json!("really?"),
+            schema: json!({}),
+            calls: vec![],
+            passed_on: None,
+        };
         scope.answer.clone().ok_or_else(|| Halt::Ask(Box::new(question())))
     }
 }

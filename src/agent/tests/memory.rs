@@ -307,7 +307,7 @@ impl Journal for Memory {
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
         let stop = self.store.stop_of(child);
         let meter = self.store.meter_of(child);
-        let child = Child { id: child, machine, order, stop, meter, input, journal: self.below(child) };
+        let child = Child { id: child, machine, order, stop, meter, input, known: None, journal: self.below(child) };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 

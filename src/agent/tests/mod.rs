@@ -109,6 +109,7 @@ impl Stage {
             journal: &journal,
             breakpoints: self.breakpoints.clone(),
             leave: CancellationToken::new(),
+            base: 0,
         };
         driving.drive(&mut machine, notes).await
     }
@@ -138,7 +139,7 @@ impl Stage {
     fn budget(&self, run: RunId) -> Budget {
         let meter = self.store.meter_of(run);
         let whole = self.store.used().into_values().fold(Usage::default(), Usage::plus);
-        Budget::of_main(self.agent.limits.clone(), meter, Meter::new(whole, Timestamp(0)), None)
+        Budget::of_main(self.agent.limits.clone(), meter, Meter::new(whole, Timestamp(0)))
     }
 
     fn machine(&self) -> Machine {

@@ -84,7 +84,8 @@ async fn wait_for_nobody(db: Db) {
     let original = stored_thread(&db).await;
     let step = saying("one", None, 0);
     let task = TaskId::of_step(Some(step.id), "tools", 0);
-    let question = Question { kind: QuestionKind::Question, value: json!(1), schema: json!({}), calls: vec![] };
+    let question =
+        Question { kind: QuestionKind::Question, value: json!(1), schema: json!({}), calls: vec![], passed_on: None };
     let id = crate::domain::id::InterruptId::of_task(task, 0);
     let asked = Interrupt { id, task, asker: Asker::Call("a".to_owned()), question, answer: None };
     let call = |id: &str, fate: Fate| Call { id: id.to_owned(), edited: None, fate };

@@ -11,8 +11,13 @@ on_both!(are_asked_and_answered, are_dropped);
 
 fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
     let task = TaskId::of_step(None, &format!("{thread}"), usize::try_from(seq).expect("small"));
-    let question =
-        Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec!["c".to_owned()] };
+    let question = Question {
+        kind: QuestionKind::Question,
+        value: json!("why?"),
+        schema: json!({}),
+        calls: vec!["c".to_owned()],
+        passed_on: None,
+    };
     let asker = Asker::Call("c".to_owned());
     Asked {
         interrupt: Interrupt { id: InterruptId::of_task(task, 0), task, asker, question, answer: None },

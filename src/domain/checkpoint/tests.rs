@@ -18,7 +18,7 @@ fn plan() -> Plan {
 }
 
 fn question() -> Question {
-    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![] }
+    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![], passed_on: None }
 }
 
 /// A machine in its tool step.

@@ -83,11 +83,8 @@ impl SubagentDefinition {
     /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
     fn unbuilt(&self) -> Option<&'static str> {
         match (self.is_background(), self.location()) {
-            (_, Location::Inside) => None,
-            (true, Location::Local(_)) => None,
             (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
-            (false, Location::Local(_)) => Some("synchronous delegates by `graph_id` are not supported yet"),
-            (false, Location::Remote { .. }) => Some("synchronous delegates on other servers are not supported yet"),
+            (_, Location::Inside | Location::Local(_)) | (false, Location::Remote { .. }) => None,
         }
     }
 

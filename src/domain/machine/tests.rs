@@ -77,7 +77,7 @@ fn in_tools(ids: &[&str]) -> Machine {
 }
 
 fn question() -> Question {
-    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![] }
+    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![], passed_on: None }
 }
 
 fn reloaded(machine: &Machine) -> Machine {

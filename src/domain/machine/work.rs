@@ -57,7 +57,7 @@ mod tests {
     use crate::domain::message::Message;
 
     fn question(kind: QuestionKind) -> Question {
-        Question { kind, value: json!("?"), schema: json!({}), calls: vec![] }
+        Question { kind, value: json!("?"), schema: json!({}), calls: vec![], passed_on: None }
     }
 
     #[test]

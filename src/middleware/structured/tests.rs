@@ -106,7 +106,8 @@ async fn the_answer_of_an_earlier_turn_is_forgotten() {
 async fn the_model_must_call_a_tool() {
     let ask = |request: ModelRequest| {
         let text = format!("{:?}", request.tool_choice);
-        async move { Ok(ModelAnswer { message: Message::ai(text), extra: Update::none() }) }.boxed()
+        async move { Ok(ModelAnswer { message: Message::ai(text), heard: Update::none(), extra: Update::none() }) }
+            .boxed()
     };
     let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
     let next = NextModel { rest: &[], ask: &ask, scope: &scope, state: &state };

@@ -21,6 +21,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// What is said of a task that another conversation has begun, or nobody.
 const STRANGER: &str = "This task was not begun in this conversation.";
 
+/// What is said to a subagent: its work ends with its result, and nobody would be left to be told what comes of a task.
+const NOT_BELOW: &str = "Only the main agent of a conversation can begin background tasks. Do the work yourself.";
+
 /// What came of asking for a run.
 enum Begun {
     /// There is one now.
@@ -46,6 +49,9 @@ impl Asker {
 impl Runs {
     /// Begins a task on this server.
     pub(super) async fn start_task(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
+        if scope.depth > 0 {
+            return Err(NOT_BELOW.to_owned());
+        }
         let (thread, run) = ids(scope, ThreadId::of_background)?;
         let wish = wish_for(scope, order, thread, Multitask::Reject);
         self.0.webhooks.check(&wish.request).map_err(|invalid| told(&invalid.into()))?;

@@ -70,6 +70,11 @@ impl Human {
         body
     }
 
+    /// Who talks HTTP for them.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Path of something of the thread.
     pub(crate) fn path(&self, rest: &str) -> String {
         format!("/threads/{}{rest}", self.thread)

@@ -2,6 +2,7 @@
 
 pub(crate) mod actors;
 pub(crate) mod client;
+pub(crate) mod door;
 pub(crate) mod ear;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;

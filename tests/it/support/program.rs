@@ -69,7 +69,8 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
         return Ok(says(format!("told: {answer}")));
     }
     let schema = json!({"type": "string"});
-    let question = Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![] };
+    let question =
+        Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![], passed_on: None };
     Err(Halt::Ask(Box::new(question)))
 }
 

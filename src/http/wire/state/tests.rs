@@ -103,7 +103,13 @@ fn with_call() -> Message {
 }
 
 fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
-    let question = Question { kind: QuestionKind::Question, value: json!("why?"), schema: json!({}), calls: vec![] };
+    let question = Question {
+        kind: QuestionKind::Question,
+        value: json!("why?"),
+        schema: json!({}),
+        calls: vec![],
+        passed_on: None,
+    };
     let interrupt = Interrupt {
         id: InterruptId::of_task(task, 0),
         task,

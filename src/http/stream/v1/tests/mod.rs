@@ -148,6 +148,7 @@ impl Play {
             value: json!({"action_requests": [], "review_configs": []}),
             schema: json!({}),
             calls: vec!["c1".to_owned()],
+            passed_on: None,
         };
         let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else { panic!("no hook is next") };
         let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));

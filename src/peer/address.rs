@@ -1,6 +1,6 @@
-//! Where reports may go: which addresses a client may name, and which a name may lead to.
+//! Where requests may go that a client caused: which addresses it may name, and which a name may lead to.
 //!
-//! Whoever may start runs could otherwise make the server knock at doors that only the server can see. A name is judged
+//! Whoever may start runs, or define agents, could otherwise make the server knock at doors that only the server can see. A name is judged
 //! by the addresses it leads to at the moment of the connection, and these very addresses are connected to.
 
 use std::error::Error;
@@ -15,26 +15,26 @@ use crate::domain::Invalid;
 /// The longest address that is kept, in bytes.
 const LONGEST: usize = 2048;
 
-/// Where reports may go.
+/// Where requests may go that a client caused.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Rules {
+pub struct AddressRules {
     /// Anywhere, inside too.
-    pub(super) allow_private: bool,
+    pub allow_private: bool,
     /// Names and addresses that may be inside.
-    pub(super) private_hosts: Vec<String>,
+    pub private_hosts: Vec<String>,
     /// When not empty, only to these names and addresses; `*.example.org` means all below it.
-    pub(super) allowed_hosts: Vec<String>,
+    pub allowed_hosts: Vec<String>,
     /// Only where nobody listens in.
-    pub(super) require_https: bool,
+    pub require_https: bool,
 }
 
-impl Rules {
-    /// The address of a webhook, if it may be one.
+impl AddressRules {
+    /// The address that `field` holds, if requests may go there.
     ///
     /// # Errors
     /// Says what is wrong, without repeating the address: it may hold a secret.
-    pub(super) fn check(&self, text: &str) -> Result<Url, Invalid> {
-        let wrong = |reason: &str| Invalid::new("webhook", reason);
+    pub fn check(&self, field: &str, text: &str) -> Result<Url, Invalid> {
+        let wrong = |reason: &str| Invalid::new(field, reason);
         if text.len() > LONGEST {
             return Err(wrong(&format!("is longer than {LONGEST} bytes")));
         }
@@ -78,7 +78,7 @@ fn is_covered(host: &str, allowed: &str) -> bool {
 }
 
 /// Leads names to addresses that the rules allow, and to no others.
-pub(super) struct Gate(pub(super) Arc<Rules>);
+pub struct Gate(pub Arc<AddressRules>);
 
 impl Resolve for Gate {
     fn resolve(&self, name: Name) -> Resolving {
@@ -139,8 +139,8 @@ fn is_special_v6(address: Ipv6Addr) -> bool {
 mod tests {
     use super::*;
 
-    fn refused(rules: &Rules, url: &str) -> bool {
-        rules.check(url).is_err()
+    fn refused(rules: &AddressRules, url: &str) -> bool {
+        rules.check("webhook", url).is_err()
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
             "https://user:pass@example.org/",
             "https://[64:ff9b::5db8:d822]/",
         ] {
-            assert!(!refused(&Rules::default(), url), "{url}");
+            assert!(!refused(&AddressRules::default(), url), "{url}");
         }
     }
 
@@ -197,7 +197,7 @@ mod tests {
             "http://[2001::1]/",
             "http://[100::1]/",
         ] {
-            assert!(refused(&Rules::default(), url), "{url}");
+            assert!(refused(&AddressRules::default(), url), "{url}");
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
         for url in
             ["", "/hook", "hook", "ftp://example.org/", "file:///etc/passwd", "https://", "https://secret@", &long]
         {
-            let invalid = Rules::default().check(url).expect_err("it is none");
+            let invalid = AddressRules::default().check("webhook", url).expect_err("it is none");
             assert_eq!(invalid.field, "webhook");
             assert!(!invalid.reason.contains("secret"), "{invalid}");
         }
@@ -215,11 +215,11 @@ mod tests {
 
     #[test]
     fn the_owner_may_allow_what_is_inside() {
-        let all = Rules { allow_private: true, ..Rules::default() };
+        let all = AddressRules { allow_private: true, ..AddressRules::default() };
         assert!(!refused(&all, "http://127.0.0.1/"));
-        let some = Rules {
+        let some = AddressRules {
             private_hosts: vec!["10.1.2.3".into(), "Hooks.localhost".into(), "::1".into()],
-            ..Rules::default()
+            ..AddressRules::default()
         };
         for (url, expected) in [
             ("http://10.1.2.3/", false),
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn the_owner_may_allow_some_hosts_only() {
         let hosts = vec!["*.example.org".into(), "hooks.example.com".into()];
-        let rules = Rules { allowed_hosts: hosts, require_https: true, ..Rules::default() };
+        let rules = AddressRules { allowed_hosts: hosts, require_https: true, ..AddressRules::default() };
         for (url, expected) in [
             ("https://a.example.org/", false),
             ("https://A.B.example.org./", false),
@@ -249,21 +249,23 @@ mod tests {
         }
     }
 
-    async fn leads_to(rules: Rules, name: &str) -> Option<usize> {
+    async fn leads_to(rules: AddressRules, name: &str) -> Option<usize> {
         let found = Gate(Arc::new(rules)).resolve(name.parse().expect("a name")).await;
         found.ok().map(Iterator::count)
     }
 
     #[tokio::test]
     async fn a_name_that_leads_inside_leads_nowhere() {
-        assert_eq!(leads_to(Rules::default(), "localhost").await, None);
-        assert!(leads_to(Rules { allow_private: true, ..Rules::default() }, "localhost").await > Some(0));
+        assert_eq!(leads_to(AddressRules::default(), "localhost").await, None);
+        assert!(leads_to(AddressRules { allow_private: true, ..AddressRules::default() }, "localhost").await > Some(0));
         assert!(
-            leads_to(Rules { private_hosts: vec!["localhost".into()], ..Rules::default() }, "localhost").await
+            leads_to(AddressRules { private_hosts: vec!["localhost".into()], ..AddressRules::default() }, "localhost")
+                .await
                 > Some(0)
         );
         assert_eq!(
-            leads_to(Rules { private_hosts: vec!["other".into()], ..Rules::default() }, "localhost").await,
+            leads_to(AddressRules { private_hosts: vec!["other".into()], ..AddressRules::default() }, "localhost")
+                .await,
             None
         );
     }

@@ -1,0 +1,98 @@
+//! The agents that there are, each with what the server knows about it besides.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use crate::agent::Agent;
+use crate::domain::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt};
+use crate::domain::id::AssistantId;
+use crate::domain::run::Run;
+use crate::domain::thread::Thread;
+
+/// The agents of this server at one moment.
+#[derive(Default)]
+pub struct Agents(BTreeMap<String, Arc<Known>>);
+
+impl FromIterator<Arc<Known>> for Agents {
+    fn from_iter<I: IntoIterator<Item = Arc<Known>>>(all: I) -> Self {
+        Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
+    }
+}
+
+/// Builds an agent as it is where it may not delegate.
+type BuildAlone = Box<dyn FnOnce() -> Arc<Agent> + Send>;
+
+/// An agent, and what the server knows about it besides.
+#[derive(Clone)]
+pub struct Known {
+    /// The key of its definition.
+    pub graph_id: String,
+    /// The content of its definition.
+    pub digest: Digest,
+    /// The assistant that it has by itself.
+    pub assistant: AssistantId,
+    /// What an ordinary message does to a question that waits.
+    pub on_pending_interrupt: OnPendingInterrupt,
+    /// Whom the entries of a run's context reach.
+    pub context_scoping: ContextScoping,
+    /// The agent.
+    pub agent: Arc<Agent>,
+    /// The same agent as it is where it may not delegate; built when first needed.
+    alone: Arc<LazyLock<Arc<Agent>, BuildAlone>>,
+}
+
+impl Known {
+    /// The agent of a definition; `alone` builds it as it is where it may not delegate.
+    pub(super) fn new(
+        graph_id: &str,
+        definition: &AgentDefinition,
+        agent: Arc<Agent>,
+        alone: impl FnOnce() -> Arc<Agent> + Send + 'static,
+    ) -> Self {
+        Self {
+            graph_id: graph_id.to_owned(),
+            digest: definition.digest(),
+            assistant: AssistantId::of_graph(graph_id),
+            on_pending_interrupt: definition.on_pending_interrupt,
+            context_scoping: definition.context_scoping,
+            agent,
+            alone: Arc::new(LazyLock::new(Box::new(alone))),
+        }
+    }
+
+    /// The same by the name under which its definition is stored.
+    #[must_use]
+    pub fn stored_as(&self, digest: &Digest) -> Self {
+        Self { digest: digest.clone(), ..self.clone() }
+    }
+
+    /// The agent as it is where it may not delegate.
+    pub fn alone(&self) -> Arc<Agent> {
+        Arc::clone(&self.alone)
+    }
+}
+
+impl Agents {
+    /// The agent of this definition.
+    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
+        self.0.get(graph_id)
+    }
+
+    /// The agent that worked on a thread last, as it is defined now.
+    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<Known>> {
+        self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
+    }
+
+    /// The agent that a run was admitted for, as it is defined now.
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
+        match &run.request.agent {
+            Some(agent) => self.0.get(&agent.graph_id),
+            None => self.0.values().find(|known| known.assistant == run.assistant),
+        }
+    }
+
+    /// All of them, by `graph_id`.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
+        self.0.values()
+    }
+}

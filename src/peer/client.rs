@@ -1,0 +1,349 @@
+//! A client of another server: threads, runs, states.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, redirect};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
+use url::Url;
+use uuid::Uuid;
+
+use super::address::{AddressRules, Gate};
+use super::answers::{PeerRun, PeerState, PeerThread};
+use crate::domain::Invalid;
+
+/// How long one request may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long it may take to be connected.
+const CONNECT: Duration = Duration::from_secs(10);
+/// The longest answer that is read, in bytes.
+const LONGEST_ANSWER: usize = 16 * 1024 * 1024;
+/// How much of a refusal is passed on.
+const SHOWN_CHARS: usize = 500;
+/// How many runs elsewhere are listened to at once; more are asked now and then whether they are over.
+const LISTENED_TO: usize = 512;
+/// The header by which a server of our kind recognises a request that it has seen before.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// Starts a task that ends by itself.
+pub type Spawn = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
+
+/// What the owner of the server decided about other servers.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// Where servers may be that a client named. Those that the owner named may be anywhere.
+    pub rules: AddressRules,
+    /// For how long a server may be out of reach before work there is given up.
+    pub patience: Duration,
+}
+
+/// Other servers, and how they are reached. Cheap to clone.
+#[derive(Clone)]
+pub struct Peers {
+    anywhere: Client,
+    guarded: Client,
+    rules: Arc<AddressRules>,
+    pub(super) patience: Duration,
+    pub(super) ears: Arc<Semaphore>,
+    pub(super) spawn: Spawn,
+}
+
+impl Peers {
+    /// Prepares for talking to others.
+    ///
+    /// # Errors
+    /// When the system offers no TLS.
+    pub fn new(reach: Reach, spawn: Spawn) -> Result<Self, reqwest::Error> {
+        let rules = Arc::new(reach.rules);
+        // A redirect could carry secrets to where they were not meant to go.
+        let client = || Client::builder().redirect(redirect::Policy::none()).connect_timeout(CONNECT);
+        // A proxy would lead past the rules.
+        let guarded = client().no_proxy().dns_resolver(Arc::new(Gate(Arc::clone(&rules)))).build()?;
+        let ears = Arc::new(Semaphore::new(LISTENED_TO));
+        Ok(Self { anywhere: client().build()?, guarded, rules, patience: reach.patience, ears, spawn })
+    }
+
+    /// Checks the address of a server that a client named.
+    ///
+    /// # Errors
+    /// Names `field` and says why requests may not go there.
+    pub fn check(&self, field: &str, url: &str) -> Result<(), Invalid> {
+        self.rules.check(field, url).map(drop)
+    }
+
+    /// The server at `url`, with the headers that it wants; `is_owners` if the owner of this server named it.
+    ///
+    /// # Errors
+    /// Names what cannot be used, and does not repeat it: it may hold a secret.
+    pub fn peer(&self, url: &str, given: &BTreeMap<String, String>, is_owners: bool) -> Result<Peer, Invalid> {
+        let url = match is_owners {
+            true => Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?,
+            false => self.rules.check("url", url)?,
+        };
+        if url.cannot_be_a_base() || url.host().is_none() {
+            return Err(Invalid::new("url", "must be an absolute http or https URL"));
+        }
+        let client = if is_owners { &self.anywhere } else { &self.guarded };
+        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(given)? })
+    }
+}
+
+/// Another server. Cheap to clone.
+#[derive(Clone)]
+pub struct Peer {
+    client: Client,
+    url: Arc<Url>,
+    headers: HeaderMap,
+}
+
+/// What a run there shall do.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct RunOrder {
+    /// The agent: its `graph_id`, or the id of an assistant.
+    pub assistant_id: String,
+    /// What it is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<Value>,
+    /// What it shall do instead of taking input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<Value>,
+    /// Notes on the run, by which it is found again.
+    pub metadata: Map<String, Value>,
+    /// What is to be streamed.
+    pub stream_mode: Vec<&'static str>,
+    /// Whether the stream can be taken up again.
+    pub stream_resumable: bool,
+    /// What becomes of it when the thread is busy.
+    pub multitask_strategy: &'static str,
+    /// An address that is told when it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<String>,
+    /// The settings of the run.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub config: Map<String, Value>,
+}
+
+/// Why another server was of no use. The words are free of secrets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// It did not answer, or not to the end.
+    #[error("it could not be reached: {0}")]
+    Unreachable(String),
+    /// It answered, but not with what was asked for.
+    #[error("it answered with status {status}: {said}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What it said.
+        said: String,
+    },
+    /// What it answered is something else than expected.
+    #[error("its answer cannot be understood: {0}")]
+    Misunderstood(String),
+}
+
+impl PeerError {
+    /// Whether the same request may succeed later.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Refused { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
+            Self::Misunderstood(_) => false,
+        }
+    }
+}
+
+type Answer<T> = Result<T, PeerError>;
+
+impl Peer {
+    /// Its name, for those who read about it: where it is, without what may be secret in the address.
+    pub fn place(&self) -> String {
+        self.url.origin().ascii_serialization()
+    }
+
+    /// Makes a thread, unless it is there already.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn create_thread(&self, id: Uuid, metadata: &Map<String, Value>) -> Answer<PeerThread> {
+        let body = json!({"thread_id": id, "if_exists": "do_nothing", "metadata": metadata});
+        self.ask(self.request(Method::POST, "threads").body(body.to_string())).await
+    }
+
+    /// A thread; none if there is none of this id.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn thread(&self, id: Uuid) -> Answer<Option<PeerThread>> {
+        self.find(self.request(Method::GET, &format!("threads/{id}"))).await
+    }
+
+    /// Starts a run. One that was asked for under the same `key` may be given back instead.
+    ///
+    /// # Errors
+    /// See [`PeerError`]. Whether the run began is unknown when no answer came.
+    pub async fn create_run(&self, thread: Uuid, order: &RunOrder, key: &str) -> Answer<PeerRun> {
+        let body = serde_json::to_string(order).map_err(|error| PeerError::Misunderstood(error.to_string()))?;
+        let request = self.request(Method::POST, &format!("threads/{thread}/runs"));
+        self.ask(request.header(IDEMPOTENCY_KEY, key).body(body)).await
+    }
+
+    /// A run; none if there is none of this id.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn run(&self, thread: Uuid, run: Uuid) -> Answer<Option<PeerRun>> {
+        self.find(self.request(Method::GET, &format!("threads/{thread}/runs/{run}"))).await
+    }
+
+    /// The newest runs of a thread, the newest first; none if there is no such thread.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn runs(&self, thread: Uuid, limit: u32) -> Answer<Vec<PeerRun>> {
+        let path = format!("threads/{thread}/runs?limit={limit}");
+        Ok(self.find(self.request(Method::GET, &path)).await?.unwrap_or_default())
+    }
+
+    /// Stops a run. False if there was nothing to stop.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn cancel(&self, thread: Uuid, run: Uuid) -> Answer<bool> {
+        let path = format!("threads/{thread}/runs/{run}/cancel?wait=false&action=interrupt");
+        let response = self.send(self.request(Method::POST, &path).body("{}")).await?;
+        match response.status() {
+            // It is over, or unknown.
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(false),
+            status if status.is_success() => Ok(true),
+            _ => Err(self.refused(response).await),
+        }
+    }
+
+    /// Where a thread stands; none if there is no such thread.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn state(&self, thread: Uuid) -> Answer<Option<PeerState>> {
+        self.find(self.request(Method::GET, &format!("threads/{thread}/state"))).await
+    }
+
+    /// Listens to a run, from behind the event `after` on, or from its beginning.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> Answer<Response> {
+        let after = after.and_then(|id| HeaderValue::from_str(id).ok()).unwrap_or(HeaderValue::from_static("-1"));
+        let url = self.address(&format!("threads/{thread}/runs/{run}/stream"));
+        let request = self.client.get(url).headers(self.headers.clone()).header(ACCEPT, "text/event-stream");
+        let sent = tokio::time::timeout(TIMEOUT, self.send(request.header("last-event-id", after))).await;
+        let response = sent.map_err(|_| PeerError::Unreachable("it took too long".to_owned()))??;
+        if response.status() == StatusCode::OK { Ok(response) } else { Err(self.refused(response).await) }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(TIMEOUT);
+        request.header(CONTENT_TYPE, "application/json")
+    }
+
+    /// A path below the address of the server, which may have a path of its own.
+    fn address(&self, path: &str) -> Url {
+        let mut url = Url::clone(&self.url);
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        let base = url.path().trim_end_matches('/').to_owned();
+        url.set_path(&format!("{base}/{path}"));
+        url.set_query(query);
+        url.set_fragment(None);
+        url
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Answer<Response> {
+        let request = request.header(USER_AGENT, concat!("adjutant/", env!("CARGO_PKG_VERSION")));
+        request.send().await.map_err(|error| PeerError::Unreachable(why(&error)))
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<T> {
+        let found = self.find(request).await?;
+        found.ok_or_else(|| PeerError::Refused { status: 404, said: "it knows nothing of that kind".to_owned() })
+    }
+
+    /// What the answer says; nothing when there is nothing of that kind.
+    async fn find<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<Option<T>> {
+        let response = self.send(request).await?;
+        match response.status() {
+            StatusCode::NOT_FOUND => Ok(None),
+            status if status.is_success() => {
+                let body = read(response, LONGEST_ANSWER).await?;
+                let read = serde_json::from_slice(&body);
+                read.map(Some).map_err(|error| PeerError::Misunderstood(error.to_string()))
+            }
+            _ => Err(self.refused(response).await),
+        }
+    }
+
+    /// What a refusal says.
+    async fn refused(&self, response: Response) -> PeerError {
+        let status = response.status().as_u16();
+        let body = read(response, SHOWN_CHARS * 8).await.unwrap_or_default();
+        let detail = |body: &Value| body.get("detail")?.as_str().map(str::to_owned);
+        let said = serde_json::from_slice::<Value>(&body).ok().and_then(|body| detail(&body));
+        let mut said = said.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
+        // A server that echoes what it was sent must not hand our secrets on.
+        for secret in self.headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+            said = said.replace(secret, "***");
+        }
+        PeerError::Refused { status, said: said.chars().take(SHOWN_CHARS).collect() }
+    }
+}
+
+/// Reads an answer of at most so many bytes.
+async fn read(mut response: Response, longest: usize) -> Answer<Vec<u8>> {
+    let is_ok = response.status().is_success();
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| PeerError::Unreachable(why(&error)))? {
+        body.extend_from_slice(&chunk);
+        if body.len() > longest {
+            if is_ok {
+                return Err(PeerError::Misunderstood(format!("it is longer than {longest} bytes")));
+            }
+            break;
+        }
+    }
+    Ok(body)
+}
+
+/// Why there was no answer, without the address, which may hold a secret.
+pub(super) fn why(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        return "it took too long".to_owned();
+    }
+    let mut cause: Option<&dyn Error> = error.source();
+    let mut deepest = None;
+    while let Some(inner) = cause {
+        deepest = Some(inner.to_string());
+        cause = inner.source();
+    }
+    deepest.unwrap_or_else(|| "no reason is known".to_owned())
+}
+
+fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
+        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;
+        if key == CONTENT_TYPE || key == IDEMPOTENCY_KEY {
+            return Err(wrong("is set by the server itself"));
+        }
+        let mut value = HeaderValue::from_str(value).map_err(|_| wrong("has a value that no header can have"))?;
+        value.set_sensitive(true);
+        headers.insert(key, value);
+    }
+    Ok(headers)
+}

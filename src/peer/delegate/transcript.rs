@@ -1,0 +1,86 @@
+//! What an agent elsewhere came to, read from the state of its thread.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::domain::message::{Message, Role};
+use crate::domain::state::Update;
+
+/// How much of what was said on the way is kept, in bytes of JSON; of more, only the answer is.
+const MOST_KEPT: usize = 1024 * 1024;
+
+/// What the agent wrote before its answer, and the answer: the last thing that its model said.
+///
+/// # Errors
+/// Says why there is none.
+pub(super) fn transcript(values: &Value) -> Result<(Update, Message), &'static str> {
+    let messages = values.get("messages").and_then(Value::as_array);
+    let messages = messages.ok_or("its final state has no `messages`")?;
+    let told = messages.iter().position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
+    let said = &messages[told.map_or(0, |at| at + 1)..];
+    let mut said: Vec<Message> =
+        said.iter().filter_map(|message| serde_json::from_value(message.clone()).ok()).collect();
+    let mut answer = match said.iter().rposition(Message::is_ai) {
+        Some(last) => said.drain(last..).next().unwrap_or_else(|| Message::ai("")),
+        None => Message::ai(""),
+    };
+    // Its calls were answered there; here they would be open.
+    if let Role::Ai { tool_calls, invalid_tool_calls, .. } = &mut answer.role {
+        tool_calls.clear();
+        invalid_tool_calls.clear();
+    }
+    let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
+    let kept = if size > MOST_KEPT { vec![] } else { said };
+    let mut heard = Update { messages: kept.into_iter().map(Arc::new).collect(), ..Update::none() };
+    if let Some(structured) = values.get("structured_response").filter(|value| !value.is_null()) {
+        heard.fields.insert("structured_response".to_owned(), structured.clone());
+    }
+    Ok((heard, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_answer_is_what_the_model_said_last_and_the_rest_is_kept_beside_it() {
+        let call = json!({"name": "dig", "args": {}, "id": "c1", "type": "tool_call"});
+        let values = json!({
+            "messages": [
+                {"type": "human", "content": "dig"},
+                {"type": "ai", "content": "", "id": "a1", "tool_calls": [call]},
+                {"type": "tool", "content": "found", "tool_call_id": "c1"},
+                {"type": "of another time"},
+                {"type": "ai", "content": "gold", "id": "a2", "tool_calls": [call]},
+            ],
+            "structured_response": {"metal": "gold"},
+        });
+        let (heard, answer) = transcript(&values).expect("an answer");
+        assert_eq!(
+            (answer.content.text(), answer.id.as_deref(), answer.tool_calls().len()),
+            ("gold".into(), Some("a2"), 0)
+        );
+        assert_eq!(heard.messages.len(), 2);
+        assert_eq!(heard.fields["structured_response"], json!({"metal": "gold"}));
+    }
+
+    #[test]
+    fn a_state_without_messages_is_no_answer_and_one_without_an_answer_is_an_empty_one() {
+        assert!(transcript(&json!({"result": 1})).is_err());
+        assert!(transcript(&json!({"messages": "all"})).is_err());
+        let (heard, answer) =
+            transcript(&json!({"messages": [{"type": "human", "content": "?"}]})).expect("an empty one");
+        assert!(heard.is_empty() && answer.content.text().is_empty());
+    }
+
+    #[test]
+    fn of_a_conversation_without_measure_only_the_answer_is_kept() {
+        let long = "x".repeat(MOST_KEPT);
+        let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
+        let (heard, answer) = transcript(&values).expect("an answer");
+        assert_eq!((heard.messages.len(), answer.content.text()), (0, "done".to_owned()));
+    }
+}

@@ -1,0 +1,17 @@
+//! Other servers that speak the same wire, and agents that work there.
+//!
+//! [`Peer`] is a client of one of them. [`Delegate`] is an agent there that stands in for a language model here: a
+//! subagent that lives elsewhere is the same loop as every other, which asks that agent where others ask a model. So it
+//! has a run, a history, questions, limits and an end like all of them, and nothing else knows where the work is done.
+//! Neighbours: [`crate::agent`] assembles such agents, [`crate::model`] says what it takes to stand in for a model.
+
+pub mod address;
+pub mod answers;
+pub mod client;
+pub mod delegate;
+mod frames;
+mod question;
+
+pub use address::AddressRules;
+pub use client::{Peer, PeerError, Peers, Reach, RunOrder};
+pub use delegate::Delegate;

@@ -1,0 +1,89 @@
+//! Questions of another server, as they are asked here.
+
+use serde_json::{Map, Value, json};
+
+use super::answers::PeerInterrupt;
+use crate::domain::interrupt::{DecisionKind, Question, QuestionKind};
+
+/// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
+/// here like those of our own agents.
+pub(super) fn passed_on(interrupt: PeerInterrupt) -> Question {
+    let PeerInterrupt { id, value, response_schema } = interrupt;
+    let schema = response_schema.filter(Value::is_object);
+    let list = |name: &str| value.get(name).and_then(Value::as_array).filter(|list| !list.is_empty());
+    let (kind, calls, own) = match (list("action_requests"), list("review_configs")) {
+        (Some(requests), Some(configs)) => {
+            let id = |(at, request): (usize, &Value)| {
+                let id = request.get("tool_call_id").and_then(Value::as_str);
+                id.map_or_else(|| at.to_string(), str::to_owned)
+            };
+            let calls = requests.iter().enumerate().map(id).collect();
+            (QuestionKind::ToolApproval, calls, decisions(requests.len(), configs))
+        }
+        (_, _) => (QuestionKind::Question, vec![], json!({})),
+    };
+    Question { kind, schema: schema.unwrap_or(own), value, calls, passed_on: id }
+}
+
+/// What a valid decision about so many calls looks like.
+fn decisions(count: usize, configs: &[Value]) -> Value {
+    let position = |at: usize| {
+        let allowed = configs.get(at).and_then(|config| config.get("allowed_decisions"));
+        let allowed = allowed.filter(|allowed| allowed.as_array().is_some_and(|all| !all.is_empty())).cloned();
+        let kinds = allowed.unwrap_or_else(|| json!(DecisionKind::ALL.map(DecisionKind::word)));
+        json!({"type": "object", "required": ["type"], "properties": {"type": {"enum": kinds}}})
+    };
+    let positions: Vec<Value> = (0..count).map(position).collect();
+    json!({
+        "type": "object",
+        "required": ["decisions"],
+        "properties": {"decisions": {
+            "type": "array", "minItems": count, "maxItems": count, "prefixItems": positions,
+        }},
+    })
+}
+
+/// How these answers are taken back to the server that asked: the answer itself when there is one question, else by id.
+pub(super) fn resume(answers: &[(Question, Value)]) -> Value {
+    if let [(_, only)] = answers {
+        return only.clone();
+    }
+    let by_id = answers.iter().filter_map(|(question, answer)| Some((question.passed_on.clone()?, answer.clone())));
+    Value::Object(by_id.collect::<Map<_, _>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(value: Value) -> Question {
+        passed_on(PeerInterrupt { id: Some("q1".to_owned()), value, response_schema: None })
+    }
+
+    #[test]
+    fn an_approval_elsewhere_is_checked_here_as_one_of_our_own() {
+        let configs = json!([{"action_name": "send", "allowed_decisions": ["approve"]}]);
+        let question = asked(json!({"action_requests": [{"name": "send", "args": {}}], "review_configs": configs}));
+        assert_eq!((question.kind, question.calls.len()), (QuestionKind::ToolApproval, 1));
+        let check = |kind: &str| question.check(&json!({"decisions": [{"type": kind}]}));
+        assert_eq!(check("approve"), Ok(()));
+        assert!(check("reject").is_err());
+        assert!(question.check(&json!({"decisions": []})).is_err());
+    }
+
+    #[test]
+    fn any_other_question_is_passed_on_as_it_is() {
+        let question = asked(json!("Which one?"));
+        assert_eq!((question.kind, question.value.clone()), (QuestionKind::Question, json!("Which one?")));
+        assert_eq!(question.check(&json!("that one")), Ok(()));
+        assert_eq!(question.passed_on.as_deref(), Some("q1"));
+    }
+
+    #[test]
+    fn one_answer_goes_back_as_it_is_and_several_go_back_by_id() {
+        let first = asked(json!("a?"));
+        let second = Question { passed_on: Some("q2".to_owned()), ..first.clone() };
+        assert_eq!(resume(&[(first.clone(), json!(1))]), json!(1));
+        assert_eq!(resume(&[(first, json!(1)), (second, json!(2))]), json!({"q1": 1, "q2": 2}));
+    }
+}
