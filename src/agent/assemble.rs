@@ -241,9 +241,8 @@ impl Workshop {
         }
     }
 
-    /// Puts an agent together. First in the list is outermost.
-    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
+    /// The policies of an agent but for those around its calls. First in the list is outermost.
+    fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.files == Workspace::State {
             stack.push(Arc::new(Files::new(Arc::new(StateFiles))));
@@ -252,9 +251,8 @@ impl Workshop {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         stack.push(Arc::new(Repair));
-        let works_in_background = !draft.background.is_empty();
-        if works_in_background {
-            stack.push(Arc::new(BackgroundWork::new(draft.background)));
+        if !draft.background.is_empty() {
+            stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
         }
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
@@ -276,6 +274,13 @@ impl Workshop {
             stack.push(Arc::new(structured));
         }
         draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
+        stack
+    }
+
+    /// Puts an agent together.
+    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
+        let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
+        let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
         let system_prompt = std::iter::once(draft.system_prompt.as_str())
@@ -292,7 +297,7 @@ impl Workshop {
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
-        let rules = if works_in_background { with_tasks(&declared.rules()) } else { declared.rules() };
+        let rules = if draft.background.is_empty() { declared.rules() } else { with_tasks(&declared.rules()) };
         Agent {
             name: draft.name,
             model,

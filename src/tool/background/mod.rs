@@ -182,15 +182,11 @@ impl BackgroundTool {
     async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
         let task = self.known(state, call)?;
         let seen = scope.tasks.cancel(scope, &task, self.agent(&task.agent_name)).await?;
-        let text = match seen.status {
-            TaskStatus::Cancelled => format!("The background task {} is cancelled.", task.task_id),
-            status => {
-                format!(
-                    "The background task {} was over before: {}. Nothing was cancelled.",
-                    task.task_id,
-                    status.word()
-                )
-            }
+        let (id, status) = (&task.task_id, seen.status.word());
+        let text = if seen.status == TaskStatus::Cancelled {
+            format!("The background task {id} is cancelled.")
+        } else {
+            format!("The background task {id} was over before: {status}. Nothing was cancelled.")
         };
         // How a task ended that was over before is still to be told, with its result.
         let task = if seen.status == TaskStatus::Cancelled { task.seen(&seen, scope.now()) } else { task };
