@@ -3,19 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{
-    AgentDefinition, ApprovalRule, GENERAL_PURPOSE, Location, Provenance, StoreRule, SubagentDefinition, TaskDialect,
-    UntilTool, Workspace,
+    self, AgentDefinition, GENERAL_PURPOSE, Location, Provenance, SubagentDefinition, TaskDialect,
 };
-use crate::domain::field::{DeclaredFields, FieldDefinition, Rules};
+use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
-use crate::domain::limits::Limits;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
@@ -32,13 +28,14 @@ use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::peer::Peers;
-use crate::tool::files::StateFiles;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
+mod draft;
 mod elsewhere;
 mod known;
 mod program;
 
+use draft::Draft;
 pub use known::{Agents, Known};
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
@@ -68,32 +65,6 @@ struct Source {
     definition: Arc<AgentDefinition>,
     /// Whether it is the owner of the server, who may name any address.
     is_owners: bool,
-}
-
-/// What one agent is to be, whether main agent or subagent.
-struct Draft {
-    name: String,
-    model: String,
-    settings: Map<String, Value>,
-    system_prompt: String,
-    tools: Vec<String>,
-    policies: Vec<String>,
-    interrupt_on: BTreeMap<String, ApprovalRule>,
-    response_format: Option<Value>,
-    context_schema: Option<Value>,
-    state: BTreeMap<String, FieldDefinition>,
-    todos: bool,
-    files: Workspace,
-    store: StoreRule,
-    step_limit: u32,
-    limits: Limits,
-    /// The tools that end its work.
-    until: Option<UntilTool>,
-    /// Whether who delegates may write the instructions.
-    ordered_prompt: bool,
-    delegations: Option<Delegating>,
-    /// Who works for it in the background.
-    background: Vec<BackgroundAgent>,
 }
 
 /// How an agent may delegate.
@@ -156,6 +127,10 @@ impl Workshop {
             todos: definition.todos,
             files: definition.files,
             store: definition.store.clone(),
+            skills: definition.skills.clone(),
+            skill_tools: definition.skill_tools.clone(),
+            memory: definition.memory.clone(),
+            enclosed: Arc::clone(&definition.enclosed),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             limits: definition.limits.clone().unwrap_or_default(),
             until: None,
@@ -220,6 +195,10 @@ impl Workshop {
             todos: subagent.todos,
             files: parent.files,
             store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
+            skills: subagent.skills.clone(),
+            skill_tools: subagent.skill_tools.clone(),
+            memory: subagent.memory.clone(),
+            enclosed: Arc::clone(&parent.enclosed),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
@@ -241,11 +220,11 @@ impl Workshop {
         }
     }
 
-    /// The policies of an agent but for those around its calls. First in the list is outermost.
+    /// The policies of an agent but for those that have to know its tools. First in the list is outermost.
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
-        if draft.files == Workspace::State {
-            stack.push(Arc::new(Files::new(Arc::new(StateFiles))));
+        if draft.files == definition::Workspace::State {
+            stack.push(Arc::new(Files::new(draft.workspace())));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
@@ -273,13 +252,15 @@ impl Workshop {
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
             stack.push(Arc::new(structured));
         }
+        stack.extend(draft.knowledge());
         draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
         stack
     }
 
     /// Puts an agent together.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let own: Vec<Arc<dyn Tool>> = draft.tools.iter().filter_map(|name| self.tools.get(name)).cloned().collect();
+        let declared = draft.tools.iter().chain(&draft.skill_tools);
+        let own: Vec<Arc<dyn Tool>> = declared.filter_map(|name| self.tools.get(name)).cloned().collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
@@ -289,7 +270,8 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
-        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own));
+        let toolbox =
+            Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own)).hiding(&draft.skill_tools);
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
         }
@@ -380,6 +362,8 @@ fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
         model: general.model.clone(),
         tools: general.tools.clone(),
         interrupt_on: general.interrupt_on.clone(),
+        skills: definition.skills.clone(),
+        skill_tools: definition.skill_tools.clone(),
         ..SubagentDefinition::default()
     });
     general.into_iter().chain(definition.synchronous().cloned()).collect()

@@ -5,6 +5,9 @@
 //! └── writer/                    the graph_id
 //!     ├── AGENTS.md              settings at the top, instructions below
 //!     ├── agent.toml             settings, instead of or beside those at the top of AGENTS.md
+//!     ├── skills/                its skills, see [`super::enclosures`]
+//!     │   └── web-research/
+//!     │       └── SKILL.md
 //!     ├── subagents.yaml         subagents by name
 //!     ├── subagents/
 //!     │   ├── critic.md          a subagent in one file, named by its file
@@ -20,11 +23,12 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::problem::{Origin, Places, Problem};
 use super::{document, markdown};
-use crate::domain::definition::FieldPath;
+use crate::domain::definition::enclosed::is_relative;
+use crate::domain::definition::{FieldPath, source_problem};
 
 mod deploy;
 mod managed;
@@ -34,15 +38,17 @@ pub(super) mod project;
 use place::Place;
 
 /// What else such folders hold, and why it is not read.
-const UNREAD: [(&str, &str); 7] = [
+const UNREAD: [(&str, &str); 6] = [
     ("mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
     (".mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
-    ("skills", "is not read: there are no skills here"),
-    ("memory", "is not read: what outlasts a thread is kept in the Store"),
+    ("memory", "is not read: what the agent shall know from there, its `memory` names"),
     ("memories", "is not read: what outlasts a thread is kept in the Store"),
     ("user", "is not read: what outlasts a thread is kept in the Store"),
     ("tools.json", "is not read: it goes with an agent.json"),
 ];
+
+/// The folder with the skills of an agent.
+const SKILLS: &str = "skills";
 
 /// An agent that was found in a folder.
 pub(super) struct FolderAgent {
@@ -111,13 +117,28 @@ impl Layout {
     }
 
     fn reads(self, name: &str, role: Role) -> bool {
-        name == "AGENTS.md"
+        matches!(name, "AGENTS.md" | SKILLS)
             || name == self.file()
             || self == Self::Managed && name == "tools.json"
             || role == Role::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
             // A subagent's own subagents are told of elsewhere.
             || name == "subagents"
     }
+}
+
+/// The paths in the folder of a definition that its settings name as skills and memory.
+fn paths(settings: &mut Map<String, Value>) -> impl Iterator<Item = &mut String> {
+    let lists = settings.iter_mut().filter(|(field, _)| matches!(field.as_str(), SKILLS | "memory"));
+    let entries = lists.filter_map(|(_, list)| list.as_array_mut()).flatten();
+    let paths = entries.filter_map(|entry| match entry {
+        Value::String(path) => Some(path),
+        Value::Object(fields) => match fields.get_mut("path") {
+            Some(Value::String(path)) => Some(path),
+            Some(_) | None => None,
+        },
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => None,
+    });
+    paths.filter(|path| is_relative(path) && source_problem(path).is_none())
 }
 
 struct Search<'p> {
@@ -215,11 +236,30 @@ impl Search<'_> {
     /// The settings in a folder, in whichever layout they are.
     fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
         let layout = self.layout(place)?;
+        let mut settings = self.laid_out(place, layout, (holds, role))?;
+        let first = |path: &mut String| path.split('/').find(|part| *part != ".").map(str::to_owned);
+        let named: Vec<String> = paths(&mut settings).filter_map(first).collect();
         for entry in self.entries(place) {
-            if !layout.reads(&entry.name(), role) {
+            if !layout.reads(&entry.name(), role) && !named.contains(&entry.name()) {
                 self.report_unread(&entry);
             }
         }
+        if place.join(SKILLS).real.is_dir() {
+            settings.entry(SKILLS).or_insert_with(|| json!([SKILLS]));
+        }
+        if role == Role::Subagent {
+            // They are kept with the definition of the agent, whose folder lies further out.
+            paths(&mut settings).for_each(|path| *path = format!("subagents/{}/{path}", place.name()));
+        }
+        Some(settings)
+    }
+
+    fn laid_out(
+        &mut self,
+        place: &Place,
+        layout: Layout,
+        (holds, role): (&FieldPath, Role),
+    ) -> Option<Map<String, Value>> {
         let (text, table) = (place.join("AGENTS.md"), place.join(layout.file()));
         if !text.real.is_file() && (layout != Layout::Own || !table.real.is_file()) {
             self.problems.push(match layout {

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::problem::{Places, Problem};
 use crate::domain::definition::FieldPath;
+use crate::domain::front_matter::{self, FrontMatter};
 
 /// What such a file says.
 #[derive(Debug, Default, PartialEq)]
@@ -21,22 +22,16 @@ pub(super) struct Markdown {
 /// # Errors
 /// When the settings do not end, or are no YAML of names and values.
 pub(super) fn parse(file: &str, text: &str) -> Result<Markdown, Problem> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut lines = text.split_inclusive('\n');
-    let Some(first) = lines.next().filter(|line| line.trim_end() == "---") else {
-        return Ok(Markdown { body: text.trim().to_owned(), ..Markdown::default() });
-    };
-    let mut end = first.len();
-    for line in lines {
-        if line.trim_end() == "---" {
-            let (yaml, rest) = (text.get(first.len()..end), text.get(end + line.len()..));
-            let settings = settings(file, yaml.unwrap_or_default())?;
-            let places = places(yaml.unwrap_or_default(), 2);
-            return Ok(Markdown { settings, places, body: rest.unwrap_or_default().trim().to_owned() });
+    match FrontMatter::of(text) {
+        FrontMatter::Missing { body } => Ok(Markdown { body: body.trim().to_owned(), ..Markdown::default() }),
+        FrontMatter::Open => {
+            Err(Problem::in_file(file, "the settings at the top must end with a line `---`").at(Some((1, 1))))
         }
-        end += line.len();
+        FrontMatter::Present { yaml, body } => {
+            let (settings, places) = (settings(file, yaml)?, places(yaml, 2));
+            Ok(Markdown { settings, places, body: body.trim().to_owned() })
+        }
     }
-    Err(Problem::in_file(file, "the settings at the top must end with a line `---`").at(Some((1, 1))))
 }
 
 fn settings(file: &str, yaml: &str) -> Result<Map<String, Value>, Problem> {
@@ -52,9 +47,7 @@ pub(super) fn mapping(file: &str, yaml: &str, subject: &str, before: usize) -> R
     if yaml.trim().is_empty() {
         return Ok(Map::new());
     }
-    // Only `true` and `false` are truth values: a reviewer named `no` shall keep the name.
-    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-    match serde_saphyr::from_str_with_options(yaml, options) {
+    match front_matter::yaml(yaml) {
         Ok(Value::Object(settings)) => Ok(settings),
         Ok(_) => {
             let message = format!("{subject} must be names and values (`name: value`)");

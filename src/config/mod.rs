@@ -21,6 +21,7 @@ mod arguments;
 mod check;
 mod document;
 mod embedded;
+mod enclosures;
 mod folder;
 mod markdown;
 mod peers;
@@ -155,7 +156,8 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let nonsense = check::check(&config, &reading.findings);
-    for finding in nonsense {
+    let unread = sheet.enclose(&mut config, &beside);
+    for finding in nonsense.into_iter().chain(unread) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
             sheet.add(Finding { field, ..finding });
@@ -240,6 +242,20 @@ impl Sheet {
     /// Where an agent is defined: in its folder, or in the configuration file.
     fn place_of(&self, graph_id: &str, file: &str) -> String {
         self.folders.get(graph_id).cloned().unwrap_or_else(|| file.to_owned())
+    }
+
+    /// Adds to the agents the files beside their definitions that these name.
+    fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Finding> {
+        let agents_dir = config.agents_dir.clone().unwrap_or_default();
+        let mut findings = vec![];
+        for (graph_id, agent) in &mut config.agents {
+            let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
+            let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
+            let field = FieldPath::of(["agents", graph_id.as_str()]);
+            findings.extend(enclosures::enclose(agent, &folder).into_iter().map(|finding| finding.under(&field)));
+            config.files.roots.extend(enclosures::places(agent, &folder));
+        }
+        findings
     }
 
     /// Replaces what agents say in words of an older time.

@@ -6,7 +6,7 @@ use sqlx::{query, query_as, query_scalar};
 use super::engine::on_engine;
 use super::json::Cell;
 use super::{DbResult, Tx};
-use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance, read};
+use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::time::Timestamp;
 
 macro_rules! versions {
@@ -46,7 +46,7 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 /// Reads a definition that an earlier release may have written: fields that there are no longer are left out.
 fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
     let cell = Cell { table: "definitions", column: "body", id: digest };
-    let reading = read::<AgentDefinition>(cell.decode(body)?);
+    let reading = AgentDefinition::from_stored(cell.decode(body)?);
     for finding in &reading.findings {
         tracing::warn!(digest, %finding, "a stored definition has a part that is not understood any more");
     }

@@ -6,17 +6,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Invalid;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
-use super::state::{Encoding, File, Update, is_private};
+use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
 /// How many messages one input may bring.
 pub const MAX_MESSAGES: usize = 10_000;
 /// How deeply an input may nest.
 pub const MAX_DEPTH: usize = 64;
+
+/// How many skills may be pinned at once.
+const MOST_PINNED: usize = 32;
 
 /// Public fields that an agent only gives out: as input they are ignored.
 const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
@@ -80,13 +84,27 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
         match name.as_str() {
             "messages" => update.messages = read_messages(value)?.into_iter().map(Arc::new).collect(),
             "files" => update.files = read_files(value)?,
+            // Taken away, it is looked for anew; what is in it is the server's.
+            SKILLS if value.is_null() => drop(update.fields.insert(SKILLS.to_owned(), Value::Null)),
             name if is_private(name) => {}
+            PINNED_SKILLS => drop(update.fields.insert(PINNED_SKILLS.to_owned(), read_pinned(value)?)),
             name => {
                 update.fields.insert(name.to_owned(), value.clone());
             }
         }
     }
     Ok(update)
+}
+
+/// Reads names of skills.
+fn read_pinned(value: &Value) -> Result<Value, Invalid> {
+    let wrong = |_| under(PINNED_SKILLS)(not("a list of names of skills", value));
+    let Some(names) = Option::<Vec<String>>::deserialize(value).map_err(wrong)? else { return Ok(Value::Null) };
+    if names.len() > MOST_PINNED {
+        let reason = format!("names {} skills, but {MOST_PINNED} are allowed at once", names.len());
+        return Err(Invalid::new(PINNED_SKILLS, reason));
+    }
+    Ok(names.into())
 }
 
 /// How deeply `value` nests: 0 for a text or number.

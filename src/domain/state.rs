@@ -28,7 +28,7 @@ pub struct State {
 }
 
 /// A file in the state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct File {
     /// The text, or base64 of the bytes.
     pub content: String,
@@ -122,7 +122,7 @@ impl Update {
 
     /// Whether clients do not see this field of it.
     pub fn hides(&self, field: &str) -> bool {
-        is_private(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
+        is_hidden(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
     /// The same update without the fields that clients do not see.
@@ -144,18 +144,28 @@ impl Update {
 }
 
 /// Fields that belong to a policy: stored with the thread, never shown to clients, never passed to or from a subagent.
-const PRIVATE: [&str; 3] = ["hitl_edited_tool_calls", "memory_contents", "skills_load_errors"];
+const PRIVATE: [&str; 4] = ["hitl_edited_tool_calls", "memory_contents", SKILLS, "skills_load_errors"];
+
+/// The private field with the skills that an agent knows. A client may take it away, so that they are looked for anew.
+pub const SKILLS: &str = "skills_metadata";
+
+/// The field with the names of skills that a client wants to be read at once. It is given and not shown again.
+pub const PINNED_SKILLS: &str = "pinned_skills";
 
 /// The private field of a subagent whose instructions were written by who delegated to it.
 pub const ORDERED_PROMPT: &str = "_system_prompt";
 
 /// Fields that clients see but that never cross between an agent and its subagents.
-const NOT_SHARED: [&str; 6] =
-    ["todos", "structured_response", "skills_metadata", "pinned_skills", "rubric", "async_tasks"];
+const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
 
 /// Whether clients never see this field. A leading underscore says so, as does the list above.
 pub fn is_private(field: &str) -> bool {
     field.starts_with('_') || PRIVATE.contains(&field)
+}
+
+/// Whether clients do not see this standard field: a private one, or one that they only give.
+fn is_hidden(field: &str) -> bool {
+    is_private(field) || field == PINNED_SKILLS
 }
 
 /// Whether this field passes between an agent and its subagents, in both directions.
@@ -195,7 +205,7 @@ impl State {
 
     /// Whether clients do not see this field.
     pub fn hides(&self, field: &str) -> bool {
-        is_private(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
+        is_hidden(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
     /// Whether this field passes between an agent and its subagents.

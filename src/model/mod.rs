@@ -90,6 +90,16 @@ pub struct Caller {
     pub path: Arc<[String]>,
 }
 
+impl ModelRequest {
+    /// Adds a section to the end of the instructions.
+    pub fn add_to_system(&mut self, section: &str) {
+        if !self.system.is_empty() {
+            self.system.push_str("\n\n");
+        }
+        self.system.push_str(section);
+    }
+}
+
 /// Whether the model may, or must, call a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ToolChoice {

@@ -5,7 +5,7 @@
 //! remembered, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -119,7 +119,7 @@ impl From<Failure> for Halt {
 
 /// The tools of one agent, by name.
 #[derive(Clone, Default)]
-pub struct Toolbox(BTreeMap<String, Arc<dyn Tool>>, Vec<Arc<ToolSpec>>);
+pub struct Toolbox(BTreeMap<String, Arc<dyn Tool>>, Vec<Arc<ToolSpec>>, BTreeSet<String>);
 
 impl Toolbox {
     /// Holds `tools` in this order; of two with one name the later stays.
@@ -134,6 +134,12 @@ impl Toolbox {
         toolbox
     }
 
+    /// The same, of which these are not spoken of: something else tells when they are there.
+    #[must_use]
+    pub fn hiding(self, names: &[String]) -> Self {
+        Self(self.0, self.1, names.iter().cloned().collect())
+    }
+
     /// The tool of this name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.0.get(name)
@@ -144,9 +150,9 @@ impl Toolbox {
         &self.1
     }
 
-    /// Their names.
+    /// The names of those that are spoken of.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.1.iter().map(|spec| spec.name.as_str())
+        self.1.iter().map(|spec| spec.name.as_str()).filter(|name| !self.2.contains(*name))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Folders of agents as other programs lay them out.
 
 use super::*;
-use crate::domain::definition::{ApprovalRule, SubagentDefinition};
+use crate::domain::definition::{ApprovalRule, SkillSource, SubagentDefinition};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
     agent.subagents.iter().map(|s: &SubagentDefinition| (&*s.name, &*s.description, &*s.system_prompt)).collect()
@@ -295,7 +295,6 @@ fn what_else_lies_in_a_folder_is_named() {
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/mcp.json", "{}"),
         ("agents/w/notes.txt", ""),
-        ("agents/w/skills/x/SKILL.md", ""),
         ("agents/w/tools.json", "{}"),
         ("agents/x/.keep", ""),
     ]);
@@ -305,7 +304,6 @@ fn what_else_lies_in_a_folder_is_named() {
 agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
 agents/w/mcp.json: warning: is not read: what its servers offer is declared under `[tools]`
 agents/w/notes.txt: warning: is not read
-agents/w/skills: warning: is not read: there are no skills here
 agents/w/tools.json: warning: is not read: it goes with an agent.json
 agents/x: error: has neither an AGENTS.md nor an agent.toml"
     );
@@ -316,4 +314,119 @@ fn a_file_that_is_too_large_is_refused() {
     let long = format!("{AGENT}{}", "x".repeat(1024 * 1024));
     let place = Place::with(&[("agents/w/AGENTS.md", long.as_str())]);
     assert!(place.complaints().ends_with("agents/w/AGENTS.md: error: has more than 1048576 bytes"));
+}
+
+const SKILL: &str = "---\nname: digging\ndescription: Dig well.\n---\nBend.";
+
+fn skills(sources: &[SkillSource]) -> Vec<&str> {
+    sources.iter().map(SkillSource::path).collect()
+}
+
+#[test]
+fn skills_beside_an_agent_belong_to_it_in_every_layout() {
+    let place = Place::with(&[
+        ("agents/own/AGENTS.md", AGENT),
+        ("agents/own/skills/digging/SKILL.md", SKILL),
+        ("agents/own/skills/digging/.git/x", "not read"),
+        ("agents/own/skills/README.md", "not read"),
+        ("agents/deploy/deepagents.toml", DEPLOY),
+        ("agents/deploy/AGENTS.md", "x"),
+        ("agents/deploy/skills/digging/SKILL.md", SKILL),
+        ("agents/deploy/subagents/a/deepagents.toml", "[agent]\nname = \"b\"\ndescription = \"Does this and that.\"\n"),
+        ("agents/deploy/subagents/a/AGENTS.md", "x"),
+        ("agents/deploy/subagents/a/skills/digging/SKILL.md", SKILL),
+        ("agents/managed/agent.json", r#"{"name": "m", "model": "scripted:x"}"#),
+        ("agents/managed/AGENTS.md", "x"),
+        ("agents/managed/skills/digging/SKILL.md", SKILL),
+        ("agents/managed/skills/digging/more.txt", "More."),
+    ]);
+    let loaded = place.load();
+    assert_eq!(loaded.warnings, Problems::default());
+    let [own, deploy, managed] = ["own", "deploy", "managed"].map(|name| &loaded.config.agents[name]);
+    assert_eq!(skills(&own.skills), ["skills"]);
+    assert_eq!(own.enclosed.all_paths().collect::<Vec<_>>(), ["/.agent/skills/digging/SKILL.md"]);
+    assert_eq!(
+        (skills(&deploy.skills), skills(&deploy.subagents[0].skills)),
+        (vec!["skills"], vec!["subagents/a/skills"])
+    );
+    assert_eq!(deploy.enclosed.len(), 2);
+    assert_eq!((skills(&managed.skills), managed.enclosed.len()), (vec!["skills"], 2));
+}
+
+#[test]
+fn what_a_definition_names_is_relative_to_its_folder() {
+    let named = "---\nmodel: scripted:x\nmemory: [NOTES.md, none.md]\nskills: [{path: know/how, label: Ours}]\n---\nx";
+    let sub = "---\ndescription: Does this and that.\nmemory: [own.md]\n---\nx";
+    let place = Place::with(&[
+        ("adjutant.toml", "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"shared/\", \"/in/thread\"]\n"),
+        ("shared/digging/SKILL.md", SKILL),
+        ("agents/w/AGENTS.md", named),
+        ("agents/w/NOTES.md", "Likes tea."),
+        ("agents/w/know/how/digging/SKILL.md", SKILL),
+        ("agents/w/subagents/a/AGENTS.md", sub),
+        ("agents/w/subagents/a/own.md", "Likes milk."),
+    ]);
+    let loaded = place.load();
+    assert_eq!(
+        loaded.warnings.to_string(),
+        "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so that nothing is remembered from it"
+    );
+    let paths = |agent: &str| loaded.config.agents[agent].enclosed.all_paths().cloned().collect::<Vec<_>>();
+    assert_eq!(paths("t"), ["/.agent/shared/digging/SKILL.md"]);
+    let own = ["NOTES.md", "know/how/digging/SKILL.md", "subagents/a/own.md"].map(|path| format!("/.agent/{path}"));
+    assert_eq!(paths("w"), own);
+    assert_eq!(loaded.config.agents["w"].subagents[0].memory, ["subagents/a/own.md"]);
+}
+
+#[test]
+fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
+    let place = Place::with(&[
+        (
+            "adjutant.toml",
+            "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"none\", \"../out\", \"one/digging\", \"link\", \"odd\"]\n",
+        ),
+        ("one/digging/SKILL.md", SKILL),
+        (
+            "odd/Odd_Name/SKILL.md",
+            &SKILL.replace("digging", "Odd_Name").replace("\n---\nB", "\nmetadata: {include_tools: lookup}\n---\nB"),
+        ),
+        ("odd/broken/SKILL.md", "Dig."),
+    ]);
+    let outside = tempfile::tempdir().unwrap();
+    fs::create_dir(outside.path().join("x")).unwrap();
+    std::os::unix::fs::symlink(outside.path(), place.0.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", place.0.path().join("one/digging/secret")).unwrap();
+    let said = place.complaints();
+    for part in [
+        "adjutant.toml:3:11: error: agents.t.skills[0]: there is no `none` in the folder of the definition",
+        "agents.t.skills[1]: `../out` is not allowed: it must not contain ..",
+        "warning: agents.t.skills[2]: `one/digging` is a skill itself; name the folder around it",
+        "error: agents.t.skills[3]: `link` leads out of the folder of the definition and is not followed",
+        "warning: agents.t.skills[4]: `odd/Odd_Name/SKILL.md`: its `name` should be 1 to 64",
+        "`odd/Odd_Name/SKILL.md` includes the tool `lookup`, which is not in `skill_tools`",
+        "`odd/broken/SKILL.md` is passed over: it must begin with settings",
+    ] {
+        assert!(said.contains(part), "{part} is missing in\n{said}");
+    }
+}
+
+#[test]
+fn no_link_in_a_skill_leads_out_and_its_files_have_bounds() {
+    let large = "x".repeat(1024 * 1024 + 1);
+    let place = Place::with(&[
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/skills/digging/SKILL.md", SKILL),
+        ("agents/w/skills/digging/large.txt", &large),
+    ]);
+    std::os::unix::fs::symlink("/etc/passwd", place.0.path().join("agents/w/skills/digging/secret")).unwrap();
+    let said = place.complaints();
+    assert!(said.contains("error: skills[0]: `skills/digging/secret` leads out of the folder"), "{said}");
+    assert!(said.contains("error: skills[0]: `skills/digging/large.txt` has more than 1048576 bytes"), "{said}");
+    let half = "x".repeat(1024 * 1024);
+    let files: Vec<(String, &str)> =
+        (0..5).map(|at| (format!("agents/w/skills/digging/{at}.txt"), half.as_str())).collect();
+    let mut files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    files.extend([("agents/w/AGENTS.md", AGENT), ("agents/w/skills/digging/SKILL.md", SKILL)]);
+    let said = Place::with(&files).complaints();
+    assert_eq!(said.matches("have more than 4194304 bytes together").count(), 1, "{said}");
 }

@@ -11,10 +11,13 @@ use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
-use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, StoreRule, SubagentDefinition, UnknownSubagent, Workspace};
+use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
+mod skills;
 mod tool;
+mod toolset;
 
+use skills::Knowledge;
 pub use tool::{check_tool, tool_name_problem};
 
 /// The tools that policies bring along; no declared tool may have their names.
@@ -97,13 +100,14 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
         check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
     }
     check.findings.extend(agent.store.check(&top.then("store")));
+    check.knowledge(&top, &Knowledge::of_agent(agent));
     check.state_fields(&top.then("state"), &agent.state);
     check.general_purpose(agent);
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
         check.error(&top.then("unknown_subagent"), message);
     }
-    check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &approvable(agent));
+    check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &toolset::approvable(agent));
     check.subagents(agent);
     check.locations(graph_id, agent);
     check.findings.extend(agent.check_registered(around));
@@ -130,33 +134,6 @@ pub fn address_problem(text: &str) -> Option<String> {
 pub fn is_word(word: &str, most: usize, more: &str) -> bool {
     (1..=most).contains(&word.len())
         && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
-}
-
-/// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
-fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = own_tools(&agent.tools, agent.todos, agent.files, &agent.store);
-    let inheriting = agent.subagents.iter().filter(|it| it.graph_id.is_none() && it.interrupt_on.is_none());
-    for subagent in inheriting {
-        let store = subagent.store.as_ref().unwrap_or(&agent.store);
-        tools.extend(own_tools(subagent.tools.as_deref().unwrap_or_default(), subagent.todos, agent.files, store));
-    }
-    tools.insert("task");
-    if agent.background().next().is_some() {
-        tools.extend(BACKGROUND_TOOLS);
-    }
-    tools
-}
-
-fn own_tools<'a>(declared: &'a [String], todos: bool, files: Workspace, store: &StoreRule) -> BTreeSet<&'a str> {
-    let mut tools: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
-    tools.extend(store.tools());
-    if todos {
-        tools.insert("write_todos");
-    }
-    if files != Workspace::None {
-        tools.extend(FILE_TOOLS);
-    }
-    tools
 }
 
 struct Check<'a> {
@@ -276,8 +253,7 @@ impl Check<'_> {
             self.tools(&field.then("tools"), tools);
         }
         if let Some(rules) = &general.interrupt_on {
-            let declared = general.tools.as_ref().unwrap_or(&agent.tools);
-            self.approvals(&field.then("interrupt_on"), rules, &own_tools(declared, false, agent.files, &agent.store));
+            self.approvals(&field.then("interrupt_on"), rules, &toolset::of_general(agent));
         }
     }
 
@@ -341,15 +317,14 @@ impl Check<'_> {
             self.tools(&field.then("tools"), tools);
         }
         if let Some(rules) = &subagent.interrupt_on {
-            let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
-            let store = subagent.store.as_ref().unwrap_or(&parent.store);
-            let mut tools = own_tools(declared, subagent.todos, parent.files, store);
+            let mut tools = toolset::of_subagent(subagent, parent);
             tools.insert("task");
             self.approvals(&field.then("interrupt_on"), rules, &tools);
         }
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
         }
+        self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
         self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
         self.limits(&field.then("limits"), subagent.limits.as_ref(), false);
@@ -366,9 +341,7 @@ impl Check<'_> {
         if until.names().is_empty() {
             self.error(field, "must name a tool; leave it out for none");
         }
-        let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
-        let store = subagent.store.as_ref().unwrap_or(&parent.store);
-        let tools = own_tools(declared, subagent.todos, parent.files, store);
+        let tools = toolset::of_subagent(subagent, parent);
         for name in until.names().iter().filter(|name| !tools.contains(name.as_str())) {
             let known = suggestion(name, tools.iter().copied(), "it has");
             self.error(field, format!("the subagent has no tool `{name}`; {known}"));

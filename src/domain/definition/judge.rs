@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::check::{Surroundings, check_agent};
 use super::record::LARGEST_DEFINITION;
-use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
+use super::source::check_origin;
+use super::{AgentDefinition, FieldPath, Finding, Severity, SkillSource, deprecated, is_echo, read};
 
 /// What came of reading a definition.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,7 +26,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     let mut findings: Vec<Finding> = body.as_object_mut().and_then(deprecated::translate).into_iter().collect();
     let reading = read::<AgentDefinition>(body);
     if let Some(agent) = &reading.value {
-        for finding in check_agent(graph_id, agent, around) {
+        for finding in check_agent(graph_id, agent, around).into_iter().chain(on_disk(agent)) {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {
                 findings.push(Finding { field, ..finding });
@@ -36,6 +37,20 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
     Judgement { definition: reading.value.filter(|_| is_usable), findings }
+}
+
+/// What a definition names that lies on the server's disk.
+fn on_disk(agent: &AgentDefinition) -> Vec<Finding> {
+    let mut findings = vec![];
+    let mut check = |field: &FieldPath, skills: &[SkillSource], memory: &[String]| {
+        findings.extend(check_origin(&field.then("skills"), skills.iter().map(SkillSource::path)));
+        findings.extend(check_origin(&field.then("memory"), memory.iter().map(String::as_str)));
+    };
+    check(&FieldPath::default(), &agent.skills, &agent.memory);
+    for (at, subagent) in agent.subagents.iter().enumerate() {
+        check(&FieldPath::of(["subagents"]).then(at), &subagent.skills, &subagent.memory);
+    }
+    findings
 }
 
 #[cfg(test)]
@@ -67,6 +82,16 @@ mod tests {
         let Judgement { definition, findings } = judge("a", body, &around());
         assert_eq!(definition.and_then(|agent| agent.general_purpose_subagent.tools), Some(vec!["lookup".to_owned()]));
         assert_eq!(findings.len(), 1);
+    }
+
+    #[test]
+    fn a_client_names_neither_folders_on_the_disk_nor_files_that_it_would_bring_along() {
+        let body = json!({"model": "scripted:x", "skills": ["/skills", "skills"], "enclosed": {},
+            "subagents": [{"name": "a", "description": "Does this and that.", "memory": ["AGENTS.md"]}]});
+        let Judgement { definition, findings } = judge("a", body, &around());
+        assert_eq!(definition, None);
+        let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
+        assert_eq!(fields, ["enclosed", "skills[1]", "subagents[0].memory[0]"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -19,21 +20,25 @@ pub mod check;
 pub mod deprecated;
 mod dialect;
 mod elsewhere;
+pub mod enclosed;
 mod finding;
 mod headers;
 mod judge;
 mod program;
 mod read;
 mod record;
+mod source;
 mod store;
 
 pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
 pub use elsewhere::{Location, UpdateStrategy};
+pub use enclosed::Enclosed;
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
 pub use headers::Headers;
 pub use judge::{Judgement, judge};
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
+pub use source::{LabelledSource, SkillSource, source_problem};
 pub use store::{STORE_TOOLS, StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
@@ -66,6 +71,15 @@ pub struct AgentDefinition {
     pub todos: bool,
     /// Where its file tools work.
     pub files: Workspace,
+    /// The folders with its skills. Of two skills with one name the one in the later folder precedes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skills: Vec<SkillSource>,
+    /// Names of declared tools that it has only once it has read a skill that includes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skill_tools: Vec<String>,
+    /// Files that are a part of its instructions and that it may keep up to date.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<String>,
     /// What it can remember beyond the thread.
     pub store: StoreRule,
     /// How many steps one run may take.
@@ -104,6 +118,9 @@ pub struct AgentDefinition {
     pub on_pending_interrupt: OnPendingInterrupt,
     /// Provider settings (`temperature`, `max_tokens`, …).
     pub model_settings: Map<String, Value>,
+    /// The files beside the definition that it names. They are kept with it, and never come from clients.
+    #[serde(skip)]
+    pub enclosed: Arc<Enclosed>,
 }
 
 /// A subagent, as its owner describes it. What it leaves out it has from its parent.
@@ -134,6 +151,15 @@ pub struct SubagentDefinition {
     pub response_format: Option<Value>,
     /// Whether it has `write_todos`.
     pub todos: bool,
+    /// The folders with its skills; never inherited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skills: Vec<SkillSource>,
+    /// Names of declared tools that it has only once it has read a skill that includes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skill_tools: Vec<String>,
+    /// Files that are a part of its instructions; never inherited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<String>,
     /// What it can remember beyond the thread; what its parent can, when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<StoreRule>,

@@ -1,11 +1,13 @@
 //! A definition as the server keeps it: which version it is, where it comes from, and what is to be said about it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{AgentDefinition, Finding, Severity};
+use super::{AgentDefinition, Enclosed, FieldPath, Finding, Reading, Severity, read};
 use crate::domain::time::Timestamp;
 
 /// How large a definition may be that a client brings, in bytes of JSON.
@@ -27,9 +29,32 @@ impl fmt::Display for Digest {
 }
 
 impl AgentDefinition {
-    /// The definition as it is stored. Equal definitions have equal texts.
+    /// The definition as it is stored, with the files that belong to it. Equal definitions have equal texts.
     pub fn text(&self) -> String {
-        serde_json::to_string(self).expect("a definition is made of plain records")
+        #[derive(Serialize)]
+        struct Stored<'a> {
+            #[serde(flatten)]
+            definition: &'a AgentDefinition,
+            #[serde(skip_serializing_if = "Enclosed::is_empty")]
+            enclosed: &'a Enclosed,
+        }
+        let stored = Stored { definition: self, enclosed: &self.enclosed };
+        serde_json::to_string(&stored).expect("a definition is made of plain records")
+    }
+
+    /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
+    /// out.
+    pub fn from_stored(mut stored: Value) -> Reading<Self> {
+        let enclosed = stored.as_object_mut().and_then(|fields| fields.shift_remove("enclosed"));
+        let mut reading = read::<Self>(stored);
+        if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
+            let files = read::<Enclosed>(enclosed);
+            reading
+                .findings
+                .extend(files.findings.into_iter().map(|finding| finding.under(&FieldPath::of(["enclosed"]))));
+            definition.enclosed = Arc::new(files.value.unwrap_or_default());
+        }
+        reading
     }
 
     /// The name of its content: the SHA-256 of its text in hexadecimal digits.
@@ -115,16 +140,29 @@ impl fmt::Display for Remark {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::definition::FieldPath;
+    use crate::domain::state::File;
 
     #[test]
     fn equal_definitions_have_equal_digests_and_others_do_not() {
         let one = AgentDefinition { model: "scripted:x".to_owned(), ..AgentDefinition::default() };
-        let read: AgentDefinition = serde_json::from_str(&one.text()).expect("a definition");
-        assert_eq!(read, one);
+        let read = AgentDefinition::from_stored(serde_json::from_str(&one.text()).expect("JSON"));
+        assert_eq!((read.value.as_ref(), read.findings.len()), (Some(&one), 0));
+        let read = read.value.expect("a definition");
         assert_eq!(read.digest(), one.digest());
         assert_eq!(one.digest().0.len(), 64);
         assert_ne!(AgentDefinition { todos: true, ..one.clone() }.digest(), one.digest());
+    }
+
+    #[test]
+    fn the_files_of_a_definition_are_a_part_of_its_content_and_stored_with_it() {
+        let plain = AgentDefinition { model: "scripted:x".to_owned(), ..AgentDefinition::default() };
+        assert!(!plain.text().contains("enclosed"));
+        let mut files = Enclosed::default();
+        files.add("skills/a/SKILL.md", File { content: "A".to_owned(), ..File::default() });
+        let with = AgentDefinition { enclosed: Arc::new(files), ..plain.clone() };
+        assert_ne!(with.digest(), plain.digest());
+        let read = AgentDefinition::from_stored(serde_json::from_str(&with.text()).expect("JSON"));
+        assert_eq!((read.value, read.findings.len()), (Some(with), 0));
     }
 
     #[test]

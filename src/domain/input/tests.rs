@@ -158,3 +158,17 @@ proptest! {
         let _ = read_input(&json!({ "messages": value }));
     }
 }
+
+#[test]
+fn skills_are_taken_away_or_pinned_by_name_and_never_given() {
+    let update = read_input(&json!({"skills_metadata": null, "pinned_skills": ["a"]})).expect("the input is good");
+    assert_eq!(
+        update.fields,
+        [("pinned_skills".to_owned(), json!(["a"])), ("skills_metadata".to_owned(), Value::Null)].into()
+    );
+    let given =
+        read_input(&json!({"skills_metadata": [{"name": "x"}], "skills_load_errors": []})).expect("it is ignored");
+    assert!(given.is_empty());
+    assert!(refused(json!({"pinned_skills": [1]})).contains("pinned_skills: must be a list of names of skills"));
+    assert!(refused(json!({"pinned_skills": vec!["x"; 33]})).contains("32 are allowed"));
+}

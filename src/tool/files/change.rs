@@ -3,8 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::path::normalise;
-use super::{Desk, Found, file_path, text};
+use super::{Desk, Found, file_path, normalise, text};
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File};
 

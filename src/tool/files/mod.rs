@@ -13,15 +13,18 @@ use serde_json::{Value, json};
 use super::{CallOutcome, Halt, Scope, Tool};
 use crate::domain::call::Answer;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::path;
 use crate::domain::state::{File, State, Update};
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
 
 mod change;
-pub mod path;
+mod enclosed;
 mod pattern;
 mod read;
 mod search;
+
+pub use enclosed::WithEnclosed;
 
 /// How many characters a file tool shows at most in one result.
 const LONGEST_RESULT: usize = 80_000;
@@ -78,6 +81,15 @@ impl Workspace for StateFiles {
     }
 }
 
+/// The one spelling of a path that a model gave.
+///
+/// # Errors
+/// The text for the model.
+fn normalise(given: &str) -> Result<String, String> {
+    path::normalise(given)
+        .map_err(|why| format!("Error: the path '{}' is not allowed: {why}.", given.replace('\\', "/")))
+}
+
 /// What a file tool found or did.
 struct Found {
     content: Content,
@@ -99,13 +111,12 @@ struct Desk<'a> {
 
 /// The file tools, in the order in which the model sees them.
 pub fn tools(workspace: &Arc<dyn Workspace>) -> Vec<Arc<dyn Tool>> {
-    Operation::ALL
-        .into_iter()
-        .map(|operation| {
-            let tool = FileTool { spec: Arc::new(operation.spec()), operation, workspace: Arc::clone(workspace) };
-            Arc::new(tool) as Arc<dyn Tool>
-        })
-        .collect()
+    Operation::ALL.into_iter().map(|operation| operation.tool(workspace)).collect()
+}
+
+/// The tool that shows files, alone.
+pub fn reader(workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
+    Operation::Read.tool(workspace)
 }
 
 /// The names of the file tools.
@@ -163,6 +174,10 @@ fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
 
 impl Operation {
     const ALL: [Self; 7] = [Self::List, Self::Read, Self::Write, Self::Edit, Self::Delete, Self::Glob, Self::Grep];
+
+    fn tool(self, workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
+        Arc::new(FileTool { spec: Arc::new(self.spec()), operation: self, workspace: Arc::clone(workspace) })
+    }
 
     async fn perform(self, desk: &Desk<'_>, call: &ToolCall) -> Result<Found, String> {
         match self {

@@ -5,7 +5,7 @@
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::path::below;
+use crate::domain::path::below;
 
 /// How many alternatives the braces of one pattern may yield.
 const MOST_ALTERNATIVES: usize = 256;

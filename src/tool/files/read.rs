@@ -3,8 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::path::normalise;
-use super::{Desk, Found, LONGEST_RESULT, file_path};
+use super::{Desk, Found, LONGEST_RESULT, file_path, normalise};
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
 

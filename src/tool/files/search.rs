@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::path::{below, normalise};
 use super::pattern::Pattern;
-use super::{Desk, Found, bounded, text};
+use super::{Desk, Found, bounded, normalise, text};
+use crate::domain::path::below;
 use crate::domain::state::Encoding;
 use crate::tool::literal::python_list;
 

@@ -1,26 +1,25 @@
-//! Paths in a workspace: absolute, with `/`, and never leading out of it.
+//! Paths of files that agents see: absolute, with `/`, and never leading out of their place.
 
 /// The one spelling of `path`: absolute, without `.`, empty parts and a trailing `/`. The root is `/`.
 ///
 /// # Errors
-/// The text for the model, when the path could lead out of the workspace.
-pub fn normalise(path: &str) -> Result<String, String> {
+/// Why not, when the path could lead out of its place.
+pub fn normalise(path: &str) -> Result<String, &'static str> {
     let path = path.replace('\\', "/");
-    let refuse = |why: &str| Err(format!("Error: the path '{path}' is not allowed: {why}."));
     if path.starts_with('~') {
-        return refuse("it must not begin with ~");
+        return Err("it must not begin with ~");
     }
     let mut letters = path.trim_start_matches('/').chars();
     if letters.next().is_some_and(|letter| letter.is_ascii_alphabetic()) && letters.next() == Some(':') {
-        return refuse("it must not name a drive; paths begin with /");
+        return Err("it must not name a drive; paths begin with /");
     }
     if path.contains('\0') {
-        return refuse("it contains a zero character");
+        return Err("it contains a zero character");
     }
     let mut clean = String::new();
     for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
         if part == ".." {
-            return refuse("it must not contain ..");
+            return Err("it must not contain ..");
         }
         clean.push('/');
         clean.push_str(part);

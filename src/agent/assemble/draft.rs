@@ -1,0 +1,78 @@
+//! What one agent is to be, before it is put together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::Delegating;
+use crate::domain::background::BackgroundAgent;
+use crate::domain::definition::enclosed::seen;
+use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, UntilTool};
+use crate::domain::field::FieldDefinition;
+use crate::domain::limits::Limits;
+use crate::middleware::Middleware;
+use crate::middleware::memory::Memory;
+use crate::middleware::skills::Skills;
+use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
+
+/// What one agent is to be, whether main agent or subagent.
+pub(super) struct Draft {
+    pub(super) name: String,
+    pub(super) model: String,
+    pub(super) settings: Map<String, Value>,
+    pub(super) system_prompt: String,
+    pub(super) tools: Vec<String>,
+    pub(super) policies: Vec<String>,
+    pub(super) interrupt_on: BTreeMap<String, ApprovalRule>,
+    pub(super) response_format: Option<Value>,
+    pub(super) context_schema: Option<Value>,
+    pub(super) state: BTreeMap<String, FieldDefinition>,
+    pub(super) todos: bool,
+    pub(super) files: definition::Workspace,
+    pub(super) store: StoreRule,
+    pub(super) skills: Vec<SkillSource>,
+    pub(super) skill_tools: Vec<String>,
+    pub(super) memory: Vec<String>,
+    pub(super) enclosed: Arc<Enclosed>,
+    pub(super) step_limit: u32,
+    pub(super) limits: Limits,
+    /// The tools that end its work.
+    pub(super) until: Option<UntilTool>,
+    /// Whether who delegates may write the instructions.
+    pub(super) ordered_prompt: bool,
+    pub(super) delegations: Option<Delegating>,
+    /// Who works for it in the background.
+    pub(super) background: Vec<BackgroundAgent>,
+}
+
+impl Draft {
+    /// The files of the definition that are this agent's own.
+    fn own_files(&self) -> Arc<Enclosed> {
+        let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));
+        let paths: Vec<String> = named.collect();
+        Arc::new(self.enclosed.only(paths.iter().map(String::as_str)))
+    }
+
+    /// Where its file tools work.
+    pub(super) fn workspace(&self) -> Arc<dyn Workspace> {
+        let own = self.own_files();
+        if own.is_empty() { Arc::new(StateFiles) } else { Arc::new(WithEnclosed::new(own)) }
+    }
+
+    /// The policies of what it knows: its skills and its memory.
+    pub(super) fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
+        let (own, has_files) = (self.own_files(), self.files == definition::Workspace::State);
+        let mut policies: Vec<Arc<dyn Middleware>> = vec![];
+        if !self.skills.is_empty() {
+            let skills = Skills::new(&self.skills, Arc::clone(&own), &self.skill_tools);
+            let folders = self.skills.iter().map(SkillSource::seen).collect();
+            let alone: Arc<dyn Workspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
+            policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
+        }
+        if !self.memory.is_empty() {
+            policies.push(Arc::new(Memory::new(&self.memory, own, has_files)));
+        }
+        policies
+    }
+}

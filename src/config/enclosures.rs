@@ -1,0 +1,224 @@
+//! The files beside definitions that belong to them: folders of skills, files of memory.
+//!
+//! Of a folder of skills only the skills are read, that is the folders in it with a `SKILL.md`. Nothing is read outside
+//! the folder of the definition, wherever links lead; names that begin with a dot are passed over.
+
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::domain::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
+use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, SkillSource, source_problem};
+use crate::domain::skill::{self, Skill};
+use crate::domain::state::{Encoding, File};
+
+/// How deep the folders of a skill are followed.
+const DEEPEST: usize = 8;
+
+/// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
+pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding> {
+    let mut enclosing = Enclosing { root: folder.to_path_buf(), files: Enclosed::default(), findings: vec![] };
+    enclosing.knowledge(
+        &FieldPath::default(),
+        (agent.skills.iter().map(SkillSource::path), &agent.skill_tools),
+        &agent.memory,
+    );
+    for (at, subagent) in agent.subagents.iter().enumerate() {
+        let field = FieldPath::of(["subagents"]).then(at);
+        let skills = subagent.skills.iter().map(SkillSource::path);
+        enclosing.knowledge(&field, (skills, &subagent.skill_tools), &subagent.memory);
+    }
+    agent.enclosed = Arc::new(enclosing.files);
+    enclosing.findings
+}
+
+/// The folders and files in `folder` that a definition names, whether they are there or not.
+pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
+    let below = agent.subagents.iter().flat_map(|subagent| subagent.skills.iter().map(SkillSource::path));
+    let memory = agent.subagents.iter().flat_map(|subagent| &subagent.memory).chain(&agent.memory);
+    let named = agent.skills.iter().map(SkillSource::path).chain(below).chain(memory.map(String::as_str));
+    named.filter(|path| is_on_disk(path)).map(|path| folder.join(path)).collect()
+}
+
+fn is_on_disk(path: &str) -> bool {
+    is_relative(path) && source_problem(path).is_none()
+}
+
+struct Enclosing {
+    root: PathBuf,
+    files: Enclosed,
+    findings: Vec<Finding>,
+}
+
+impl Enclosing {
+    fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::error(field.clone(), message));
+    }
+
+    fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::warning(field.clone(), message));
+    }
+
+    fn knowledge<'a>(
+        &mut self,
+        field: &FieldPath,
+        (skills, tools): (impl Iterator<Item = &'a str>, &[String]),
+        memory: &[String],
+    ) {
+        for (at, path) in skills.enumerate().filter(|(_, path)| is_on_disk(path)) {
+            self.skills(&field.then("skills").then(at), path, tools);
+        }
+        for (at, path) in memory.iter().enumerate().filter(|(_, path)| is_on_disk(path)) {
+            self.memory(&field.then("memory").then(at), path);
+        }
+    }
+
+    fn skills(&mut self, field: &FieldPath, source: &str, tools: &[String]) {
+        let Some(entries) = self.entries(field, source) else { return };
+        if entries.iter().any(|(name, _)| name == skill::FILE) {
+            self.warn(field, format!("`{source}` is a skill itself; name the folder around it"));
+        }
+        let mut found = false;
+        for (name, is_folder) in entries {
+            let folder = format!("{}/{name}", source.trim_end_matches('/'));
+            if is_folder && self.root.join(&folder).join(skill::FILE).exists() {
+                found = true;
+                self.skill(field, &folder, tools);
+            }
+        }
+        if !found {
+            self.warn(field, format!("there is no skill in `{source}`: a skill is a folder with a {}", skill::FILE));
+        }
+    }
+
+    fn skill(&mut self, field: &FieldPath, folder: &str, tools: &[String]) {
+        let path = format!("{folder}/{}", skill::FILE);
+        let Some(file) = self.file(field, &path) else { return };
+        if file.encoding == Encoding::Base64 {
+            return self.warn(field, format!("`{path}` is passed over: it is no text"));
+        }
+        match Skill::read(&seen(&path), &file.content) {
+            Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
+            Ok((skill, oddities)) => {
+                oddities.into_iter().for_each(|oddity| self.warn(field, format!("`{path}`: {oddity}")));
+                for tool in skill.include_tools.iter().filter(|tool| !tools.contains(tool)) {
+                    let message = format!("`{path}` includes the tool `{tool}`, which is not in `skill_tools`");
+                    self.warn(field, message);
+                }
+            }
+        }
+        self.keep(field, &path, file);
+        self.folder(field, folder, DEEPEST);
+    }
+
+    /// Keeps what lies in the folder of a skill beside its `SKILL.md`.
+    fn folder(&mut self, field: &FieldPath, folder: &str, depth: usize) {
+        if depth == 0 {
+            return self.warn(field, format!("`{folder}` lies too deep and is left out"));
+        }
+        for (name, is_folder) in self.entries(field, folder).unwrap_or_default() {
+            let path = format!("{folder}/{name}");
+            if is_folder {
+                self.folder(field, &path, depth - 1);
+            } else if !self.files.contains(&seen(&path))
+                && let Some(file) = self.file(field, &path)
+            {
+                self.keep(field, &path, file);
+            }
+        }
+    }
+
+    fn memory(&mut self, field: &FieldPath, path: &str) {
+        match self.root.join(path).try_exists() {
+            Ok(false) => self.warn(field, format!("there is no file `{path}`, so that nothing is remembered from it")),
+            Ok(true) | Err(_) => match self.file(field, path) {
+                Some(File { encoding: Encoding::Base64, .. }) => self.error(field, format!("`{path}` must be a text")),
+                Some(file) => self.keep(field, path, file),
+                None => {}
+            },
+        }
+    }
+
+    fn keep(&mut self, field: &FieldPath, path: &str, file: File) {
+        if self.files.contains(&seen(path)) {
+            return;
+        }
+        let before = (self.files.len() <= MOST, self.files.bytes() <= LARGEST);
+        self.files.add(path, file);
+        // Told once, by the file that is one too many.
+        if before.0 && self.files.len() > MOST {
+            self.error(field, format!("the definition has more than {MOST} files of skills and memory"));
+        } else if before.1 && self.files.bytes() > LARGEST {
+            self.error(field, format!("the files of skills and memory have more than {LARGEST} bytes together"));
+        }
+    }
+
+    /// The names in a folder, in their order, and which of them are folders.
+    fn entries(&mut self, field: &FieldPath, folder: &str) -> Option<Vec<(String, bool)>> {
+        let place = self.inside(field, folder)?;
+        let read = place.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let mut entries = match read {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.error(field, format!("the folder `{folder}` cannot be read: {error}"));
+                return None;
+            }
+        };
+        entries.retain(|entry| !entry.file_name().to_string_lossy().starts_with('.'));
+        let named =
+            |entry: &std::fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path().is_dir());
+        let mut named: Vec<(String, bool)> = entries.iter().map(named).collect();
+        named.sort();
+        Some(named)
+    }
+
+    /// A file, unless it is none or too large.
+    fn file(&mut self, field: &FieldPath, path: &str) -> Option<File> {
+        let place = self.inside(field, path)?;
+        // Of anything else, a pipe for example, nobody knows when it ends.
+        if !place.is_file() {
+            self.error(field, format!("`{path}` must be a file"));
+            return None;
+        }
+        let mut bytes = vec![];
+        let read = std::fs::File::open(&place).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
+        if let Err(error) = read {
+            self.error(field, format!("`{path}` cannot be read: {error}"));
+            return None;
+        }
+        if u64::try_from(bytes.len()).is_ok_and(|length| length > LARGEST_FILE) {
+            self.error(field, format!("`{path}` has more than {LARGEST_FILE} bytes"));
+            return None;
+        }
+        Some(match String::from_utf8(bytes) {
+            Ok(content) => File { content, ..File::default() },
+            Err(error) => {
+                let content = STANDARD.encode(error.as_bytes());
+                File { content, encoding: Encoding::Base64, ..File::default() }
+            }
+        })
+    }
+
+    /// Where a path leads, if that is within the folder of the definition.
+    fn inside(&mut self, field: &FieldPath, path: &str) -> Option<PathBuf> {
+        let ends = self.root.canonicalize().and_then(|root| Ok((root, self.root.join(path).canonicalize()?)));
+        match ends {
+            Ok((root, end)) if end.starts_with(&root) => Some(end),
+            Ok(_) => {
+                self.error(field, format!("`{path}` leads out of the folder of the definition and is not followed"));
+                None
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.error(field, format!("there is no `{path}` in the folder of the definition"));
+                None
+            }
+            Err(error) => {
+                self.error(field, format!("`{path}` cannot be read: {error}"));
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Which tools an agent has, declared ones and those of policies.
+
+use std::collections::BTreeSet;
+
+use super::super::{AgentDefinition, StoreRule, SubagentDefinition, Workspace};
+use super::{BACKGROUND_TOOLS, FILE_TOOLS};
+
+/// The tools of the main agent.
+pub(super) fn of_agent(agent: &AgentDefinition) -> BTreeSet<&str> {
+    let mut tools = of_policies(agent.todos, agent.files, &agent.store, !agent.skills.is_empty());
+    tools.extend(agent.tools.iter().chain(&agent.skill_tools).map(String::as_str));
+    tools
+}
+
+/// The tools of a subagent.
+pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a AgentDefinition) -> BTreeSet<&'a str> {
+    let store = subagent.store.as_ref().unwrap_or(&parent.store);
+    let mut tools = of_policies(subagent.todos, parent.files, store, !subagent.skills.is_empty());
+    let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
+    tools.extend(declared.iter().chain(&subagent.skill_tools).map(String::as_str));
+    tools
+}
+
+/// The tools of the general-purpose subagent.
+pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
+    let mut tools = of_policies(false, agent.files, &agent.store, !agent.skills.is_empty());
+    let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);
+    tools.extend(declared.iter().chain(&agent.skill_tools).map(String::as_str));
+    tools
+}
+
+/// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
+pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
+    let inheriting = agent.subagents.iter().filter(|it| it.graph_id.is_none() && it.interrupt_on.is_none());
+    let mut tools = of_agent(agent);
+    tools.extend(inheriting.flat_map(|subagent| of_subagent(subagent, agent)));
+    tools.insert("task");
+    if agent.background().next().is_some() {
+        tools.extend(BACKGROUND_TOOLS);
+    }
+    tools
+}
+
+fn of_policies(todos: bool, files: Workspace, store: &StoreRule, skills: bool) -> BTreeSet<&'static str> {
+    let mut tools: BTreeSet<&str> = store.tools().iter().copied().collect();
+    if todos {
+        tools.insert("write_todos");
+    }
+    if skills {
+        tools.insert("read_file");
+    }
+    if files != Workspace::None {
+        tools.extend(FILE_TOOLS);
+    }
+    tools
+}

@@ -1,0 +1,198 @@
+//! Where an agent's skills and memory come from.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::enclosed::{self, FOLDER, is_relative};
+use super::finding::{FieldPath, Finding};
+use crate::domain::path::{below, normalise};
+
+/// How many sources of one kind an agent may have.
+const MOST: usize = 32;
+/// The longest path of one, in bytes.
+const LONGEST: usize = 512;
+/// The longest label, in characters.
+const LONGEST_LABEL: usize = 64;
+
+/// A folder of skills.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum SkillSource {
+    /// Its path.
+    Path(String),
+    /// Its path, and what a model is told that it is.
+    Labelled(LabelledSource),
+}
+
+/// A folder of skills with a name.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LabelledSource {
+    /// Its path.
+    pub path: String,
+    /// What a model is told that it is.
+    pub label: String,
+}
+
+impl SkillSource {
+    /// The path as it was written.
+    pub fn path(&self) -> &str {
+        match self {
+            Self::Path(path) => path,
+            Self::Labelled(labelled) => &labelled.path,
+        }
+    }
+
+    /// Where agents see it.
+    pub fn seen(&self) -> String {
+        enclosed::seen(self.path())
+    }
+
+    /// What a model is told that it is: the label, or the last part of the path.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Labelled(labelled) => labelled.label.clone(),
+            Self::Path(path) => {
+                path.split('/').rfind(|part| !part.is_empty() && *part != ".").unwrap_or("skills").to_owned()
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SkillSource {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Source;
+
+        impl<'de> Visitor<'de> for Source {
+            type Value = SkillSource;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path or a table with `path` and `label`")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<SkillSource, E> {
+                Ok(SkillSource::Path(path.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SkillSource, A::Error> {
+                LabelledSource::deserialize(MapAccessDeserializer::new(map)).map(SkillSource::Labelled)
+            }
+        }
+
+        deserializer.deserialize_any(Source)
+    }
+}
+
+/// What makes no sense in the sources of skills in `field`.
+pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Finding> {
+    let mut findings = check_paths(field, sources.iter().map(SkillSource::path));
+    for (at, source) in sources.iter().enumerate() {
+        let SkillSource::Labelled(LabelledSource { label, .. }) = source else { continue };
+        if label.trim().is_empty() || label.chars().count() > LONGEST_LABEL || label.chars().any(char::is_control) {
+            let message = format!("must be a line of 1 to {LONGEST_LABEL} characters");
+            findings.push(Finding::error(field.then(at).then("label"), message));
+        }
+    }
+    findings
+}
+
+/// What makes no sense in a list of files or folders in `field`.
+pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Finding> {
+    let mut findings = vec![];
+    if paths.len() > MOST {
+        findings
+            .push(Finding::error(field.clone(), format!("has {} entries; at most {MOST} are allowed", paths.len())));
+    }
+    let mut seen = BTreeSet::new();
+    for (at, path) in paths.enumerate() {
+        let place = field.then(at);
+        if let Some(problem) = source_problem(path) {
+            findings.push(Finding::error(place, problem));
+        } else if !seen.insert(enclosed::seen(path)) {
+            findings.push(Finding::warning(place, format!("`{path}` is listed twice")));
+        }
+    }
+    findings
+}
+
+/// Why a path cannot be a source of skills or memory; `None` when it can.
+pub fn source_problem(path: &str) -> Option<String> {
+    if path.trim().is_empty() {
+        return Some("must not be blank".to_owned());
+    }
+    if path.len() > LONGEST {
+        return Some(format!("must have at most {LONGEST} bytes"));
+    }
+    let clean = match normalise(path) {
+        Ok(clean) => clean,
+        Err(why) => return Some(format!("`{path}` is not allowed: {why}")),
+    };
+    if is_relative(path) && clean == "/" {
+        return Some(format!("`{path}` must name something within the folder of the definition"));
+    }
+    let reserved = !is_relative(path) && (clean == FOLDER || below(&clean, FOLDER).is_some());
+    reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
+}
+
+/// What a definition names that lies on the server's disk, which a client's definition may not.
+pub(super) fn check_origin<'a>(field: &FieldPath, paths: impl Iterator<Item = &'a str>) -> Vec<Finding> {
+    let on_disk = paths.enumerate().filter(|(_, path)| is_relative(path) && !path.trim().is_empty());
+    let told = on_disk.map(|(at, path)| {
+        let message = format!(
+            "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
+             thread's files, which begin with /"
+        );
+        Finding::error(field.then(at), message)
+    });
+    told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn sources(value: serde_json::Value) -> Vec<SkillSource> {
+        serde_json::from_value(value).expect("sources")
+    }
+
+    #[test]
+    fn a_source_has_a_label_given_or_not() {
+        let sources = sources(json!(["skills/", "/skills/team", {"path": "own", "label": "Mine"}]));
+        let labels: Vec<String> = sources.iter().map(SkillSource::label).collect();
+        assert_eq!(labels, ["skills", "team", "Mine"]);
+        assert_eq!(sources[2].seen(), "/.agent/own");
+    }
+
+    #[test]
+    fn paths_that_lead_out_or_mean_nothing_are_refused() {
+        for path in ["", " ", "../x", "a/../../b", "~/skills", "C:\\skills", ".", "/.agent", "/.agent/x"] {
+            let findings = check_skills(&FieldPath::of(["skills"]), &[SkillSource::Path(path.to_owned())]);
+            assert_eq!(findings.len(), 1, "{path}: {findings:?}");
+            assert_eq!(findings[0].field.to_string(), "skills[0]");
+        }
+        let unlabelled = sources(json!([{"path": "/a"}]));
+        assert_eq!(check_skills(&FieldPath::of(["skills"]), &unlabelled)[0].field.to_string(), "skills[0].label");
+    }
+
+    #[test]
+    fn what_comes_over_http_does_not_name_the_disk() {
+        let findings = check_origin(&FieldPath::of(["skills"]), ["/skills", "skills"].into_iter());
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].to_string().starts_with("skills[1]: `skills` is relative"), "{}", findings[0]);
+    }
+
+    #[test]
+    fn too_many_sources_are_refused_and_twins_told() {
+        let many: Vec<String> = (0..=MOST).map(|at| format!("/s{at}")).collect();
+        assert_eq!(check_paths(&FieldPath::of(["memory"]), many.iter().map(String::as_str)).len(), 1);
+        let twins = check_paths(&FieldPath::of(["memory"]), ["/a/", "/a"].into_iter());
+        assert!(twins[0].message.contains("twice"));
+    }
+}

@@ -1,0 +1,65 @@
+//! Markdown with settings at its top: YAML between two `---` lines, and the text below.
+
+use serde_json::Value;
+
+/// Reads YAML.
+///
+/// # Errors
+/// When it is none.
+pub fn yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
+    // Only `true` and `false` are truth values: a reviewer named `no` shall keep the name.
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options)
+}
+
+/// The parts of such a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrontMatter<'a> {
+    /// There are no settings: it is all text.
+    Missing {
+        /// The text.
+        body: &'a str,
+    },
+    /// Settings begin and never end.
+    Open,
+    /// There are settings.
+    Present {
+        /// The YAML, without the lines around it. It begins on the second line.
+        yaml: &'a str,
+        /// The text below.
+        body: &'a str,
+    },
+}
+
+impl<'a> FrontMatter<'a> {
+    /// Takes a text apart.
+    pub fn of(text: &'a str) -> Self {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut lines = text.split_inclusive('\n');
+        let Some(first) = lines.next().filter(|line| line.trim_end() == "---") else {
+            return Self::Missing { body: text };
+        };
+        let mut end = first.len();
+        for line in lines {
+            if line.trim_end() == "---" {
+                let (yaml, body) = (text.get(first.len()..end), text.get(end + line.len()..));
+                return Self::Present { yaml: yaml.unwrap_or_default(), body: body.unwrap_or_default() };
+            }
+            end += line.len();
+        }
+        Self::Open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_taken_apart_at_its_two_lines() {
+        assert_eq!(FrontMatter::of("---\na: 1\n---\nText\n"), FrontMatter::Present { yaml: "a: 1\n", body: "Text\n" });
+        assert_eq!(FrontMatter::of("\u{feff}--- \r\na: 1\r\n---"), FrontMatter::Present { yaml: "a: 1\r\n", body: "" });
+        assert_eq!(FrontMatter::of("Text\n---\n"), FrontMatter::Missing { body: "Text\n---\n" });
+        assert_eq!(FrontMatter::of("---\na: 1\n"), FrontMatter::Open);
+    }
+}

@@ -1,0 +1,195 @@
+//! Policy: the agent has skills, which it gets to know step by step.
+//!
+//! It is told which there are and what each is for; the instructions of one it reads when it needs them, or finds in the
+//! conversation when the client has pinned it. Some tools are there only for who has read a skill that includes them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::domain::call::Answer;
+use crate::domain::definition::{Enclosed, SkillSource};
+use crate::domain::field::{FieldRule, Merge, Visibility};
+use crate::domain::graph::Field;
+use crate::domain::machine::Moment;
+use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
+use crate::domain::path::normalise;
+use crate::domain::skill::Skill;
+use crate::domain::state::{Encoding, PINNED_SKILLS, SKILLS, State, Update};
+use crate::model::ModelRequest;
+use crate::tool::files::{Workspace, reader};
+use crate::tool::{CallOutcome, Halt, Scope, Tool};
+
+mod catalog;
+mod wording;
+
+use catalog::Catalog;
+
+/// The private field with what went wrong when skills were looked for.
+const ERRORS: &str = "skills_load_errors";
+/// The private field that tells where the skills in the state were found.
+const ORIGIN: &str = "_skills_origin";
+/// The private field with the skills that disclosed tools, and by which message each was read.
+pub const DISCLOSED: &str = "_skill_tools_disclosed";
+/// The tool that shows the instructions of a skill.
+const READ_FILE: &str = "read_file";
+/// What marks the message that a pinned skill became.
+const PINNED: &str = "pinned_skill";
+
+/// The policy.
+pub struct Skills {
+    catalog: Catalog,
+    /// The tools that skills disclose.
+    hidden: BTreeSet<String>,
+    /// Shows instructions to an agent that has no file tools.
+    reader: Option<Arc<dyn Tool>>,
+}
+
+impl Skills {
+    /// Skills in `sources`, which lie among the thread's files and those of the definition; `hidden` are the tools that a
+    /// skill has to disclose.
+    pub fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>, hidden: &[String]) -> Self {
+        let hidden = hidden.iter().cloned().collect();
+        Self { catalog: Catalog::new(sources, enclosed), hidden, reader: None }
+    }
+
+    /// The same for an agent that has no file tools: it can read its skills, in `workspace`, and nothing else.
+    #[must_use]
+    pub fn with_reader(self, workspace: &Arc<dyn Workspace>) -> Self {
+        Self { reader: Some(reader(workspace)), ..self }
+    }
+
+    /// Looks for skills, unless that was done on this thread for the same sources.
+    fn found(&self, state: &State) -> Update {
+        let is_known = state.fields.get(SKILLS).is_some_and(Value::is_array);
+        let origin = Value::from(self.catalog.origin.as_str());
+        if is_known && state.fields.get(ORIGIN) == Some(&origin) {
+            return Update::none();
+        }
+        let (skills, errors) = self.catalog.load(state);
+        let fields = [(SKILLS, json!(skills)), (ERRORS, json!(errors)), (ORIGIN, origin)];
+        Update { fields: fields.map(|(name, value)| (name.to_owned(), value)).into(), ..Update::none() }
+    }
+
+    /// Puts the instructions of the pinned skills into the conversation.
+    fn pinned(&self, state: &State) -> Update {
+        let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else { return Update::none() };
+        let (known, mut seen) = (skills(state), BTreeSet::new());
+        let mut update = Update::field(PINNED_SKILLS, Value::Null);
+        for name in names.iter().filter_map(Value::as_str).filter(|name| seen.insert(*name)) {
+            let Some(skill) = known.iter().find(|skill| skill.name == name) else { continue };
+            let file = self.catalog.enclosed.file(state, &skill.path);
+            let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) else { continue };
+            let mut message = Message::human(wording::pinned(skill, &file.content));
+            let about = json!({"name": skill.name, "path": skill.path, "description": skill.description});
+            message.additional_kwargs.insert("lc_source".to_owned(), json!(PINNED));
+            message.additional_kwargs.insert("skill".to_owned(), about);
+            update.merge(Update::messages([message]));
+            update.merge(self.disclosure(skill, &json!({"pinned": true})));
+        }
+        update
+    }
+
+    /// Notes that a skill was read, if it discloses a tool.
+    fn disclosure(&self, skill: &Skill, by: &Value) -> Update {
+        if !skill.include_tools.iter().any(|tool| self.hidden.contains(tool)) {
+            return Update::none();
+        }
+        let rule = FieldRule { merge: Merge::ByKey, visibility: Visibility::Private };
+        let rules = [(DISCLOSED.to_owned(), rule)].into();
+        Update { rules, ..Update::field(DISCLOSED, json!({skill.name.as_str(): by})) }
+    }
+
+    /// The tools that skills have disclosed which are still part of the conversation.
+    fn disclosed(&self, state: &State, messages: &[Arc<Message>]) -> BTreeSet<String> {
+        let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else { return BTreeSet::new() };
+        let still_there = |skill: &Skill| {
+            read.get(&skill.name).is_some_and(|by| match by.get("call").and_then(Value::as_str) {
+                Some(call) => messages.iter().any(|message| message.answers() == Some(call)),
+                None => messages.iter().any(|message| is_pinned(message, &skill.name)),
+            })
+        };
+        let known = skills(state);
+        known.into_iter().filter(still_there).flat_map(|skill| skill.include_tools).collect()
+    }
+}
+
+/// The skills that were found on this thread.
+fn skills(state: &State) -> Vec<Skill> {
+    let found = state.fields.get(SKILLS).cloned().unwrap_or_default();
+    serde_json::from_value(found).unwrap_or_default()
+}
+
+fn is_pinned(message: &Message, skill: &str) -> bool {
+    let kwargs = &message.additional_kwargs;
+    kwargs.get("lc_source").and_then(Value::as_str) == Some(PINNED)
+        && kwargs.get("skill").and_then(|about| about.get("name")?.as_str()) == Some(skill)
+}
+
+#[async_trait]
+impl Middleware for Skills {
+    fn name(&self) -> &str {
+        "SkillsMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeAgent, Moment::BeforeModel]
+    }
+
+    fn contribution(&self) -> Contribution {
+        let schema = json!({"title": "Pinned Skills", "type": "array", "items": {"type": "string"}});
+        let fields = vec![Field { name: PINNED_SKILLS, schema }];
+        Contribution { tools: self.reader.clone().into_iter().collect(), prompt: None, fields }
+    }
+
+    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+        Ok(match moment {
+            Moment::BeforeAgent => self.found(state),
+            Moment::BeforeModel => self.pinned(state),
+            Moment::AfterModel | Moment::AfterAgent => Update::none(),
+        }
+        .into())
+    }
+
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let errors = next.state.fields.get(ERRORS).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        if let Some(section) = wording::section(&self.catalog.sources, &skills(next.state), errors) {
+            request.add_to_system(&section);
+        }
+        if !self.hidden.is_empty() {
+            let disclosed = self.disclosed(next.state, &request.messages);
+            request.tools.retain(|tool| !self.hidden.contains(&tool.name) || disclosed.contains(&tool.name));
+        }
+        next.ask(request).await
+    }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        if self.hidden.contains(&call.name) && !self.disclosed(next.state, &next.state.messages).contains(&call.name) {
+            let text = format!("Error: {} is not a valid tool. Read the skill that works with it first.", call.name);
+            return Ok(CallOutcome::Answer(Answer::error(&call, text)));
+        }
+        next.call(call).await
+    }
+
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+        if call.name != READ_FILE || self.hidden.is_empty() {
+            return answer;
+        }
+        let has_read = answer.writes.messages.iter().any(|message| {
+            message.answers() == Some(call.id.as_str())
+                && matches!(message.role, Role::Tool { status: ToolStatus::Success, .. })
+        });
+        let path = call.args.get("file_path").and_then(Value::as_str).and_then(|path| normalise(path).ok());
+        let skill = skills(state).into_iter().find(|skill| Some(&skill.path) == path.as_ref());
+        if let Some(skill) = skill.filter(|_| has_read) {
+            answer.writes.merge(self.disclosure(&skill, &json!({"call": call.id})));
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use futures::FutureExt;
+use serde_json::Map;
+
+use super::*;
+use crate::domain::state::File;
+use crate::domain::time::Timestamp;
+use crate::model::ToolSpec;
+
+fn skill(name: &str, about: &str, more: &str) -> String {
+    format!("---\nname: {name}\ndescription: {about}\n{more}\n---\nHow to {about}.")
+}
+
+fn state(files: &[(&str, String)]) -> State {
+    let file = |(path, text): &(&str, String)| ((*path).to_owned(), Arc::new(File::text(text.as_str(), Timestamp(0))));
+    State { files: files.iter().map(file).collect(), ..State::default() }
+}
+
+fn policy(sources: Value, hidden: &[&str]) -> Skills {
+    let sources: Vec<SkillSource> = serde_json::from_value(sources).expect("sources");
+    let hidden: Vec<String> = hidden.iter().map(|tool| (*tool).to_owned()).collect();
+    Skills::new(&sources, Arc::new(Enclosed::default()), &hidden)
+}
+
+async fn runs(policy: &Skills, moment: Moment, state: &mut State) -> Update {
+    let reaction = policy.hook(moment, &Scope::sample(Timestamp(0)), state).await.expect("it works");
+    state.apply(&reaction.update);
+    reaction.update
+}
+
+/// The request that reaches the model.
+async fn request(policy: &Skills, state: &State) -> ModelRequest {
+    let spec =
+        |name: &str| Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters: json!({}) });
+    let tools = vec![spec("lookup"), spec("publish")];
+    let asked = ModelRequest {
+        system: "You work.".to_owned(),
+        messages: state.messages.clone(),
+        tools,
+        ..ModelRequest::default()
+    };
+    let seen = std::sync::Mutex::new(None);
+    let ask = |request: ModelRequest| {
+        *seen.lock().unwrap() = Some(request);
+        async { Ok(ModelAnswer { message: Message::ai("ok"), extra: Update::none(), heard: Update::none() }) }.boxed()
+    };
+    let scope = Scope::sample(Timestamp(0));
+    policy.wrap_model_call(asked, NextModel { rest: &[], ask: &ask, scope: &scope, state }).await.expect("an answer");
+    seen.into_inner().unwrap().expect("it was asked")
+}
+
+fn tools(request: &ModelRequest) -> Vec<&str> {
+    request.tools.iter().map(|tool| tool.name.as_str()).collect()
+}
+
+/// What reading a file with `read_file` brings along; the state goes on with it.
+fn reads(policy: &Skills, path: &str, status: ToolStatus, state: &mut State) {
+    let args = Map::from_iter([("file_path".to_owned(), json!(path))]);
+    let call = ToolCall::new(format!("r{path}"), READ_FILE, args);
+    let answer = Answer::message(Message::tool(&call, status, "text"));
+    let answer = policy.receive(&Scope::sample(Timestamp(0)), state, &call, answer);
+    state.apply(&answer.writes);
+}
+
+#[tokio::test]
+async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_is_passed_over() {
+    let policy = policy(json!(["/base", {"path": "/team/", "label": "Team"}]), &[]);
+    let mut state = state(&[
+        ("/base/a/SKILL.md", skill("a", "dig", "")),
+        ("/base/b/SKILL.md", skill("b", "sow", "allowed-tools: lookup, grep\nlicense: MIT")),
+        ("/base/c/SKILL.md", "no settings".to_owned()),
+        ("/base/b/deep/SKILL.md", skill("deep", "hide", "")),
+        ("/team/a/SKILL.md", skill("a", "reap", "")),
+    ]);
+    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    let system = request(&policy, &state).await.system;
+    assert!(system.starts_with("You work.\n\n## Skills\n\n"), "{system}");
+    assert!(system.contains("- base (`/base`)\n- Team (`/team`)"), "{system}");
+    let b = "- b: sow (license: MIT; allowed tools: lookup, grep)\n  Read `/base/b/SKILL.md`";
+    assert!(system.contains(&format!("{b}\n- a: reap\n  Read `/team/a/SKILL.md`")), "{system}");
+    for unseen in ["dig", "no settings", "hide", "How to"] {
+        assert!(!system.contains(unseen), "{unseen} in {system}");
+    }
+}
+
+#[tokio::test]
+async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_are_others() {
+    let first = policy(json!(["/s"]), &[]);
+    let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
+    assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"], "/s/a/SKILL.md");
+    state.files.clear();
+    assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty());
+    assert!(request(&first, &state).await.system.contains("- a: dig"));
+    state.fields.insert(SKILLS.to_owned(), Value::Null);
+    assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS], json!([]));
+    assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty(), "even none are known");
+    let other = policy(json!(["/s", "/t"]), &[]);
+    assert!(!runs(&other, Moment::BeforeAgent, &mut state).await.is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
+    let sources: Vec<String> =
+        (0..12).map(|at| format!("/none{at}")).chain(["/file`<x>\n\n# Obey".to_owned()]).collect();
+    let policy = policy(json!(sources), &[]);
+    let mut state = state(&[]);
+    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    let system = request(&policy, &state).await.system;
+    assert!(system.contains("There is none at the moment.") && system.contains("- /none0: there is nothing in it"));
+    assert!(system.ends_with("- and 3 more") && !system.contains("\n# Obey") && !system.contains("<x>"), "{system}");
+    let nothing = State::default();
+    assert_eq!(request(&policy, &nothing).await.system, "You work.");
+}
+
+#[tokio::test]
+async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_not_matter() {
+    let policy = policy(json!(["/s"]), &[]);
+    let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
+    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a", "nobody", "a"]));
+    let update = runs(&policy, Moment::BeforeModel, &mut state).await;
+    let [message] = update.messages.as_slice() else { panic!("{update:?}") };
+    assert_eq!(message.content.text(), "Follow the skill `a` (`/s/a/SKILL.md`):\n\nHow to dig.");
+    let about = json!({"name": "a", "path": "/s/a/SKILL.md", "description": "dig"});
+    assert_eq!(message.additional_kwargs["lc_source"], "pinned_skill");
+    assert_eq!(message.additional_kwargs["skill"], about);
+    assert!(runs(&policy, Moment::BeforeModel, &mut state).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conversation() {
+    let policy = policy(json!(["/s"]), &["publish"]);
+    let discloses = skill("a", "publish", "metadata: { include_tools: publish }");
+    let mut state = state(&[("/s/a/SKILL.md", discloses), ("/s/b/SKILL.md", skill("b", "dig", ""))]);
+    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
+    reads(&policy, "/s/b/SKILL.md", ToolStatus::Success, &mut state);
+    reads(&policy, "s/a/SKILL.md", ToolStatus::Error, &mut state);
+    assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
+    reads(&policy, "s/a//SKILL.md", ToolStatus::Success, &mut state);
+    assert_eq!(tools(&request(&policy, &state).await), ["lookup", "publish"]);
+    assert!(state.hides(DISCLOSED) && !state.shares(DISCLOSED));
+    state.messages.clear();
+    assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
+    state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a"]));
+    runs(&policy, Moment::BeforeModel, &mut state).await;
+    assert_eq!(tools(&request(&policy, &state).await), ["lookup", "publish"]);
+}
+
+#[tokio::test]
+async fn a_call_of_a_tool_that_no_skill_has_disclosed_is_one_of_an_unknown_tool() {
+    let policy = policy(json!(["/s"]), &["publish"]);
+    let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+    let make = |call: ToolCall| {
+        async move { Ok(CallOutcome::Answer(Answer::message(Message::tool(&call, ToolStatus::Success, "done")))) }
+            .boxed()
+    };
+    let text = async |name: &str| {
+        let next = NextCall { rest: &[], make: &make, scope: &scope, state: &state };
+        match policy.wrap_tool_call(ToolCall::new("c", name, Map::new()), next).await {
+            Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(text("publish").await.starts_with("Error: publish is not a valid tool."));
+    assert_eq!(text("lookup").await, "done");
+}
