@@ -7,6 +7,8 @@ use std::time::Duration;
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
+mod background;
+
 /// The deepest level of a tree that nobody limits.
 const NO_FLOOR: u32 = u32::MAX;
 
@@ -21,6 +23,8 @@ pub struct Meter {
 #[derive(Debug, Default)]
 struct Counts {
     used: Usage,
+    /// What earlier runs used whose work this one goes on with. It counts, but is stored with them.
+    before: Usage,
     /// Subagents under way.
     under_way: u64,
     /// Background tasks that were not over when it was looked last.
@@ -33,6 +37,13 @@ impl Meter {
         Self { counts: Mutex::new(Counts { used, ..Counts::default() }), since }
     }
 
+    /// The same after what earlier runs used, whose work this one goes on with.
+    #[must_use]
+    pub fn after(self, before: Usage) -> Self {
+        self.counts().before = before;
+        self
+    }
+
     /// What was used by `now`.
     pub fn usage(&self, now: Timestamp) -> Usage {
         self.at(self.counts().used, now)
@@ -40,6 +51,11 @@ impl Meter {
 
     fn at(&self, used: Usage, now: Timestamp) -> Usage {
         Usage { seconds: used.seconds + now.since(self.since).as_secs_f64(), ..used }
+    }
+
+    /// What was used by `now`, with what was used before.
+    fn in_all(&self, counts: &Counts, now: Timestamp) -> Usage {
+        self.at(counts.used, now).plus(counts.before)
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -115,8 +131,8 @@ impl Budget {
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
         let in_background = own.in_background;
-        broken(false, &self.limits, self.meter.at(own.used, now), own.under_way + in_background)?;
-        broken(true, limits, whole.at(all.used, now), all.under_way + in_background)?;
+        broken(false, &self.limits, self.meter.in_all(&own, now), own.under_way + in_background)?;
+        broken(true, limits, whole.in_all(&all, now), all.under_way + in_background)?;
         own.spend(spending);
         all.spend(spending);
         Ok(())
@@ -133,67 +149,28 @@ impl Budget {
         self.spend(Spending::Child, now)
     }
 
-    /// Counts a background task that an agent at level `depth` is about to begin, besides those that are not over.
-    ///
-    /// # Errors
-    /// As [`Budget::spend`].
-    pub fn spend_background(&self, depth: u32, not_over: u64, now: Timestamp) -> Result<(), Exceeded> {
-        self.in_background(not_over);
-        self.spend_child(depth + 1, now)?;
-        // It goes on by itself, and its thread says for how long.
-        self.child_done();
-        self.in_background(not_over + 1);
-        Ok(())
-    }
-
-    /// Takes back that a background task was counted: it was not begun.
-    pub fn not_begun(&self, not_over: u64) {
-        for meter in [&*self.meter, &self.tree.1] {
-            let mut counts = meter.counts();
-            counts.used.children = counts.used.children.saturating_sub(1);
-        }
-        self.in_background(not_over);
-    }
-
-    /// Whether one more background task may be under way, besides those that are not over.
-    ///
-    /// # Errors
-    /// The limit that forbids it.
-    pub fn room_in_background(&self, not_over: u64) -> Result<(), Exceeded> {
-        self.in_background(not_over);
-        let room = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
-            Some(limit) if under_way >= limit => {
-                Err(Exceeded { limit: "children_at_once", value: limit.to_string(), of_tree })
-            }
-            Some(_) | None => Ok(()),
+    /// How long the run may still be at work, by its own limits and those of the tree, and what is to be said when that is
+    /// over; as long as it likes when absent.
+    pub fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
+        let left = |of_tree: bool, limits: &Limits, meter: &Meter| {
+            let most = limits.wall_s?;
+            let left = (most - meter.in_all(&meter.counts(), now).seconds).max(0.0);
+            let exceeded = Exceeded { limit: "wall_s", value: most.to_string(), of_tree };
+            Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
         };
-        let (limits, whole) = &*self.tree;
-        let (own, all) = (self.meter.counts().under_way, whole.counts().under_way);
-        room(false, &self.limits, own + not_over)?;
-        room(true, limits, all + not_over)
+        let both = [left(false, &self.limits, &self.meter), left(true, &self.tree.0, &self.tree.1)];
+        both.into_iter().flatten().min_by_key(|(left, _)| *left)
     }
 
-    /// Notes how many background tasks are not over.
-    pub fn in_background(&self, not_over: u64) {
-        self.meter.counts().in_background = not_over;
-    }
-
-    /// How many levels of delegations may lie below an agent at level `depth`; none if nobody limits it.
-    pub fn levels_below(&self, depth: u32) -> Option<u32> {
-        (self.floor != NO_FLOOR).then(|| self.floor.saturating_sub(depth))
-    }
-
-    /// What the whole tree may use.
-    pub fn of_tree(&self) -> &Limits {
-        &self.tree.0
-    }
-
-    /// How long the run may still be at work, by its own limits and those of the tree; as long as it likes when absent.
-    pub fn time_left(&self, now: Timestamp) -> Option<Duration> {
-        let left = |limits: &Limits, used: Usage| limits.wall_s.map(|most| (most - used.seconds).max(0.0));
-        let (own, whole) = (left(&self.limits, self.meter.usage(now)), left(&self.tree.0, self.tree.1.usage(now)));
-        let least = own.into_iter().chain(whole).reduce(f64::min)?;
-        Duration::try_from_secs_f64(least).ok()
+    /// Does `work`, for as long as there is time.
+    ///
+    /// # Errors
+    /// That the time is over; `work` was dropped then.
+    pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, Exceeded> {
+        match self.time_left(now) {
+            None => Ok(work.await),
+            Some((left, exceeded)) => tokio::time::timeout(left, work).await.map_err(|_| exceeded),
+        }
     }
 
     /// The deepest level at which there may be an agent below this one.
@@ -270,6 +247,27 @@ mod tests {
         assert!(refused.of_tree, "{refused}");
         let used = |meter: &Meter| meter.usage(NOW).tool_calls;
         assert_eq!((used(main.meter()), used(below.meter()), used(main.whole())), (1, 2, 3));
+    }
+
+    #[test]
+    fn what_earlier_runs_used_counts_and_is_not_told_again() {
+        let before = Usage { tool_calls: 2, seconds: 1.0, ..Usage::default() };
+        let limits = Limits { tool_calls: Some(3), wall_s: Some(2.5), ..Limits::default() };
+        let main = Budget::of_main(limits, Arc::new(meter().after(before)), meter());
+        assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
+        assert_eq!(main.spend(Spending::ToolCall, NOW).map_err(|refused| refused.limit), Err("tool_calls"));
+        assert_eq!(main.meter().usage(NOW).tool_calls, 1);
+        let (left, exceeded) = main.time_left(Timestamp(500_000)).unwrap();
+        assert_eq!((left, exceeded.limit), (Duration::from_secs(1), "wall_s"));
+    }
+
+    #[tokio::test]
+    async fn what_takes_too_long_is_dropped() {
+        let limits = Limits { wall_s: Some(0.001), ..Limits::default() };
+        let main = Budget::of_main(limits, Arc::new(meter()), meter());
+        let refused = main.in_time(NOW, std::future::pending::<()>()).await.unwrap_err();
+        assert_eq!(refused.to_string(), "The limit `wall_s` = 0.001 of this run is reached.");
+        assert_eq!(Budget::endless(NOW).in_time(NOW, async { 1 }).await, Ok(1));
     }
 
     #[test]
