@@ -42,6 +42,7 @@ pub mod run;
 pub mod state;
 pub mod thread;
 pub mod time;
+pub mod visibility;
 
 /// Input that cannot be accepted: which part, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
