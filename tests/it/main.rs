@@ -56,4 +56,5 @@ mod todos;
 mod tools;
 mod v2;
 mod v2_sockets;
+mod visibility;
 mod webhooks;
