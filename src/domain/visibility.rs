@@ -47,12 +47,10 @@ impl Visibility {
     /// What clients see of `event`, which happened to an agent that is seen like this. None if they see nothing of it.
     pub fn shown(self, event: &Event) -> Option<Cow<'_, Event>> {
         match (self, &event.body) {
-            (Self::Full, _) => Some(Cow::Borrowed(event)),
             (Self::Hidden, _) => None,
-            (_, EventBody::Fact(Fact::Started { .. } | Fact::Asked { .. } | Fact::Ended { .. })) => {
-                Some(Cow::Borrowed(event))
-            }
-            (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. })) => Some(Cow::Borrowed(event)),
+            (Self::Full, _)
+            | (_, EventBody::Fact(Fact::Started { .. } | Fact::Asked { .. } | Fact::Ended { .. }))
+            | (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. })) => Some(Cow::Borrowed(event)),
             (Self::ToolsOnly, EventBody::Fact(Fact::Answered { head, call, writes })) => {
                 let fact = Fact::Answered { head: *head, call: *call, writes: only_calls(writes) };
                 Some(Cow::Owned(Event { body: EventBody::Fact(fact), ..event.clone() }))
