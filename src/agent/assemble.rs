@@ -159,6 +159,7 @@ impl Workshop {
         };
         let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
         let agents: BTreeMap<String, Referred> = agents.collect();
+        let visibility = subagents.iter().filter_map(|one| Some((one.name.clone(), one.visibility?))).collect();
         let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
             let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
@@ -173,7 +174,7 @@ impl Workshop {
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating { roster: Roster::new(depth, builders, agents), policy }
+        Delegating { roster: Roster::new(depth, builders, agents, visibility), policy }
     }
 
     fn subagent(

@@ -18,6 +18,7 @@ use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Lineage;
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
+use crate::domain::visibility::Visibility;
 use crate::tool::budget::Meter;
 use crate::tool::{Delegation, Scope, Voice};
 
@@ -183,6 +184,8 @@ impl Loop<'_> {
         let mut namespace = self.lineage.namespace.clone();
         namespace.push(machine.call_task(at));
         let mut path = self.lineage.path.clone();
+        let roster = self.agent.subagents.as_ref();
+        let visibility = roster.map_or(Visibility::Full, |roster| roster.visibility(&subagent));
         path.push(subagent);
         Lineage {
             root: self.lineage.root,
@@ -191,6 +194,7 @@ impl Loop<'_> {
             cause: Some(call.id.clone()),
             namespace,
             path,
+            visibility: self.lineage.visibility.min(visibility),
         }
     }
 

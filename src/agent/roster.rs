@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::Agent;
 use crate::domain::limits::Limits;
+use crate::domain::visibility::Visibility;
 
 /// The subagents of an agent. They all share it, so that nested delegation finds the same names at every depth.
 pub struct Roster {
@@ -12,6 +13,8 @@ pub struct Roster {
     pub max_depth: u32,
     entries: BTreeMap<String, Entry>,
     agents: BTreeMap<String, Referred>,
+    /// How much clients see of those who are not seen in full.
+    visibility: BTreeMap<String, Visibility>,
     this: Weak<Roster>,
 }
 
@@ -37,20 +40,27 @@ struct Entry {
 }
 
 impl Roster {
-    /// A roster of subagents that are described with their parent, and of `agents`, which are not.
+    /// A roster of subagents that are described with their parent, and of `agents`, which are not; with how much clients see
+    /// of those who are not seen in full.
     pub fn new(
         max_depth: u32,
         builders: impl IntoIterator<Item = (String, Build)>,
         agents: BTreeMap<String, Referred>,
+        visibility: BTreeMap<String, Visibility>,
     ) -> Arc<Self> {
         let entry = |build| Entry { build, nesting: OnceLock::new(), plain: OnceLock::new() };
         let entries = builders.into_iter().map(|(name, build)| (name, entry(build))).collect();
-        Arc::new_cyclic(|this| Self { max_depth, entries, agents, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| Self { max_depth, entries, agents, visibility, this: Weak::clone(this) })
     }
 
     /// The names of those that are described with their parent.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
+    }
+
+    /// How much clients see of the subagent of this name.
+    pub fn visibility(&self, name: &str) -> Visibility {
+        self.visibility.get(name).copied().unwrap_or_default()
     }
 
     /// The agent of this server that goes by this name here.

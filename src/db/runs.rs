@@ -28,13 +28,15 @@ use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::visibility::Visibility;
 
 const TABLE: &str = "runs";
 
 macro_rules! columns {
     () => {
         "run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
-         status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at"
+         status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
+         visibility"
     };
 }
 use columns;
@@ -65,6 +67,7 @@ struct RunRow {
     created_at: i64,
     updated_at: i64,
     due_at: i64,
+    visibility: Option<String>,
 }
 
 impl TryFrom<RunRow> for Run {
@@ -79,6 +82,10 @@ impl TryFrom<RunRow> for Run {
             cause: row.cause,
             namespace: read_namespace(&row.namespace).ok_or_else(|| at("namespace").corrupt())?,
             path: at("path").decode(&row.path)?,
+            visibility: match &row.visibility {
+                None => Visibility::Full,
+                Some(word) => Visibility::from_word(word).ok_or_else(|| at("visibility").corrupt())?,
+            },
         };
         Ok(Self {
             id: RunId(row.run_id),
@@ -111,8 +118,10 @@ fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
 /// [`super::DbError::Conflict`] when its thread is gone, or when it would be the second run of the main agent at work on it.
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
-        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18)";
+        path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
+        visibility) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19)";
+    let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let request = encode(&run.request)?;
     let error = run.error.as_ref().map(encode).transpose()?;
     on_engine!(tx, |conn| query(SQL)
@@ -134,6 +143,7 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
         .bind(run.created_at.0)
         .bind(run.updated_at.0)
         .bind(run.due_at.0)
+        .bind(visibility.map(Visibility::word))
         .execute(conn)
         .await
         .map(drop))?;

@@ -15,6 +15,7 @@ use super::machine::Failure;
 use super::run::{Run, RunStatus};
 use super::state::Update;
 use super::time::Timestamp;
+use super::visibility::Visibility;
 
 /// A fact, where it happened, and its place in the log.
 #[derive(Debug, Clone)]
@@ -44,6 +45,8 @@ pub struct Origin {
     pub path: Vec<String>,
     /// The tool call that caused it; none for the main agent.
     pub cause: Option<String>,
+    /// How much clients see of it.
+    pub visibility: Visibility,
 }
 
 impl Origin {
@@ -55,6 +58,7 @@ impl Origin {
             agent: run.lineage.agent().to_owned(),
             path: run.lineage.path.clone(),
             cause: run.lineage.cause.clone(),
+            visibility: run.lineage.visibility,
         }
     }
 }

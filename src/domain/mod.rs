@@ -47,6 +47,7 @@ pub mod skill;
 pub mod state;
 pub mod thread;
 pub mod time;
+pub mod visibility;
 
 /// Input that cannot be accepted: which part, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -11,6 +11,7 @@ use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
 use super::time::Timestamp;
+use super::visibility::Visibility;
 
 /// One execution on a thread: by request for the main agent, by a tool call for a subagent.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,12 +72,23 @@ pub struct Lineage {
     pub namespace: Vec<TaskId>,
     /// The names of the agents from the main one down to this one.
     pub path: Vec<String>,
+    /// How much clients see of it: never more than of who delegated.
+    #[serde(default)]
+    pub visibility: Visibility,
 }
 
 impl Lineage {
     /// The lineage of a run of the main agent, called `agent`.
     pub fn root(run: RunId, agent: &str) -> Self {
-        Self { root: run, parent: None, depth: 0, cause: None, namespace: vec![], path: vec![agent.to_owned()] }
+        Self {
+            root: run,
+            parent: None,
+            depth: 0,
+            cause: None,
+            namespace: vec![],
+            path: vec![agent.to_owned()],
+            visibility: Visibility::Full,
+        }
     }
 
     /// The agent's own name.

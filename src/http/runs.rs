@@ -20,6 +20,7 @@ use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Run, RunStatus};
+use crate::domain::visibility::Visibility;
 use crate::events::After;
 use crate::runtime::{AssistantRef, CancelAction, Shown};
 
@@ -236,7 +237,7 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
     });
     let (is_thread, run) = read.await?;
     let missing = || if is_thread { ApiError::not_found("run_not_found") } else { ApiError::no_thread(thread_id) };
-    run.ok_or_else(missing)
+    run.filter(|run| run.lineage.visibility > Visibility::Hidden).ok_or_else(missing)
 }
 
 /// Deletes a run; one at work is stopped first.
@@ -333,6 +334,9 @@ pub(super) async fn cancel(State(api): State<Api>, path: RunPath, params: Params
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
     let read = api.db.read(move |tx| Box::pin(runs::find(tx, thread_id, run_id))).await?;
+    if read.as_ref().is_some_and(|run| run.lineage.visibility == Visibility::Hidden) {
+        return Err(ApiError::not_found("run_not_found"));
+    }
     api.runs.cancel(thread_id, run_id, action).await?;
     let Some(run) = read.filter(|_| wait) else {
         return Ok(StatusCode::ACCEPTED.into_response());

@@ -13,6 +13,7 @@ use crate::domain::checkpoint::{Checkpoint, Lane};
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::run::Run;
+use crate::domain::visibility::Visibility;
 
 /// Which part of a history is to be shown.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +110,9 @@ fn name_of(api: &Api, graph: &str) -> String {
 async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
     let Some(task) = namespace.last() else { return Ok(Some(None)) };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
-    Ok(found.filter(|run| run.lineage.namespace == namespace).map(Some))
+    // What a subagent has in its state is part of what it does.
+    let is_seen = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
+    Ok(found.filter(is_seen).map(Some))
 }
 
 fn lane_of(child: Option<&Run>) -> Lane {

@@ -19,6 +19,7 @@ use crate::db::interrupts::AskedStatus;
 use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
 use crate::domain::run::{Run, RunStatus};
+use crate::domain::visibility::Visibility;
 
 /// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
@@ -30,8 +31,14 @@ pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Ve
     let read = api.db.read(move |tx| {
         Box::pin(async move { Ok((db::runs::children(tx, id).await?, db::runs::usages(tx, root).await?)) })
     });
-    let (found, used) = read.await?;
+    let (mut found, used) = read.await?;
+    found.retain(is_seen);
     Ok(Json(found.into_iter().map(|run| ChildRunView::of(run, &used)).collect()))
+}
+
+/// Whether clients see that there is this run.
+fn is_seen(run: &Run) -> bool {
+    run.lineage.visibility > Visibility::Hidden
 }
 
 /// Shows a run with all the runs of subagents below it, each under the run that delegated to it.
@@ -45,7 +52,8 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
     let read = api.db.read(move |tx| {
         Box::pin(async move { Ok((db::runs::tree(tx, id, limit).await?, db::runs::usages(tx, root).await?)) })
     });
-    let (all, used) = read.await?;
+    let (mut all, used) = read.await?;
+    all.retain(is_seen);
     RunTreeView::of(all, &used).map(Json).ok_or_else(|| ApiError::not_found("run_not_found"))
 }
 
@@ -123,6 +131,7 @@ pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
     Ok(match read.await? {
         None => json!({}),
         Some((Some(error), ..)) => json!({"__error__": failure(&error)}),
+        Some((None, asked, _)) if asked.is_empty() && child.lineage.visibility != Visibility::Full => json!({}),
         Some((None, asked, state)) if asked.is_empty() => shown(&state),
         Some((None, asked, _)) => {
             let asked: Vec<Value> = asked.iter().map(|asked| brief(&asked.interrupt)).collect();

@@ -18,7 +18,14 @@ fn metrics() -> Metrics {
 
 fn origin(lane: Lane) -> Arc<Origin> {
     let path = vec!["boss".to_owned()];
-    Arc::new(Origin { lane, namespace: vec![], agent: "boss".to_owned(), path, cause: None })
+    Arc::new(Origin {
+        lane,
+        namespace: vec![],
+        agent: "boss".to_owned(),
+        path,
+        cause: None,
+        visibility: Default::default(),
+    })
 }
 
 fn event(lane: Lane, body: EventBody) -> Event {

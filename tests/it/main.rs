@@ -57,4 +57,5 @@ mod todos;
 mod tools;
 mod v2;
 mod v2_sockets;
+mod visibility;
 mod webhooks;

@@ -24,7 +24,7 @@ fn kill(process: &str) {
 /// What both kinds of servers can do.
 async fn everything_works(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "").await else { return };
-    let alice = server.human("reader").await;
+    let alice = server.human("librarian").await;
     let calls = [
         docs_call("c1", "echo", json!({"text": "hello"})),
         docs_call("c2", "count", json!({"text": "one two"})),
@@ -54,7 +54,7 @@ async fn everything_works(server: &TestServer, way: Way) {
     let run = &alice.runs().await[0];
     assert_eq!(alice.run(run).children().await[0]["task_call_id"], "c5");
 
-    let bob = server.human("reader").await;
+    let bob = server.human("librarian").await;
     let calls = [call("c1", &odd, json!({})), docs_call("c2", "whoami", json!({}))];
     let body = bob.wish(script().calls_all(calls).says("done"), json!({"context": {"user": "u1"}}));
     let run = bob.starts(body).await;
@@ -64,7 +64,7 @@ async fn everything_works(server: &TestServer, way: Way) {
     let told: Value = serde_json::from_str(said[3].strip_prefix("docs__whoami: ").unwrap()).unwrap();
     assert_eq!(
         (&told["tool_call_id"], &told["agent_name"], &told["context"]),
-        (&json!("c2"), &json!("reader"), &json!({"user": "u1"}))
+        (&json!("c2"), &json!("librarian"), &json!({"user": "u1"}))
     );
     assert_eq!((&told["thread_id"], &told["run_id"]), (&json!(bob.thread), &json!(run.id)));
 }
@@ -72,7 +72,7 @@ async fn everything_works(server: &TestServer, way: Way) {
 /// New tools come while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "").await else { return };
-    let alice = server.human("reader").await;
+    let alice = server.human("librarian").await;
     alice.says(script().calls(docs_call("c1", "grow", json!({}))).says("done")).await;
     eventually(async || {
         let said = transcript(&alice.says(script().calls(docs_call("c2", "late", json!({}))).says("done")).await);
@@ -84,7 +84,7 @@ async fn tools_come_and_go(server: &TestServer, way: Way) {
 /// A call that takes too long is an error result, and the server is told that nobody waits.
 async fn a_late_answer_is_not_waited_for(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "timeout_s = 0.3").await else { return };
-    let alice = server.human("reader").await;
+    let alice = server.human("librarian").await;
     server.tools.hold("dig");
     let said = transcript(&alice.says(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await);
     assert_eq!(
@@ -98,7 +98,7 @@ async fn a_late_answer_is_not_waited_for(server: &TestServer, way: Way) {
 /// A run that is cancelled takes its call back.
 async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "").await else { return };
-    let alice = server.human("reader").await;
+    let alice = server.human("librarian").await;
     server.tools.hold("dig");
     let run = alice.asks(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await;
     server.tools.called("dig", 1).await;
@@ -111,7 +111,7 @@ async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: Way) {
 async fn the_rule_of_the_server_decides_after_a_crash(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else { return };
     server.moves_into_a_process().await;
-    let alice = server.human("reader").await;
+    let alice = server.human("librarian").await;
     server.tools.hold("dig");
     let run = alice.asks(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await;
     server.tools.called("dig", 1).await;
@@ -166,7 +166,7 @@ on_both_engines! {
 
     async fn a_program_that_dies_in_a_call_is_started_again_for_the_next(server: TestServer) {
         let Some(_docs) = docs(&server, Way::Stdio, "").await else { return };
-        let alice = server.human("reader").await;
+        let alice = server.human("librarian").await;
         let said = transcript(&alice.says(script().calls(docs_call("p1", "process", json!({}))).says("done")).await);
         server.tools.hold("dig");
         let calls = [docs_call("c1", "dig", json!({})), crate::support::lookup("c2", "x")];
@@ -183,7 +183,7 @@ on_both_engines! {
 
     async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: TestServer) {
         let Some(mut docs) = docs(&server, Way::Http, "start_timeout_s = 1.0").await else { return };
-        let alice = server.human("reader").await;
+        let alice = server.human("librarian").await;
         server.tools.hold("dig");
         let run = alice.asks(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await;
         server.tools.called("dig", 1).await;
@@ -204,10 +204,10 @@ on_both_engines! {
 
     async fn what_is_too_long_or_an_error_is_told_to_the_model(server: TestServer) {
         let Some(_docs) = docs(&server, Way::Stdio, "").await else { return };
-        let alice = server.human("reader").await;
+        let alice = server.human("librarian").await;
         alice.says(script().calls(docs_call("c1", "fail", json!({"why": "no luck"}))).says("done")).await;
         let question = alice.question().await;
-        assert_eq!((&question.requests()[0]["name"], question.agent()), (&json!("docs__fail"), "reader"));
+        assert_eq!((&question.requests()[0]["name"], question.agent()), (&json!("docs__fail"), "librarian"));
         let edited = json!([{"type": "edit", "edited_action": {"name": "docs__fail", "args": {"why": "bad luck"}}}]);
         alice.decides(&question, edited).await.finishes().await;
         let said = alice.transcript().await;
@@ -227,7 +227,7 @@ on_both_engines! {
 
     async fn a_program_sees_its_own_variables_and_none_of_the_servers(server: TestServer) {
         let Some(_docs) = docs(&server, Way::Stdio, "").await else { return };
-        let alice = server.human("reader").await;
+        let alice = server.human("librarian").await;
         let said = transcript(&alice.says(script().calls(docs_call("c1", "environment", json!({}))).says("done")).await);
         assert!(said[2].ends_with(" d0cs") && said[2].contains("PATH") && !said[2].contains("CARGO"), "{}", said[2]);
     }

@@ -237,7 +237,7 @@ pub(super) fn roster(
         let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));
         (name.to_owned(), build)
     });
-    Roster::new(depth, builders, BTreeMap::new())
+    Roster::new(depth, builders, BTreeMap::new(), BTreeMap::new())
 }
 
 /// The policies of an agent that counts its hooks and asks before it pays.

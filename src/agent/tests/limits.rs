@@ -85,7 +85,7 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
             Box::new(move |roster| Agent { limits: limits.clone(), ..agent_of(name, &world, roster, policies()) });
         (name.to_owned(), build)
     });
-    let roster = Roster::new(3, builders, BTreeMap::new());
+    let roster = Roster::new(3, builders, BTreeMap::new(), BTreeMap::new());
     Agent { limits: main.clone(), ..agent_of("main", world, Some(roster), policies()) }
 }
 

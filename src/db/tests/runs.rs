@@ -7,6 +7,7 @@ use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Command, Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
+use crate::domain::visibility::Visibility;
 
 on_both!(
     come_back_as_they_went,
@@ -30,6 +31,7 @@ fn child_of(parent: &Run, now: i64) -> Run {
         cause: Some("call_1".to_owned()),
         namespace: vec![TaskId::of_step(None, "tools", 0), TaskId::of_step(None, "tools", 1)],
         path: vec!["agent".to_owned(), "helper".to_owned()],
+        visibility: Visibility::Status,
     };
     child.status = RunStatus::Running;
     child

@@ -69,6 +69,9 @@ impl SubagentDefinition {
             findings.extend(self.stranger(field, agents));
             if !self.is_background() {
                 findings.extend(self.only_background(field));
+            } else if self.visibility.is_some() {
+                let message = "goes with `async = false` only: a background task has a thread of its own";
+                findings.push(Finding::error(field.then("visibility"), message));
             }
             if self.url.is_none() && !self.headers.is_empty() {
                 let message = "goes with `url` only: nothing is sent to an agent on this server";

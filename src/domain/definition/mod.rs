@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::field::FieldDefinition;
 use super::interrupt::DecisionKind;
 use super::limits::Limits;
+use super::visibility::Visibility;
 
 pub mod check;
 pub mod deprecated;
@@ -176,6 +177,9 @@ pub struct SubagentDefinition {
     /// How to use it, at length; the delegating model reads it on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_instructions: Option<String>,
+    /// How much clients see of its work; all of it when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub visibility: Option<Visibility>,
     /// What a user interface shows while it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display_text: Option<String>,

@@ -8,20 +8,20 @@ use super::server::{TestServer, skipped};
 
 /// What the agents that use it are.
 const AGENTS: &str = r#"
-[agents.reader]
+[agents.librarian]
 model = "scripted:lab"
 system_prompt = "You read."
 tools = ["docs/*", "lookup"]
 interrupt_on = { "docs/fail" = { allowed_decisions = ["approve", "edit", "reject"] } }
 
-[[agents.reader.subagents]]
+[[agents.librarian.subagents]]
 name = "helper"
 description = "Helps with one tool alone."
 system_prompt = "You help."
 tools = ["docs/echo"]
 interrupt_on = { "docs/*" = true }
 
-[[agents.reader.subagents]]
+[[agents.librarian.subagents]]
 name = "digger"
 description = "Digs, and nothing else."
 system_prompt = "You dig."

@@ -169,6 +169,11 @@ impl Presenter {
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
         let mut out = Vec::new();
+        let Some(event) = event.origin.visibility.shown(event) else {
+            self.note_askers(event);
+            return out;
+        };
+        let event = &*event;
         if self.modes.tell_steps() {
             self.begin_tasks(event, &mut out);
         }
@@ -228,7 +233,8 @@ impl Presenter {
 
     /// In which modes the reader sees this agent: records are shown of everybody.
     fn modes_for(&self, origin: &Origin) -> Modes {
-        if self.shows(origin) { self.modes } else { self.modes.and([Mode::Events].into_iter().collect()) }
+        let seen = self.modes.and(Modes::seen(origin.visibility));
+        if self.shows(origin) { seen } else { seen.and([Mode::Events].into_iter().collect()) }
     }
 
     fn fact(&mut self, view: &mut LaneView, fact: &Fact, at: Timestamp, out: &mut Vec<Frame>) {

@@ -1,5 +1,7 @@
 //! The stream modes of the first protocol, and sets of them.
 
+use crate::domain::visibility::Visibility;
+
 /// What a client wants to see of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -71,6 +73,16 @@ impl Modes {
     /// The modes that are in both sets.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
+    }
+
+    /// Those in which an agent is shown that clients see like this. The others tell its state, or what it says.
+    pub(super) fn seen(visibility: Visibility) -> Self {
+        match visibility {
+            Visibility::Full => Mode::ALL.into_iter().collect(),
+            Visibility::ToolsOnly => [Mode::Updates, Mode::Messages, Mode::MessagesTuple].into_iter().collect(),
+            Visibility::Status => [Mode::Updates].into_iter().collect(),
+            Visibility::Hidden => Self::default(),
+        }
     }
 
     /// Whether messages are wanted, in any form.

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::domain::visibility::Visibility;
+
 /// The channels, in the order in which refusals list them.
 const CHANNELS: [&str; 9] =
     ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"];
@@ -35,6 +37,17 @@ pub enum Channel {
 }
 
 impl Channel {
+    /// Whether it shows an agent that clients see like this. The others tell its state, or what it says.
+    pub fn shows(self, visibility: Visibility) -> bool {
+        match self {
+            Self::Lifecycle | Self::Input => visibility >= Visibility::Status,
+            Self::Tools | Self::Updates => visibility >= Visibility::ToolsOnly,
+            Self::Values | Self::Messages | Self::Checkpoints | Self::Tasks | Self::Custom => {
+                visibility == Visibility::Full
+            }
+        }
+    }
+
     /// The `method` of its events.
     pub fn method(self) -> &'static str {
         match self {

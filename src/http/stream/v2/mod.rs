@@ -101,6 +101,8 @@ impl Presenter {
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
+        let Some(event) = event.origin.visibility.shown(event) else { return vec![] };
+        let event = &*event;
         let lane = event.origin.lane;
         let wanted = std::mem::take(&mut self.wanted);
         let mut out = Outlet::new(&wanted, event.seq, event.at);

@@ -169,7 +169,8 @@ impl<'a> Outlet<'a> {
         let Draft { channel, place, name, at, node, topic } = draft;
         let seq = self.entry * FRAMES + at;
         let is_wanted = |filter: &Filter| filter.wants(channel, &place.segments, topic);
-        if seq <= self.wanted.since || !self.wanted.filters.iter().any(is_wanted) {
+        let is_seen = channel.shows(place.origin.visibility);
+        if !is_seen || seq <= self.wanted.since || !self.wanted.filters.iter().any(is_wanted) {
             return;
         }
         let name = match name {

@@ -1,0 +1,159 @@
+//! How much clients see of the work of a subagent.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::event::{Event, EventBody, Fact};
+use super::message::{Content, Message, Role};
+use super::state::Update;
+
+/// How much clients see of the work of a subagent, in streams and when they read. The log holds all of it; what a client
+/// gets of it is cut when it is read. A subagent is never seen better than the agent that delegated to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Visibility {
+    /// Nothing of its own: neither its run nor what it does. Only its questions are asked, in the name of its caller.
+    Hidden,
+    /// That it works, how it ends, and what it asks.
+    Status,
+    /// Its tool calls and their results besides.
+    ToolsOnly,
+    /// Everything.
+    #[default]
+    Full,
+}
+
+impl Visibility {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Hidden, Self::Status, Self::ToolsOnly, Self::Full];
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Hidden => "hidden",
+            Self::Status => "status",
+            Self::ToolsOnly => "tools_only",
+            Self::Full => "full",
+        }
+    }
+
+    /// The one of this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|visibility| visibility.word() == word)
+    }
+
+    /// What clients see of `event`, which happened to an agent that is seen like this. None if they see nothing of it.
+    pub fn shown(self, event: &Event) -> Option<Cow<'_, Event>> {
+        match (self, &event.body) {
+            (Self::Hidden, _) => None,
+            (Self::Full, _)
+            | (_, EventBody::Fact(Fact::Started { .. } | Fact::Asked { .. } | Fact::Ended { .. }))
+            | (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. })) => Some(Cow::Borrowed(event)),
+            (Self::ToolsOnly, EventBody::Fact(Fact::Answered { head, call, writes })) => {
+                let fact = Fact::Answered { head: *head, call: *call, writes: only_calls(writes) };
+                Some(Cow::Owned(Event { body: EventBody::Fact(fact), ..event.clone() }))
+            }
+            (Self::ToolsOnly, EventBody::Entry(entry)) => {
+                let mut entry = (**entry).clone();
+                entry.writes = entry.writes.iter().map(only_calls).collect();
+                let shown = entry.writes.iter().any(|writes| !writes.is_empty());
+                shown.then(|| Cow::Owned(Event { body: EventBody::Entry(Arc::new(entry)), ..event.clone() }))
+            }
+            (Self::Status | Self::ToolsOnly, _) => None,
+        }
+    }
+}
+
+/// Of what was written only the calls of tools and their results.
+fn only_calls(writes: &Update) -> Update {
+    let messages = writes.messages.iter().filter_map(|message| match &message.role {
+        Role::Tool { .. } => Some(Arc::clone(message)),
+        Role::Ai { tool_calls, .. } if !tool_calls.is_empty() => {
+            let role = Role::Ai { tool_calls: tool_calls.clone(), invalid_tool_calls: vec![], usage_metadata: None };
+            let (name, id) = (message.name.clone(), message.id.clone());
+            Some(Arc::new(Message { name, id, ..Message::new(role, Content::default()) }))
+        }
+        Role::Ai { .. } | Role::Human | Role::System | Role::Remove => None,
+    });
+    Update { messages: messages.collect(), ..Update::none() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::domain::checkpoint::{Entry, Lane, Source};
+    use crate::domain::event::Origin;
+    use crate::domain::id::{CheckpointId, RunId};
+    use crate::domain::message::{ToolCall, ToolStatus};
+    use crate::domain::run::RunStatus;
+    use crate::domain::time::Timestamp;
+
+    fn event(body: EventBody) -> Event {
+        let origin = Origin {
+            lane: Lane::Main,
+            namespace: vec![],
+            agent: "a".to_owned(),
+            path: vec![],
+            cause: None,
+            visibility: Visibility::Full,
+        };
+        Event { seq: 1, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body }
+    }
+
+    fn step(writes: Update) -> Event {
+        let id = CheckpointId::mint();
+        let (source, node) = (Source::Loop, "model".to_owned());
+        let entry = Entry { id, parent: None, step: 0, source, node, writes: vec![writes], shown: vec![] };
+        event(EventBody::Entry(Arc::new(entry)))
+    }
+
+    fn written(event: &Event) -> Vec<Update> {
+        match &event.body {
+            EventBody::Entry(entry) => entry.writes.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_sees_tools_only_sees_calls_and_results_and_no_word_of_the_model() {
+        let call = ToolCall::new("c1", "dig", Map::new());
+        let role =
+            Role::Ai { tool_calls: vec![call.clone()], invalid_tool_calls: vec![], usage_metadata: Some(json!(1)) };
+        let mut writes = Update::messages([
+            Message::human("secret"),
+            Message::new(role, "secret"),
+            Message::ai("secret"),
+            Message::tool(&call, ToolStatus::Success, "dug"),
+        ]);
+        writes.fields.insert("notes".to_owned(), json!("secret"));
+        let happened = step(writes);
+        let shown = Visibility::ToolsOnly.shown(&happened).expect("something");
+        let written = written(&shown);
+        let text = serde_json::to_string(&written).expect("JSON");
+        assert!(!text.contains("secret") && text.contains("c1") && text.contains("dug"), "{text}");
+        assert!(Visibility::Status.shown(&happened).is_none() && Visibility::Full.shown(&happened).is_some());
+        let silent = step(Update::messages([Message::ai("secret")]));
+        assert!(Visibility::ToolsOnly.shown(&silent).is_none());
+    }
+
+    #[test]
+    fn who_sees_the_status_sees_beginning_and_end_and_who_sees_nothing_not_even_that() {
+        let ended = event(EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false }));
+        assert!(Visibility::Status.shown(&ended).is_some() && Visibility::Hidden.shown(&ended).is_none());
+        let told = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
+        assert!(Visibility::ToolsOnly.shown(&told).is_none());
+    }
+
+    #[test]
+    fn words_and_order() {
+        for visibility in Visibility::ALL {
+            assert_eq!(Visibility::from_word(visibility.word()), Some(visibility));
+        }
+        assert_eq!(Visibility::Full.min(Visibility::Status), Visibility::Status);
+        assert_eq!(Visibility::Hidden.min(Visibility::ToolsOnly), Visibility::Hidden);
+    }
+}
