@@ -6,9 +6,7 @@ use std::sync::Arc;
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::{
-    self, AgentDefinition, GENERAL_PURPOSE, Location, Provenance, SubagentDefinition, TaskDialect,
-};
+use crate::domain::definition::{self, AgentDefinition, Location, Policy, Provenance, SubagentDefinition, TaskDialect};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
@@ -93,7 +91,7 @@ impl Workshop {
         definition: &AgentDefinition,
         provenance: &Provenance,
     ) -> Result<Arc<Known>, ModelError> {
-        let source = Source { definition: Arc::new(definition.clone()), is_owners: provenance.file().is_some() };
+        let source = Source { definition: Arc::new(definition.resolved()), is_owners: provenance.file().is_some() };
         let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
         let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
         let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
@@ -102,7 +100,7 @@ impl Workshop {
 
     fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
         let definition = &*source.definition;
-        let subagents = subagents(definition);
+        let subagents = definition.delegates();
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
         for subagent in subagents.iter().filter(has_model) {
@@ -117,7 +115,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
-            policies: definition.middleware.clone(),
+            policies: names(&definition.middleware),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -183,7 +181,7 @@ impl Workshop {
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
-            policies: subagent.middleware.clone(),
+            policies: names(&subagent.middleware),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
@@ -246,6 +244,8 @@ impl Workshop {
         }
         stack.extend(draft.knowledge());
         draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
+        // What is listed is innermost, in the order of the list.
+        stack.sort_by_key(|policy| draft.policies.iter().position(|name| name == policy.name()).map_or(0, |at| at + 1));
         stack
     }
 
@@ -334,30 +334,10 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
     }
 }
 
-/// The subagents of a definition: the general-purpose one first, unless it is switched off or replaced by name.
-fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
-    let general = &definition.general_purpose_subagent;
-    let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
-    let replaced = definition.synchronous().any(|subagent| subagent.name == name);
-    let general = (general.enabled && !replaced).then(|| SubagentDefinition {
-        name,
-        description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
-        system_prompt: general.system_prompt.clone().unwrap_or_else(|| GENERAL_PROMPT.to_owned()),
-        model: general.model.clone(),
-        tools: general.tools.clone(),
-        interrupt_on: general.interrupt_on.clone(),
-        skills: definition.skills.clone(),
-        skill_tools: definition.skill_tools.clone(),
-        ..SubagentDefinition::default()
-    });
-    general.into_iter().chain(definition.synchronous().cloned()).collect()
+/// The names of policies, in their order.
+fn names(policies: &[Policy]) -> Vec<String> {
+    policies.iter().map(|policy| policy.name.clone()).collect()
 }
-
-const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and work in several steps. \
-     It has the same tools as the delegating agent and nothing of its conversation.";
-
-const GENERAL_PROMPT: &str = "You work on one task that another agent has handed to you. \
-     It sees nothing but your last message, so let that message hold the complete result.";
 
 /// Stands in for a model that cannot be had; says why when it is asked.
 struct Unusable(ModelError);

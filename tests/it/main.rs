@@ -25,6 +25,7 @@ mod embedding;
 mod fields;
 mod files;
 mod idempotency;
+mod inheritance;
 mod interrupts;
 mod layers;
 mod limits;
