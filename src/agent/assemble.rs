@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::roster::{Build, Referred, Roster};
-use super::{Agent, Runnable};
+use super::{Agent, Forks, Runnable};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::{self, AgentDefinition, Location, Policy, Provenance, SubagentDefinition, TaskDialect};
+use crate::domain::definition::{
+    self, AgentDefinition, Location, Mode, Policy, Provenance, SubagentDefinition, TaskDialect,
+};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
+use crate::middleware::addendum::Addendum;
 use crate::middleware::approval::Approval;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
@@ -64,9 +67,19 @@ struct Source {
 }
 
 /// How an agent may delegate.
+#[derive(Clone)]
 struct Delegating {
     roster: Arc<Roster>,
     policy: Arc<Subagents>,
+    /// The subagents that are forks of whoever calls them.
+    forks: Arc<[SubagentDefinition]>,
+}
+
+impl Delegating {
+    /// The same for a fork: it sees what its caller sees, and delegates nothing.
+    fn refusing(&self) -> Self {
+        Self { policy: Arc::new(self.policy.refusing()), ..self.clone() }
+    }
 }
 
 impl Workshop {
@@ -132,6 +145,8 @@ impl Workshop {
             until: None,
             ordered_prompt: false,
             delegations,
+            addendum: None,
+            display_text: None,
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
@@ -144,26 +159,34 @@ impl Workshop {
                 graph_id: graph_id.to_owned(),
                 limits: subagent.limits.clone(),
                 step_limit: subagent.recursion_limit,
+                display_text: subagent.display_text.clone(),
             }),
             Location::Inside | Location::Remote { .. } => None,
         };
         let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
         let agents: BTreeMap<String, Referred> = agents.collect();
+        let is_fork = |subagent: &&SubagentDefinition| {
+            subagent.mode == Mode::Fork && subagent.runnable.is_none() && subagent.location() == Location::Inside
+        };
+        let forks: Arc<[SubagentDefinition]> = subagents.iter().filter(is_fork).cloned().collect();
+        let below = Arc::clone(&forks);
         let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
             let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
+            let forks = Arc::clone(&below);
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
                     return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
                 }
-                let delegations = roster.map(|roster| Delegating { roster, policy: Arc::clone(&policy) });
+                let (policy, forks) = (Arc::clone(&policy), Arc::clone(&forks));
+                let delegations = roster.map(|roster| Delegating { roster, policy, forks });
                 workshop.subagent(&source.definition, &subagent, delegations)
             });
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating { roster: Roster::new(depth, builders, agents), policy }
+        Delegating { roster: Roster::new(depth, builders, agents), policy, forks }
     }
 
     fn subagent(
@@ -200,6 +223,8 @@ impl Workshop {
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
                 && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
+            addendum: None,
+            display_text: subagent.display_text.clone(),
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
         self.build(draft, model)
@@ -249,6 +274,22 @@ impl Workshop {
         stack
     }
 
+    /// The forks of an agent, which are made of it.
+    fn forks(&self, caller: &Draft, model: &Arc<dyn Model>) -> Forks {
+        let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
+        let forks = own.into_iter().flat_map(|delegations| delegations.forks.iter().cloned());
+        Forks::new(forks.map(|fork| {
+            let (workshop, name) = (self.clone(), fork.name.clone());
+            let (caller, model) = (caller.clone(), Arc::clone(model));
+            let build = move || {
+                let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
+                let model = own.map_or(model, |own| own.unwrap_or_else(Unusable::because));
+                Arc::new(workshop.build(caller.forked(&fork), model))
+            };
+            (name, Box::new(build) as Box<dyn FnOnce() -> Arc<Agent> + Send>)
+        }))
+    }
+
     /// Puts an agent together.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
         let declared = draft.tools.iter().chain(&draft.skill_tools);
@@ -267,7 +308,12 @@ impl Workshop {
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
         }
+        if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
+            stack.push(Arc::new(Addendum(text.clone())));
+        }
         stack.push(Arc::new(Counted));
+        let forks = self.forks(&draft, &model);
+        let is_fork = draft.addendum.is_some();
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
@@ -284,7 +330,10 @@ impl Workshop {
             declared,
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
-            subagents: draft.delegations.map(|delegations| delegations.roster),
+            subagents: draft.delegations.filter(|_| !is_fork).map(|delegations| delegations.roster),
+            forks,
+            is_fork,
+            display_text: draft.display_text,
             runnable: None,
         }
     }
@@ -322,6 +371,7 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
         name: subagent.name.clone(),
         description: subagent.description.clone(),
         instructions: subagent.use_instructions.clone(),
+        is_fork: subagent.mode == Mode::Fork,
     };
     Menu {
         cards: subagents.iter().map(card).collect(),

@@ -44,6 +44,8 @@ pub struct Origin {
     pub path: Vec<String>,
     /// The tool call that caused it; none for the main agent.
     pub cause: Option<String>,
+    /// What a user interface shows while it works.
+    pub display_text: Option<String>,
 }
 
 impl Origin {
@@ -55,6 +57,7 @@ impl Origin {
             agent: run.lineage.agent().to_owned(),
             path: run.lineage.path.clone(),
             cause: run.lineage.cause.clone(),
+            display_text: run.display_text().map(str::to_owned),
         }
     }
 }

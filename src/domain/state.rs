@@ -158,6 +158,21 @@ pub const ORDERED_PROMPT: &str = "_system_prompt";
 /// Fields that clients see but that never cross between an agent and its subagents.
 const NOT_SHARED: [&str; 4] = ["todos", "structured_response", PINNED_SKILLS, "rubric"];
 
+/// The private field that tells a fork that it is one.
+const FORKED: &str = "_deepagents_forked_context";
+
+/// Fields that stay with an agent although its fork has all others: what they say is about its own turn.
+const NOT_FORKED: [&str; 8] = [
+    "todos",
+    "structured_response",
+    PINNED_SKILLS,
+    "rubric",
+    "hitl_edited_tool_calls",
+    "_summarization_event",
+    "_summarization_session_id",
+    "_skill_tools_disclosed",
+];
+
 /// Whether clients never see this field. A leading underscore says so, as does the list above.
 pub fn is_private(field: &str) -> bool {
     field.starts_with('_') || PRIVATE.contains(&field)
@@ -247,6 +262,20 @@ impl State {
             ..Update::none()
         }
         .ruled(&self.rules)
+    }
+
+    /// The conversation as it was before the answer that is being carried out: what that answer's calls come from.
+    pub fn before_last_answer(&self) -> &[Arc<Message>] {
+        let end = self.messages.iter().rposition(|message| message.is_ai()).unwrap_or(self.messages.len());
+        &self.messages[..end]
+    }
+
+    /// The fields that a fork of the agent has: but for what is about the agent's own turn, all.
+    pub fn fields_for_fork(&self) -> BTreeMap<String, Value> {
+        let own = self.fields.iter().filter(|(name, _)| !NOT_FORKED.contains(&name.as_str()));
+        let mut fields: BTreeMap<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+        fields.insert(FORKED.to_owned(), Value::Bool(true));
+        fields
     }
 
     /// The update that makes this state of an empty one.

@@ -18,7 +18,7 @@ fn metrics() -> Metrics {
 
 fn origin(lane: Lane) -> Arc<Origin> {
     let path = vec!["boss".to_owned()];
-    Arc::new(Origin { lane, namespace: vec![], agent: "boss".to_owned(), path, cause: None })
+    Arc::new(Origin { lane, namespace: vec![], agent: "boss".to_owned(), path, cause: None, display_text: None })
 }
 
 fn event(lane: Lane, body: EventBody) -> Event {

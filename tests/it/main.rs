@@ -24,6 +24,7 @@ mod dialects;
 mod embedding;
 mod fields;
 mod files;
+mod forks;
 mod idempotency;
 mod inheritance;
 mod interrupts;

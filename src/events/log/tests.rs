@@ -5,7 +5,14 @@ use crate::domain::id::RunId;
 use crate::domain::time::Timestamp;
 
 fn event(seq: i64) -> Event {
-    let origin = Origin { lane: Lane::Main, namespace: vec![], agent: String::new(), path: vec![], cause: None };
+    let origin = Origin {
+        lane: Lane::Main,
+        namespace: vec![],
+        agent: String::new(),
+        path: vec![],
+        cause: None,
+        display_text: None,
+    };
     Event { seq, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
 }
 

@@ -90,7 +90,8 @@ impl Scene {
 
 fn event(run: &Run, seq: i64, fact: Fact) -> Event {
     let path = run.lineage.path.clone();
-    let origin = Origin { lane: Lane::Main, namespace: vec![], agent: "main".to_owned(), path, cause: None };
+    let origin =
+        Origin { lane: Lane::Main, namespace: vec![], agent: "main".to_owned(), path, cause: None, display_text: None };
     Event { seq, run: run.id, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) }
 }
 

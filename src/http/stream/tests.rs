@@ -35,7 +35,14 @@ impl Log for Written {
 
 fn event(seq: i64, fact: Fact) -> Arc<Event> {
     let agent = "main-agent".to_owned();
-    let origin = Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None };
+    let origin = Origin {
+        lane: Lane::Main,
+        namespace: vec![],
+        path: vec![agent.clone()],
+        agent,
+        cause: None,
+        display_text: None,
+    };
     let run = RunId::mint();
     Arc::new(Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) })
 }

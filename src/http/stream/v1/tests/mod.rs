@@ -57,7 +57,14 @@ impl Play {
 
     pub(super) fn main(&self) -> Agent {
         let agent = "main-agent".to_owned();
-        self.agent(Origin { lane: Lane::Main, namespace: vec![], path: vec![agent.clone()], agent, cause: None })
+        self.agent(Origin {
+            lane: Lane::Main,
+            namespace: vec![],
+            path: vec![agent.clone()],
+            agent,
+            cause: None,
+            display_text: None,
+        })
     }
 
     /// The subagent that works on a call of `parent`.
@@ -67,7 +74,7 @@ impl Play {
         namespace.push(parent.machine.call_task(at));
         let path = parent.origin.path.iter().cloned().chain([agent.clone()]).collect();
         let lane = Lane::Child(RunId::mint());
-        self.agent(Origin { lane, namespace, path, agent, cause: Some(cause.to_owned()) })
+        self.agent(Origin { lane, namespace, path, agent, cause: Some(cause.to_owned()), display_text: None })
     }
 
     fn put(&mut self, agent: &Agent, body: EventBody) {
