@@ -82,7 +82,7 @@ on_both_engines! {
     async fn policies_are_known_by_name_or_refused_with_the_list(server: TestServer) {
         let client = server.client();
         let put = async |middleware: Value| client.put("/agents/post", json!({"model": "scripted:lab", "middleware": middleware})).await;
-        let refused = put(json!(["TodoMiddleware", {"name": "ModelCallLimitMiddleware"}, "FilesystemMiddleware"])).await;
+        let refused = put(json!(["TodosListMiddleware", {"name": "ModelCallLimitMiddleware"}, "FilesystemMiddleware"])).await;
         assert_eq!(refused.status, 422);
         let told = refused.body.to_string();
         for part in ["did you mean `TodoListMiddleware`", "HumanInTheLoopMiddleware", "middleware[1].run_limit", "files = "] {

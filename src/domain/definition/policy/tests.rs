@@ -52,10 +52,12 @@ fn what_a_listed_policy_is_told_is_what_a_field_says() {
 #[test]
 fn what_cannot_be_listed_is_refused_with_what_can() {
     let body = json!({"todos": true, "middleware": [
-        "TodoMiddleware", "TodoListMiddleware", "audit", "audit", "SubAgentMiddleware",
+        "TodosListMiddleware", "TodoListMiddleware", "audit", "audit", "SubAgentMiddleware",
         {"name": "audit2"}, {"read_only": true}]});
     let told = findings(body);
-    assert!(told[0].contains("there is no policy `TodoMiddleware`; did you mean `TodoListMiddleware`? there are:"));
+    assert!(
+        told[0].contains("there is no policy `TodosListMiddleware`; did you mean `TodoListMiddleware`? there are:")
+    );
     assert_eq!(told[1], "middleware[1]: `TodoListMiddleware` is also given as the field `todos`");
     assert_eq!(told[2], "middleware[3]: `audit` is listed twice");
     assert!(told[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
