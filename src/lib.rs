@@ -37,6 +37,8 @@
 //!      │         │                                                      ▲
 //!      └────┬────┘                                                      │
 //!           └────► events ──► db ───────────────────────────────────────┘
+//!
+//!    runtime, agent ──► peer ──► model
 //! ```
 //!
 //! `tests/it/layers.rs` reads the `use` lines and fails on an arrow that is not drawn here.

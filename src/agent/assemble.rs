@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Forks, Runnable};
+use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::mcp::{self, by_model_name};
 use crate::domain::definition::{
     self, AgentDefinition, Location, Mode, Policy, Provenance, SubagentDefinition, TaskDialect,
 };
@@ -14,6 +16,7 @@ use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::addendum::Addendum;
 use crate::middleware::approval::Approval;
+use crate::middleware::background::BackgroundWork;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
@@ -27,6 +30,7 @@ use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::peer::Peers;
+use crate::tool::mcp::McpServers;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
 mod draft;
@@ -54,6 +58,8 @@ pub struct Workshop {
     pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
     /// The registered policies, by name.
     pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
+    /// The MCP servers.
+    pub servers: McpServers,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
 }
@@ -90,6 +96,7 @@ impl Workshop {
             tools: Arc::default(),
             runnables: Arc::default(),
             policies: Arc::default(),
+            servers: McpServers::default(),
             peers,
         }
     }
@@ -120,8 +127,8 @@ impl Workshop {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
-        let delegates = delegates && depth > 0 && !subagents.is_empty();
-        let delegations = delegates.then(|| self.delegating(source, subagents, depth));
+        let has_roster = delegates && depth > 0 && !subagents.is_empty();
+        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
             name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
             model: definition.model.clone(),
@@ -147,6 +154,7 @@ impl Workshop {
             delegations,
             addendum: None,
             display_text: None,
+            background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
@@ -225,6 +233,8 @@ impl Workshop {
             delegations,
             addendum: None,
             display_text: subagent.display_text.clone(),
+            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            background: vec![],
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
         self.build(draft, model)
@@ -248,6 +258,9 @@ impl Workshop {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         stack.push(Arc::new(Repair));
+        if !draft.background.is_empty() {
+            stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
+        }
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
         }
@@ -261,7 +274,7 @@ impl Workshop {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
         }
         if let Some(until) = &draft.until {
-            stack.push(Arc::new(until::UntilTool::new(until.names())));
+            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(|name| mcp::named(name)).collect())));
         }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
@@ -303,10 +316,11 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
-        let toolbox =
-            Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own)).hiding(&draft.skill_tools);
+        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
+            .hiding(&draft.skill_tools)
+            .with_sources(self.servers.sources(draft.tools.iter()));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
+            stack.push(Arc::new(Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone())));
         }
         if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
             stack.push(Arc::new(Addendum(text.clone())));
@@ -317,12 +331,13 @@ impl Workshop {
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
+        let rules = if draft.background.is_empty() { declared.rules() } else { with_tasks(&declared.rules()) };
         Agent {
             name: draft.name,
             model,
             settings: draft.settings,
             system_prompt,
-            plan: plan(&stack, draft.step_limit, declared.rules()),
+            plan: plan(&stack, draft.step_limit, rules),
             stack,
             toolbox,
             checks,
@@ -337,6 +352,13 @@ impl Workshop {
             runnable: None,
         }
     }
+}
+
+/// The rules of an agent that has background tasks.
+fn with_tasks(declared: &Rules) -> Rules {
+    let mut rules = BTreeMap::clone(declared);
+    rules.insert(background::FIELD.to_owned(), background::RULE);
+    Arc::new(rules)
 }
 
 /// Adds a registered policy: in the place of the one that has its name, else innermost.

@@ -155,18 +155,24 @@ impl Loop<'_> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
         let tool = self.agent.toolbox.get(&job.call.name);
-        let repeats = tool.is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
+        let repeats = tool.as_ref().is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
         let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
+        let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
         // A server that leaves waits for a call whose outcome nobody would know otherwise.
-        let outcome = if repeats { self.leave.run_until_cancelled(called).await.flatten() } else { called.await };
-        outcome.unwrap_or(Err(Halt::Stopped))
+        let called =
+            async { if repeats { self.leave.run_until_cancelled(called).await.flatten() } else { called.await } };
+        match scope.budget.in_time(scope.now(), called).await {
+            Ok(outcome) => outcome.unwrap_or(Err(Halt::Stopped)),
+            Err(exceeded) => Ok(CallOutcome::Answer(Answer::error(&call, format!("{exceeded} {CUT_OFF}")))),
+        }
     }
 
     /// The innermost layer: the tool itself, if there is one and it can be called so.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.toolbox.get(&call.name) else {
-            let text = tool::unknown(&call.name, self.agent.toolbox.names());
+            let names = self.agent.toolbox.names();
+            let text = tool::unknown(&call.name, names.iter().map(String::as_str));
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         };
         if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {
@@ -297,6 +303,8 @@ pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
 
 pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
      It may or may not have taken effect; it was not repeated.";
+
+const CUT_OFF: &str = "The call was cut off before it had answered; whether it took effect is not known.";
 
 /// Asks what shall become of a call that was begun before the server died.
 pub(super) fn unknown_outcome(call: &ToolCall) -> Question {

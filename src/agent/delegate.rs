@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
@@ -312,17 +311,7 @@ fn lost(what: &str) -> Stop {
 fn said(call: &ToolCall, state: &State, input: &Update) -> Message {
     // What stands before the order was said by somebody else.
     let order = input.messages.last().and_then(|message| message.id.as_deref());
-    let own = state.messages.iter().rev().take_while(|message| order.is_none() || message.id.as_deref() != order);
-    let structured = state.fields.get("structured_response").filter(|value| !value.is_null());
-    let said = |message: &Arc<Message>| {
-        let text = message.content.text();
-        (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
-    };
-    let text = match structured {
-        Some(Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => own.into_iter().find_map(said).unwrap_or_else(|| NOTHING_SAID.to_owned()),
-    };
+    let text = state.conclusion_after(order).unwrap_or_else(|| NOTHING_SAID.to_owned());
     Message::tool(call, ToolStatus::Success, text)
 }
 

@@ -17,7 +17,7 @@ use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, S
 use crate::domain::message::{Message, Role};
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
-use crate::middleware::{ModelAnswer, NextModel};
+use crate::middleware::{ModelAnswer, NextModel, limits};
 use crate::model::{Caller, Errand, ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
@@ -206,7 +206,7 @@ impl Loop<'_> {
                 Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
                 None => machine.state.messages.clone(),
             },
-            tools: agent.toolbox.specs().to_vec(),
+            tools: agent.toolbox.specs(),
             settings: agent.settings.clone(),
             errand: agent.model.stands_in().then(|| Arc::new(self.errand(machine))),
             ..ModelRequest::default()
@@ -247,7 +247,7 @@ impl Loop<'_> {
             questions: machine.position.questions,
             answers: machine.position.asked.iter().filter_map(answered).collect(),
             levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
-            time: self.scope.budget.time_left(self.scope.now()),
+            time: self.scope.budget.time_left(self.scope.now()).map(|(left, _)| left),
             stop: self.scope.stop.clone(),
             leave: self.leave.clone(),
         }
@@ -265,7 +265,14 @@ impl Loop<'_> {
         });
         // An answer that breaks off is asked for anew: nothing is lost but its beginning.
         let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
-        match self.leave.run_until_cancelled(listened).await.flatten() {
+        let listened = self.leave.run_until_cancelled(listened);
+        // Who stands in has been told how long it may take, and has to see to it that work stops elsewhere.
+        let heard = match self.agent.model.stands_in() {
+            true => Ok(listened.await),
+            false => self.scope.budget.in_time(self.scope.now(), listened).await,
+        };
+        let void = || self.journal.say(Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void });
+        match heard.map_err(limits::broken).inspect_err(|_| void())?.flatten() {
             None => Err(Halt::Stopped),
             Some(Ok(Heard::Answer { mut message, heard })) => {
                 message.id.get_or_insert_with(|| head.message.clone());
@@ -274,8 +281,7 @@ impl Loop<'_> {
             Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
             Some(Err(error)) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
-                let void = Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void };
-                self.journal.say(void);
+                void();
                 Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
             }
         }

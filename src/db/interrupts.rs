@@ -1,5 +1,7 @@
 //! Questions to humans, and what became of them. They outlive the runs that asked.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
@@ -194,6 +196,14 @@ pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedSt
         None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
     })?;
     rows.into_iter().map(Asked::try_from).collect()
+}
+
+/// Which runs of a thread went on with answers, each with a run that had asked.
+pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
+    const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
+        order by seq";
+    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(by, asked)| (RunId(by), RunId(asked))).collect())
 }
 
 /// The open questions of all threads, the oldest first.

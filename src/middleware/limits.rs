@@ -12,6 +12,7 @@ use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role, ToolCall};
 use crate::model::ModelRequest;
+use crate::tool::budget::Exceeded;
 use crate::tool::{CallOutcome, Halt};
 
 /// The class of the error that ends a run at a limit.
@@ -29,9 +30,7 @@ impl Middleware for Counted {
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let (budget, now) = (next.scope.budget.clone(), next.scope.now());
-        budget
-            .spend(Spending::ModelCall, now)
-            .map_err(|refused| Halt::Fail(Failure::new(CLASS, refused.to_string())))?;
+        budget.spend(Spending::ModelCall, now).map_err(broken)?;
         let answer = next.ask(request).await?;
         // What an agent elsewhere says that it used counts here, too.
         for message in answer.heard.messages.iter().map(AsRef::as_ref).chain([&answer.message]) {
@@ -51,6 +50,11 @@ impl Middleware for Counted {
         }
         next.call(call).await
     }
+}
+
+/// A run ends that may not go on asking its model.
+pub fn broken(limit: Exceeded) -> Halt {
+    Halt::Fail(Failure::new(CLASS, limit.to_string()))
 }
 
 /// The tokens that the provider says an answer took, of input and of output.

@@ -31,6 +31,7 @@ use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 pub mod addendum;
 pub mod approval;
+pub mod background;
 pub mod delegation;
 pub mod files;
 pub mod limits;

@@ -19,7 +19,7 @@ use super::address::{AddressRules, Gate};
 use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::domain::Invalid;
 
-/// How long one request may take.
+/// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -91,7 +91,8 @@ impl Peers {
             return Err(Invalid::new("url", "must be an absolute http or https URL"));
         }
         let client = if is_owners { &self.anywhere } else { &self.guarded };
-        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(given)? })
+        let timeout = self.patience.min(TIMEOUT);
+        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(given)?, timeout })
     }
 }
 
@@ -101,6 +102,8 @@ pub struct Peer {
     client: Client,
     url: Arc<Url>,
     headers: HeaderMap,
+    /// How long one request may take.
+    timeout: Duration,
 }
 
 /// What a run there shall do.
@@ -243,13 +246,14 @@ impl Peer {
         let after = after.and_then(|id| HeaderValue::from_str(id).ok()).unwrap_or(HeaderValue::from_static("-1"));
         let url = self.address(&format!("threads/{thread}/runs/{run}/stream"));
         let request = self.client.get(url).headers(self.headers.clone()).header(ACCEPT, "text/event-stream");
-        let sent = tokio::time::timeout(TIMEOUT, self.send(request.header("last-event-id", after))).await;
+        let sent = tokio::time::timeout(self.timeout, self.send(request.header("last-event-id", after))).await;
         let response = sent.map_err(|_| PeerError::Unreachable("it took too long".to_owned()))??;
         if response.status() == StatusCode::OK { Ok(response) } else { Err(self.refused(response).await) }
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(TIMEOUT);
+        let request =
+            self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(self.timeout);
         request.header(CONTENT_TYPE, "application/json")
     }
 

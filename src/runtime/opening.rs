@@ -1,17 +1,16 @@
 //! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::desk::Desk;
 use super::resume;
 use crate::agent::Note;
 use crate::agent::assemble::Known;
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
-use crate::domain::id::CheckpointId;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Machine, Phase, Plan};
@@ -85,20 +84,57 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     Ok(Opening { machine, notes, segment, plan, only_notes: false, budget })
 }
 
-/// What the run may still use. Only one that was at work before has used anything.
+/// What was used, by the main agent and by all together. Runs side by side are at work at the same time: what counts for
+/// all is the time of the main agent.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    own: Usage,
+    whole: Usage,
+}
+
+impl Spent {
+    async fn in_tree(tx: &mut Tx<'_>, run: RunId) -> DbResult<Self> {
+        let used = db::runs::usages(tx, run).await?;
+        let own = used.get(&run).copied().unwrap_or_default();
+        let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
+        Ok(Self { own, whole })
+    }
+
+    /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input.
+    async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Self> {
+        let (mut spent, mut asked) = (Self::default(), db::interrupts::resumed(tx, thread).await?);
+        let mut last = run;
+        // Taken out, so that no two runs can lead to each other.
+        while let Some(before) = asked.remove(&last) {
+            let Self { own, whole } = Self::in_tree(tx, before).await?;
+            spent = Self { own: spent.own.plus(own), whole: spent.whole.plus(whole) };
+            last = before;
+        }
+        Ok(spent)
+    }
+}
+
+/// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
 async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
-    let (run, now) = (desk.run.id, desk.clock.now());
-    let used = match desk.run.attempt {
-        1 => HashMap::new(),
-        _ => desk.db.read(move |tx| Box::pin(async move { db::runs::usages(tx, run).await })).await?,
+    let (run, thread, now) = (desk.run.id, desk.run.thread, desk.clock.now());
+    let answers = desk.run.request.command.as_ref().and_then(|command| command.resume.as_ref());
+    let (again, resumes) = (desk.run.attempt > 1, answers.is_some_and(|answers| !answers.is_empty()));
+    let (spent, before) = if again || resumes {
+        let read = desk.db.read(move |tx| {
+            Box::pin(async move {
+                let spent = if again { Spent::in_tree(tx, run).await? } else { Spent::default() };
+                let before = if resumes { Spent::before(tx, thread, run).await? } else { Spent::default() };
+                Ok((spent, before))
+            })
+        });
+        read.await?
+    } else {
+        (Spent::default(), Spent::default())
     };
-    let own = used.get(&run).copied().unwrap_or_default();
-    // Runs side by side are at work at the same time: what counts for the tree is that of the main agent.
-    let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
-    let meter = Arc::new(Meter::new(own, now));
+    let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
     limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
-    Ok(Budget::of_main(limits, meter, Meter::new(whole, now)))
+    Ok(Budget::of_main(limits, meter, Meter::new(spent.whole, now).after(before.whole)))
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.

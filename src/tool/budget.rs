@@ -7,6 +7,8 @@ use std::time::Duration;
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
+mod background;
+
 /// The deepest level of a tree that nobody limits.
 const NO_FLOOR: u32 = u32::MAX;
 
@@ -21,14 +23,25 @@ pub struct Meter {
 #[derive(Debug, Default)]
 struct Counts {
     used: Usage,
+    /// What earlier runs used whose work this one goes on with. It counts, but is stored with them.
+    before: Usage,
     /// Subagents under way.
     under_way: u64,
+    /// Background tasks that were not over when it was looked last.
+    in_background: u64,
 }
 
 impl Meter {
     /// Goes on from what was `used` before.
     pub fn new(used: Usage, since: Timestamp) -> Self {
-        Self { counts: Mutex::new(Counts { used, under_way: 0 }), since }
+        Self { counts: Mutex::new(Counts { used, ..Counts::default() }), since }
+    }
+
+    /// The same after what earlier runs used, whose work this one goes on with.
+    #[must_use]
+    pub fn after(self, before: Usage) -> Self {
+        self.counts().before = before;
+        self
     }
 
     /// What was used by `now`.
@@ -38,6 +51,11 @@ impl Meter {
 
     fn at(&self, used: Usage, now: Timestamp) -> Usage {
         Usage { seconds: used.seconds + now.since(self.since).as_secs_f64(), ..used }
+    }
+
+    /// What was used by `now`, with what was used before.
+    fn in_all(&self, counts: &Counts, now: Timestamp) -> Usage {
+        self.at(counts.used, now).plus(counts.before)
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -112,8 +130,9 @@ impl Budget {
             let broken = limits.broken_by(spending, &used, under_way);
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
-        broken(false, &self.limits, self.meter.at(own.used, now), own.under_way)?;
-        broken(true, limits, whole.at(all.used, now), all.under_way)?;
+        let in_background = own.in_background;
+        broken(false, &self.limits, self.meter.in_all(&own, now), own.under_way + in_background)?;
+        broken(true, limits, whole.in_all(&all, now), all.under_way + in_background)?;
         own.spend(spending);
         all.spend(spending);
         Ok(())
@@ -130,12 +149,28 @@ impl Budget {
         self.spend(Spending::Child, now)
     }
 
-    /// How long the run may still be at work, by its own limits and those of the tree; as long as it likes when absent.
-    pub fn time_left(&self, now: Timestamp) -> Option<Duration> {
-        let left = |limits: &Limits, used: Usage| limits.wall_s.map(|most| (most - used.seconds).max(0.0));
-        let (own, whole) = (left(&self.limits, self.meter.usage(now)), left(&self.tree.0, self.tree.1.usage(now)));
-        let least = own.into_iter().chain(whole).reduce(f64::min)?;
-        Duration::try_from_secs_f64(least).ok()
+    /// How long the run may still be at work, by its own limits and those of the tree, and what is to be said when that is
+    /// over; as long as it likes when absent.
+    pub fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
+        let left = |of_tree: bool, limits: &Limits, meter: &Meter| {
+            let most = limits.wall_s?;
+            let left = (most - meter.in_all(&meter.counts(), now).seconds).max(0.0);
+            let exceeded = Exceeded { limit: "wall_s", value: most.to_string(), of_tree };
+            Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
+        };
+        let both = [left(false, &self.limits, &self.meter), left(true, &self.tree.0, &self.tree.1)];
+        both.into_iter().flatten().min_by_key(|(left, _)| *left)
+    }
+
+    /// Does `work`, for as long as there is time.
+    ///
+    /// # Errors
+    /// That the time is over; `work` was dropped then.
+    pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, Exceeded> {
+        match self.time_left(now) {
+            None => Ok(work.await),
+            Some((left, exceeded)) => tokio::time::timeout(left, work).await.map_err(|_| exceeded),
+        }
     }
 
     /// The deepest level at which there may be an agent below this one.
@@ -212,6 +247,27 @@ mod tests {
         assert!(refused.of_tree, "{refused}");
         let used = |meter: &Meter| meter.usage(NOW).tool_calls;
         assert_eq!((used(main.meter()), used(below.meter()), used(main.whole())), (1, 2, 3));
+    }
+
+    #[test]
+    fn what_earlier_runs_used_counts_and_is_not_told_again() {
+        let before = Usage { tool_calls: 2, seconds: 1.0, ..Usage::default() };
+        let limits = Limits { tool_calls: Some(3), wall_s: Some(2.5), ..Limits::default() };
+        let main = Budget::of_main(limits, Arc::new(meter().after(before)), meter());
+        assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
+        assert_eq!(main.spend(Spending::ToolCall, NOW).map_err(|refused| refused.limit), Err("tool_calls"));
+        assert_eq!(main.meter().usage(NOW).tool_calls, 1);
+        let (left, exceeded) = main.time_left(Timestamp(500_000)).unwrap();
+        assert_eq!((left, exceeded.limit), (Duration::from_secs(1), "wall_s"));
+    }
+
+    #[tokio::test]
+    async fn what_takes_too_long_is_dropped() {
+        let limits = Limits { wall_s: Some(0.001), ..Limits::default() };
+        let main = Budget::of_main(limits, Arc::new(meter()), meter());
+        let refused = main.in_time(NOW, std::future::pending::<()>()).await.unwrap_err();
+        assert_eq!(refused.to_string(), "The limit `wall_s` = 0.001 of this run is reached.");
+        assert_eq!(Budget::endless(NOW).in_time(NOW, async { 1 }).await, Ok(1));
     }
 
     #[test]

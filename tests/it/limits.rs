@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
-use crate::support::{TestServer, call, lookup, on_both_engines, script, task, transcript};
+use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, task, transcript};
 
 /// A script that never comes to an end.
 fn endless() -> String {
@@ -17,7 +17,8 @@ fn frugal(limits: &str, of_subagent: &str) -> String {
         [agents.frugal]
         model = "scripted:lab"
         system_prompt = "You are frugal."
-        tools = ["lookup", "spawn"]
+        tools = ["lookup", "spawn", "send_email"]
+        interrupt_on = {{ send_email = true }}
         max_subagent_depth = 3
         limits = {{ {limits} }}
 
@@ -26,6 +27,7 @@ fn frugal(limits: &str, of_subagent: &str) -> String {
         description = "Researches one question in depth."
         system_prompt = "You are the researcher."
         tools = ["lookup", "spawn"]
+        interrupt_on = {{}}
         limits = {{ {of_subagent} }}
         "#
     )
@@ -74,6 +76,43 @@ on_both_engines! {
         assert_eq!(error["message"], "The limit `model_calls` = 3 of this run is reached.");
         assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("error", "error"));
         assert_eq!(run.record().await["usage"]["model_calls"], 3);
+    }
+
+    async fn a_run_that_goes_on_with_an_answer_goes_on_counting(server: TestServer) {
+        server.is_configured_with(&frugal("model_calls = 3, tree = { tool_calls = 2 }", "")).await;
+        let alice = server.human("frugal").await;
+        alice.says(script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).calls(lookup("c2", "x")).says("done")).await;
+        let run = alice.approves(&alice.question().await).await;
+        let error = run.finishes().await["__error__"].clone();
+        assert_eq!(error["message"], "The limit `model_calls` = 3 of this run is reached.");
+        assert_eq!(run.record().await["usage"]["model_calls"], 2, "what was used before is told of the run before");
+        let bob = server.human("frugal").await;
+        let research = script().calls(lookup("c1", "x")).says("found");
+        bob.says(script().calls(task("t1", "researcher", research)).calls(mail("m1", "bob")).says("done")).await;
+        server.is_stopped_and_started_again().await;
+        bob.approves(&bob.question().await).await.finishes().await;
+        let said = bob.transcript().await;
+        let refused = "send_email failed: The limit `tool_calls` = 2 of this run and its subagents together is reached.";
+        assert!(said[2] == "task: found" && said[4].starts_with(refused) && said[5] == "ai: done", "{said:#?}");
+        let more = script().calls(lookup("c2", "y")).says("a new message counts anew");
+        assert_eq!(transcript(&bob.says(more).await).last().unwrap(), "ai: a new message counts anew");
+    }
+
+    async fn what_is_under_way_is_cut_off_when_the_time_is_over(server: TestServer) {
+        server.is_configured_with(&frugal("", "wall_s = 0.4")).await;
+        server.tools.hold("lookup");
+        let alice = server.human("frugal").await;
+        let calls = [
+            task("t1", "researcher", script().calls(lookup("c1", "x")).says("found")),
+            task("t2", "researcher", script().turn(json!({"text": "thought", "first_ms": 60_000}))),
+        ];
+        let said = transcript(&alice.says(script().calls_all(calls).says("done")).await);
+        for told in &said[2..4] {
+            assert!(told.starts_with("task failed: The subagent `researcher` failed (LimitExceededError)"), "{said:#?}");
+            assert!(told.contains("`wall_s` = 0.4"), "{said:#?}");
+        }
+        assert_eq!(said[4], "ai: done");
+        server.tools.let_go("lookup");
     }
 
     async fn tokens_and_time_are_limited_for_a_whole_tree(server: TestServer) {

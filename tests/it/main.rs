@@ -10,8 +10,10 @@
 mod about;
 mod approvals;
 mod assistants;
+mod background;
 mod batches;
 mod browsers;
+mod coming_from;
 mod commands;
 mod contract;
 mod crash;
@@ -30,6 +32,7 @@ mod inheritance;
 mod interrupts;
 mod layers;
 mod limits;
+mod mcp;
 mod memory;
 mod metrics;
 mod models;

@@ -2,7 +2,12 @@
 
 use std::fmt;
 
+use adjutant::shutdown::Shutdown;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use crate::support::door::{Door, Way};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
@@ -16,9 +21,14 @@ pub(crate) struct Peer {
 impl Peer {
     /// A second server, and on the first one the agent `caller` with subagents that are agents of the second.
     pub(crate) async fn of(server: &TestServer) -> Self {
+        Self::waited_for(server, 60.0).await
+    }
+
+    /// The same; the first server waits for the second one for so many seconds.
+    async fn waited_for(server: &TestServer, seconds: f64) -> Self {
         let peer = TestServer::start(server.engine).await.expect("there was one of this kind");
         let door = Door::before(peer.client()).await;
-        server.is_configured_with(&agents(&door.base)).await;
+        server.is_configured_with(&agents(&door.base, seconds)).await;
         Self { server: peer, door }
     }
 
@@ -42,7 +52,7 @@ impl Peer {
 }
 
 /// Agents whose subagents are agents of the server at `base`.
-fn agents(base: &str) -> String {
+fn agents(base: &str, patience: f64) -> String {
     let subagent = |agent: &str, (name, graph_id): (&str, &str), more: &str| {
         format!(
             "[[agents.{agent}.subagents]]\nname = \"{name}\"\ndescription = \"Works on another server as {name}.\"\n\
@@ -54,7 +64,7 @@ fn agents(base: &str) -> String {
         format!("[agents.{name}]\nname = \"{name}-agent\"\n{model}\nmax_subagent_depth = {depth}\n")
     };
     let parts = [
-        "[peers]\npatience_s = 2.0\n".to_owned(),
+        format!("[peers]\npatience_s = {patience:?}\n"),
         agent("caller", 2),
         subagent("caller", ("far", "agent"), ""),
         subagent("caller", ("hurried", "plain"), "limits = { wall_s = 0.3 }"),
@@ -74,6 +84,27 @@ async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, crate::su
     let alice = server.human("caller").await;
     let run = alice.asks(script().calls(far("t1", work)).says("done")).await;
     (alice, run)
+}
+
+/// Something that is no server of our kind: it says that a run is done, and has no messages to show; or it refuses, and
+/// tells the caller's own secret.
+async fn odd_server(around: &Shutdown) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
+    let begin = async move |headers: HeaderMap, body: String| {
+        let key = headers["x-key"].to_str().expect("a text");
+        match body.contains("echoes") {
+            true => (StatusCode::BAD_REQUEST, Json(json!({"detail": format!("your key is {key}")}))),
+            false => (StatusCode::OK, Json(json!({"run_id": id, "status": "success"}))),
+        }
+    };
+    let router = Router::new()
+        .route("/threads", post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))))
+        .route("/threads/{thread}/runs", get(async || Json(json!([]))).post(begin))
+        .route("/threads/{thread}/state", get(async || Json(json!({"values": {"result": 42}, "next": []}))));
+    around.spawn("odd server", async move { axum::serve(listener, router).await });
+    base
 }
 
 const DONE: [&str; 4] = ["human: …", "ai calls task", "task: it is x", "ai: done"];
@@ -188,7 +219,7 @@ on_both_engines! {
     }
 
     async fn a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while(server: TestServer) {
-        let peer = Peer::of(&server).await;
+        let peer = Peer::waited_for(&server, 1.0).await;
         for way in [Way::Shut, Way::Mute] {
             peer.door.is(way);
             let alice = server.human("caller").await;
@@ -252,6 +283,20 @@ on_both_engines! {
             assert!(shown.status != 200 || !shown.body.to_string().contains("hush-hush"), "{path}");
         }
         peer.finish().await;
+    }
+
+    async fn a_server_that_answers_nonsense_is_an_error_that_the_model_reads(server: TestServer) {
+        let around = Shutdown::default();
+        let odd = odd_server(&around).await;
+        server.is_configured_with(&agents(&odd, 60.0)).await;
+        let alice = server.human("caller").await;
+        let calls = [far("t1", "answers without messages"), far("t2", "echoes what it is sent")];
+        alice.says(script().calls_all(calls).says("done")).await;
+        let said = alice.transcript().await;
+        assert!(said[2].ends_with("its final state has no `messages`. Its other work is kept; delegate again if the task is still needed."), "{said:#?}");
+        assert!(said[3].contains("it answered with status 400: your key is ***"), "{said:#?}");
+        assert_eq!(said[4], "ai: done");
+        around.force();
     }
 
     async fn a_client_cannot_lead_the_server_to_addresses_inside(server: TestServer) {

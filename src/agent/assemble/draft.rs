@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::Delegating;
+use crate::domain::background::BackgroundAgent;
 use crate::domain::definition::enclosed::seen;
 use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, SubagentDefinition, UntilTool};
 use crate::domain::field::FieldDefinition;
@@ -46,6 +47,8 @@ pub(super) struct Draft {
     pub(super) addendum: Option<String>,
     /// What a user interface shows while it works.
     pub(super) display_text: Option<String>,
+    /// Who works for it in the background.
+    pub(super) background: Vec<BackgroundAgent>,
 }
 
 impl Draft {
@@ -69,6 +72,8 @@ impl Draft {
             until: fork.until_tool.clone(),
             delegations: self.delegations.as_ref().map(Delegating::refusing),
             addendum: Some(fork.system_prompt.clone()),
+            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            background: vec![],
             display_text: fork.display_text.clone(),
             ..self.clone()
         }

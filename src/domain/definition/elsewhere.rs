@@ -59,7 +59,8 @@ impl SubagentDefinition {
             Location::Local(graph_id) => self.no_own_making(field, graph_id),
             Location::Remote { graph_id, url } => {
                 let mut findings = self.no_own_making(field, graph_id);
-                findings.extend(address_problem(url).map(|problem| Finding::error(field.then("url"), problem)));
+                let problem = address_problem(url).or_else(|| secret_problem(url));
+                findings.extend(problem.map(|problem| Finding::error(field.then("url"), problem)));
                 findings
             }
         };
@@ -83,9 +84,8 @@ impl SubagentDefinition {
     /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
     fn unbuilt(&self) -> Option<&'static str> {
         match (self.is_background(), self.location()) {
-            (true, Location::Local(_)) => Some("background subagents are not supported yet"),
             (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
-            (_, Location::Inside) | (false, Location::Local(_) | Location::Remote { .. }) => None,
+            (_, Location::Inside | Location::Local(_)) | (false, Location::Remote { .. }) => None,
         }
     }
 
@@ -147,6 +147,14 @@ impl SubagentDefinition {
         ];
         wrong(field, given, "is for subagents in the background, and `async = false` makes this one synchronous")
     }
+}
+
+/// What must not be in an address, which everybody may read.
+fn secret_problem(url: &str) -> Option<String> {
+    let url = url::Url::parse(url).ok()?;
+    let has_secret = !url.username().is_empty() || url.password().is_some() || url.query().is_some();
+    let problem = "must hold neither a user nor a query: everybody can read it. Secrets belong in `headers`";
+    has_secret.then(|| problem.to_owned())
 }
 
 /// The fields that are given and should not be.
@@ -213,6 +221,10 @@ mod tests {
         assert_eq!(told(delegate), ["webhook", "notify_parent"]);
         assert_eq!(told(json!({"graph_id": "writer", "headers": {"x": "y"}})), ["headers"]);
         assert_eq!(told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})), ["url", "webhook"]);
+        for url in ["https://me:hush@a.b", "https://me@a.b", "https://a.b/?key=hush"] {
+            assert_eq!(told(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
+        }
+        assert_eq!(told(json!({"graph_id": "any", "url": "https://a.b/below/"})), [""; 0]);
         assert_eq!(told(json!({"graph_id": "writre"})), ["graph_id"]);
         assert_eq!(told(json!({"graph_id": "writer", "update_strategy": "enqueue"})), [""; 0]);
     }

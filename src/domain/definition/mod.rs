@@ -26,6 +26,7 @@ mod general;
 mod headers;
 mod inherit;
 mod judge;
+pub mod mcp;
 mod policy;
 mod program;
 mod read;

@@ -46,9 +46,15 @@ impl Question {
 }
 
 impl Human {
-    pub(super) async fn arrives(client: Client, agent: &str) -> Self {
+    /// Somebody who talks to `agent` on a new thread.
+    pub(crate) async fn arrives(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
         Self { client, agent: agent.to_owned(), thread }
+    }
+
+    /// The same person on another thread.
+    pub(crate) fn on(&self, thread: &str) -> Self {
+        Self { thread: thread.to_owned(), ..self.clone() }
     }
 
     /// What somebody sends who says `text`, with what `more` says besides.
