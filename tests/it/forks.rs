@@ -30,9 +30,9 @@ on_both_engines! {
         said.drain(..5);
         let roles = said[1].clone();
         // Its caller's first turn, the message of the second, and the order; not the answer that delegates.
-        assert_eq!(roles.matches("human").count(), 3, "{roles}");
-        assert_eq!((roles.matches("ai").count(), roles.matches("tool").count()), (2, 1), "{roles}");
-        assert_eq!(said[4].matches("human").count(), 1, "{}", said[4]);
+        assert_eq!(roles.matches("user").count(), 3, "{roles}");
+        assert_eq!((roles.matches("assistant").count(), roles.matches("tool").count()), (2, 1), "{roles}");
+        assert_eq!(said[4].matches("user").count(), 1, "{}", said[4]);
 
         let (own, twins) = (said[5].strip_prefix("ai: SYSTEM<<").unwrap(), said[2].strip_prefix("task: SYSTEM<<").unwrap());
         let own = own.strip_suffix(">>").unwrap();
@@ -80,7 +80,7 @@ on_both_engines! {
         alice.approves(&question).await.finishes().await;
         assert_eq!(server.tools.calls_of("send_email").len(), 1);
         let said = alice.transcript().await;
-        assert_eq!((said[4].matches("human").count(), said[4].matches("ai").count()), (3, 2), "{}", said[4]);
+        assert_eq!((said[4].matches("user").count(), said[4].matches("assistant").count()), (3, 2), "{}", said[4]);
         assert_eq!(said[5], "ai: done");
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, lookup, on_both_engines, script, task};
+use crate::support::{TestServer, eventually, lookup, on_both_engines, script, task};
 
 fn tells_its_instructions() -> String {
     script().turn(json!({"echo_system": true})).to_string()
@@ -45,6 +45,8 @@ on_both_engines! {
 
     async fn what_all_subagents_had_in_an_older_time_they_still_have(server: TestServer) {
         let alice = server.human("elder").await;
+        let problems = async || server.client().get("/agents/elder").await.ok()["problems"].clone();
+        eventually(async || problems().await != json!([])).await;
         let shown = server.client().get("/agents/elder").await.ok();
         let problem = shown["problems"][0]["message"].as_str().unwrap();
         for key in ["default_model", "default_tools", "default_middleware", "default_interrupt_on"] {
