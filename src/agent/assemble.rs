@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::roster::{Build, Referred, Roster};
-use super::{Agent, Runnable};
+use super::{Agent, Forks, Runnable};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::mcp::{self, by_model_name};
 use crate::domain::definition::{
-    self, AgentDefinition, GENERAL_PURPOSE, Location, Provenance, SubagentDefinition, TaskDialect,
+    self, AgentDefinition, Location, Mode, Policy, Provenance, SubagentDefinition, TaskDialect,
 };
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
+use crate::middleware::addendum::Addendum;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
@@ -72,9 +73,19 @@ struct Source {
 }
 
 /// How an agent may delegate.
+#[derive(Clone)]
 struct Delegating {
     roster: Arc<Roster>,
     policy: Arc<Subagents>,
+    /// The subagents that are forks of whoever calls them.
+    forks: Arc<[SubagentDefinition]>,
+}
+
+impl Delegating {
+    /// The same for a fork: it sees what its caller sees, and delegates nothing.
+    fn refusing(&self) -> Self {
+        Self { policy: Arc::new(self.policy.refusing()), ..self.clone() }
+    }
 }
 
 impl Workshop {
@@ -100,7 +111,7 @@ impl Workshop {
         definition: &AgentDefinition,
         provenance: &Provenance,
     ) -> Result<Arc<Known>, ModelError> {
-        let source = Source { definition: Arc::new(definition.clone()), is_owners: provenance.file().is_some() };
+        let source = Source { definition: Arc::new(definition.resolved()), is_owners: provenance.file().is_some() };
         let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
         let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
         let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
@@ -109,7 +120,7 @@ impl Workshop {
 
     fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
         let definition = &*source.definition;
-        let subagents = subagents(definition);
+        let subagents = definition.delegates();
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
         for subagent in subagents.iter().filter(has_model) {
@@ -124,7 +135,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
-            policies: definition.middleware.clone(),
+            policies: names(&definition.middleware),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -141,6 +152,8 @@ impl Workshop {
             until: None,
             ordered_prompt: false,
             delegations,
+            addendum: None,
+            display_text: None,
             background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
@@ -154,27 +167,35 @@ impl Workshop {
                 graph_id: graph_id.to_owned(),
                 limits: subagent.limits.clone(),
                 step_limit: subagent.recursion_limit,
+                display_text: subagent.display_text.clone(),
             }),
             Location::Inside | Location::Remote { .. } => None,
         };
         let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
         let agents: BTreeMap<String, Referred> = agents.collect();
         let visibility = subagents.iter().filter_map(|one| Some((one.name.clone(), one.visibility?))).collect();
+        let is_fork = |subagent: &&SubagentDefinition| {
+            subagent.mode == Mode::Fork && subagent.runnable.is_none() && subagent.location() == Location::Inside
+        };
+        let forks: Arc<[SubagentDefinition]> = subagents.iter().filter(is_fork).cloned().collect();
+        let below = Arc::clone(&forks);
         let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
             let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
+            let forks = Arc::clone(&below);
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
                     return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
                 }
-                let delegations = roster.map(|roster| Delegating { roster, policy: Arc::clone(&policy) });
+                let (policy, forks) = (Arc::clone(&policy), Arc::clone(&forks));
+                let delegations = roster.map(|roster| Delegating { roster, policy, forks });
                 workshop.subagent(&source.definition, &subagent, delegations)
             });
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating { roster: Roster::new(depth, builders, agents, visibility), policy }
+        Delegating { roster: Roster::new(depth, builders, agents, visibility), policy, forks }
     }
 
     fn subagent(
@@ -192,7 +213,7 @@ impl Workshop {
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
-            policies: subagent.middleware.clone(),
+            policies: names(&subagent.middleware),
             interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
@@ -211,6 +232,8 @@ impl Workshop {
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
                 && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
+            addendum: None,
+            display_text: subagent.display_text.clone(),
             // Its work ends with its result: nobody would be left to be told what comes of a task.
             background: vec![],
         };
@@ -260,7 +283,25 @@ impl Workshop {
         }
         stack.extend(draft.knowledge());
         draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
+        // What is listed is innermost, in the order of the list.
+        stack.sort_by_key(|policy| draft.policies.iter().position(|name| name == policy.name()).map_or(0, |at| at + 1));
         stack
+    }
+
+    /// The forks of an agent, which are made of it.
+    fn forks(&self, caller: &Draft, model: &Arc<dyn Model>) -> Forks {
+        let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
+        let forks = own.into_iter().flat_map(|delegations| delegations.forks.iter().cloned());
+        Forks::new(forks.map(|fork| {
+            let (workshop, name) = (self.clone(), fork.name.clone());
+            let (caller, model) = (caller.clone(), Arc::clone(model));
+            let build = move || {
+                let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
+                let model = own.map_or(model, |own| own.unwrap_or_else(Unusable::because));
+                Arc::new(workshop.build(caller.forked(&fork), model))
+            };
+            (name, Box::new(build) as Box<dyn FnOnce() -> Arc<Agent> + Send>)
+        }))
     }
 
     /// Puts an agent together.
@@ -282,7 +323,12 @@ impl Workshop {
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             stack.push(Arc::new(Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone())));
         }
+        if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
+            stack.push(Arc::new(Addendum(text.clone())));
+        }
         stack.push(Arc::new(Counted));
+        let forks = self.forks(&draft, &model);
+        let is_fork = draft.addendum.is_some();
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
@@ -300,7 +346,10 @@ impl Workshop {
             declared,
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
-            subagents: draft.delegations.map(|delegations| delegations.roster),
+            subagents: draft.delegations.filter(|_| !is_fork).map(|delegations| delegations.roster),
+            forks,
+            is_fork,
+            display_text: draft.display_text,
             runnable: None,
         }
     }
@@ -345,6 +394,7 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
         name: subagent.name.clone(),
         description: subagent.description.clone(),
         instructions: subagent.use_instructions.clone(),
+        is_fork: subagent.mode == Mode::Fork,
     };
     Menu {
         cards: subagents.iter().map(card).collect(),
@@ -357,30 +407,10 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
     }
 }
 
-/// The subagents of a definition: the general-purpose one first, unless it is switched off or replaced by name.
-fn subagents(definition: &AgentDefinition) -> Vec<SubagentDefinition> {
-    let general = &definition.general_purpose_subagent;
-    let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
-    let replaced = definition.synchronous().any(|subagent| subagent.name == name);
-    let general = (general.enabled && !replaced).then(|| SubagentDefinition {
-        name,
-        description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
-        system_prompt: general.system_prompt.clone().unwrap_or_else(|| GENERAL_PROMPT.to_owned()),
-        model: general.model.clone(),
-        tools: general.tools.clone(),
-        interrupt_on: general.interrupt_on.clone(),
-        skills: definition.skills.clone(),
-        skill_tools: definition.skill_tools.clone(),
-        ..SubagentDefinition::default()
-    });
-    general.into_iter().chain(definition.synchronous().cloned()).collect()
+/// The names of policies, in their order.
+fn names(policies: &[Policy]) -> Vec<String> {
+    policies.iter().map(|policy| policy.name.clone()).collect()
 }
-
-const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and work in several steps. \
-     It has the same tools as the delegating agent and nothing of its conversation.";
-
-const GENERAL_PROMPT: &str = "You work on one task that another agent has handed to you. \
-     It sees nothing but your last message, so let that message hold the complete result.";
 
 /// Stands in for a model that cannot be had; says why when it is asked.
 struct Unusable(ModelError);

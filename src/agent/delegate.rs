@@ -16,7 +16,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::Lineage;
+use crate::domain::run::{Lineage, Order};
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::Meter;
@@ -55,7 +55,8 @@ impl Loop<'_> {
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
         let graph_id = described.graph_id().map(str::to_owned);
-        let wish = ChildWish { id, lineage: lineage.clone(), order: wish.order, max_depth: self.deepest(), graph_id };
+        let order = Order { display_text: described.display_text().map(str::to_owned), ..wish.order };
+        let wish = ChildWish { id, lineage: lineage.clone(), order, max_depth: self.deepest(), graph_id };
         machine.set_fate(at, Fate::Delegated { child: id, parked: false });
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
@@ -148,7 +149,8 @@ impl Loop<'_> {
     /// How the subagent of this name is described here.
     fn described(&self, name: &str) -> Option<Described> {
         let roster = self.agent.subagents.as_ref()?;
-        let own = || roster.get(name, self.lineage.depth + 1 - self.base).map(Described::Here);
+        let plain = || roster.get(name, self.lineage.depth + 1 - self.base);
+        let own = || self.agent.forks.get(name).or_else(plain).map(Described::Here);
         roster.referred(name).cloned().map(Described::Elsewhere).or_else(own)
     }
 
@@ -223,7 +225,7 @@ impl Loop<'_> {
             writes.fields.retain(|name, _| self.agent.declared.has(name));
             writes.rules.retain(|name, _| self.agent.declared.has(name));
         }
-        writes.messages.push(Arc::new(said(call, state)));
+        writes.messages.push(Arc::new(said(call, state, input)));
         Answer { writes, ends: false, shown: false, changes: vec![] }
     }
 
@@ -246,6 +248,13 @@ enum Described {
 }
 
 impl Described {
+    fn display_text(&self) -> Option<&str> {
+        match self {
+            Self::Here(agent) => agent.display_text.as_deref(),
+            Self::Elsewhere(referred) => referred.display_text.as_deref(),
+        }
+    }
+
     fn graph_id(&self) -> Option<&str> {
         match self {
             Self::Here(_) => None,
@@ -281,7 +290,16 @@ impl Subagent {
         if self.is_stranger {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }
-        input.messages.push(Arc::new(Message::human(child.order.description.clone())));
+        let mut order = child.order.description.clone();
+        if self.agent.is_fork {
+            order = format!("You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}", self.agent.name);
+            input.messages.extend_from_slice(parent.before_last_answer());
+            // A program reads what its caller shares with everybody; a fork is its caller.
+            if self.agent.runnable.is_none() {
+                input = Update { fields: parent.fields_for_fork(), ..input }.ruled(&parent.rules);
+            }
+        }
+        input.messages.push(Arc::new(Message::human(order)));
         if let Some(prompt) = &child.order.system_prompt {
             input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
         }
@@ -294,10 +312,15 @@ fn lost(what: &str) -> Stop {
 }
 
 /// What a child that came to its end tells its parent: the structured answer, or the last thing it said.
-fn said(call: &ToolCall, state: &State) -> Message {
-    let text = state.conclusion().unwrap_or_else(|| NOTHING_SAID.to_owned());
+fn said(call: &ToolCall, state: &State, input: &Update) -> Message {
+    // What stands before the order was said by somebody else.
+    let order = input.messages.last().and_then(|message| message.id.as_deref());
+    let text = state.conclusion_after(order).unwrap_or_else(|| NOTHING_SAID.to_owned());
     Message::tool(call, ToolStatus::Success, text)
 }
+
+const FORK_PREAMBLE: &str = "The conversation above led to the order below; it does not go on here, and its user does not \
+    hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
 
 const NOTHING_SAID: &str = "The subagent finished without saying anything.";
 

@@ -48,7 +48,7 @@ mod work;
 
 pub use driver::with_ids as identified;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
-pub use roster::Roster;
+pub use roster::{Forks, Roster};
 pub use runnable::Runnable;
 
 /// An assembled definition, ready to run. Shared by all its runs.
@@ -79,6 +79,12 @@ pub struct Agent {
     pub declared: DeclaredFields,
     /// Whom it can delegate to; none if it cannot.
     pub subagents: Option<Arc<Roster>>,
+    /// Those of them that go on as it does, with its conversation.
+    pub forks: Forks,
+    /// Whether it begins with the conversation of its caller.
+    pub is_fork: bool,
+    /// What a user interface shows while it works.
+    pub display_text: Option<String>,
     /// The program that does its work, in the place of model, policies and tools.
     pub runnable: Option<Arc<dyn Runnable>>,
 }

@@ -1,7 +1,7 @@
 //! Whom an agent can delegate to.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use super::Agent;
 use crate::domain::limits::Limits;
@@ -27,10 +27,31 @@ pub struct Referred {
     pub limits: Option<Limits>,
     /// How many steps one delegation may take; as many as the agent itself says when absent.
     pub step_limit: Option<u32>,
+    /// What a user interface shows while it works.
+    pub display_text: Option<String>,
 }
 
 /// Builds a subagent, with the roster if it may delegate in its turn.
 pub type Build = Box<dyn Fn(Option<Arc<Roster>>) -> Agent + Send + Sync>;
+
+/// Builds a fork.
+type BuildFork = Box<dyn FnOnce() -> Arc<Agent> + Send>;
+
+/// The forks of an agent, by name. They are made of it, and built when first needed.
+#[derive(Default)]
+pub struct Forks(BTreeMap<String, LazyLock<Arc<Agent>, BuildFork>>);
+
+impl Forks {
+    /// Forks that these functions build.
+    pub fn new(builders: impl IntoIterator<Item = (String, BuildFork)>) -> Self {
+        Self(builders.into_iter().map(|(name, build)| (name, LazyLock::new(build))).collect())
+    }
+
+    /// The fork of this name.
+    pub fn get(&self, name: &str) -> Option<Arc<Agent>> {
+        self.0.get(name).map(|fork| Arc::clone(fork))
+    }
+}
 
 struct Entry {
     build: Build,

@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::domain::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
-use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, SkillSource, source_problem};
+use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
 use crate::domain::skill::{self, Skill};
 use crate::domain::state::{Encoding, File};
 
@@ -21,15 +21,11 @@ const DEEPEST: usize = 8;
 /// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
 pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding> {
     let mut enclosing = Enclosing { root: folder.to_path_buf(), files: Enclosed::default(), findings: vec![] };
-    enclosing.knowledge(
-        &FieldPath::default(),
-        (agent.skills.iter().map(SkillSource::path), &agent.skill_tools),
-        &agent.memory,
-    );
-    for (at, subagent) in agent.subagents.iter().enumerate() {
-        let field = FieldPath::of(["subagents"]).then(at);
-        let skills = subagent.skills.iter().map(SkillSource::path);
-        enclosing.knowledge(&field, (skills, &subagent.skill_tools), &subagent.memory);
+    for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
+        match tools {
+            Some(tools) => enclosing.skills(&field, &path, &tools),
+            None => enclosing.memory(&field, &path),
+        }
     }
     agent.enclosed = Arc::new(enclosing.files);
     enclosing.findings
@@ -37,10 +33,8 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding
 
 /// The folders and files in `folder` that a definition names, whether they are there or not.
 pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
-    let below = agent.subagents.iter().flat_map(|subagent| subagent.skills.iter().map(SkillSource::path));
-    let memory = agent.subagents.iter().flat_map(|subagent| &subagent.memory).chain(&agent.memory);
-    let named = agent.skills.iter().map(SkillSource::path).chain(below).chain(memory.map(String::as_str));
-    named.filter(|path| is_on_disk(path)).map(|path| folder.join(path)).collect()
+    let named = agent.named().into_iter().filter(|named| is_on_disk(&named.path));
+    named.map(|named| folder.join(named.path)).collect()
 }
 
 fn is_on_disk(path: &str) -> bool {
@@ -60,20 +54,6 @@ impl Enclosing {
 
     fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
         self.findings.push(Finding::warning(field.clone(), message));
-    }
-
-    fn knowledge<'a>(
-        &mut self,
-        field: &FieldPath,
-        (skills, tools): (impl Iterator<Item = &'a str>, &[String]),
-        memory: &[String],
-    ) {
-        for (at, path) in skills.enumerate().filter(|(_, path)| is_on_disk(path)) {
-            self.skills(&field.then("skills").then(at), path, tools);
-        }
-        for (at, path) in memory.iter().enumerate().filter(|(_, path)| is_on_disk(path)) {
-            self.memory(&field.then("memory").then(at), path);
-        }
     }
 
     fn skills(&mut self, field: &FieldPath, source: &str, tools: &[String]) {

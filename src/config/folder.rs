@@ -128,8 +128,15 @@ impl Layout {
 
 /// The paths in the folder of a definition that its settings name as skills and memory.
 fn paths(settings: &mut Map<String, Value>) -> impl Iterator<Item = &mut String> {
-    let lists = settings.iter_mut().filter(|(field, _)| matches!(field.as_str(), SKILLS | "memory"));
-    let entries = lists.filter_map(|(_, list)| list.as_array_mut()).flatten();
+    let lists = settings.iter_mut().flat_map(|(field, list)| match field.as_str() {
+        SKILLS | "memory" => vec![list],
+        "middleware" => {
+            let policies = list.as_array_mut().into_iter().flatten();
+            policies.filter_map(|policy| policy.get_mut("sources")).collect()
+        }
+        _ => vec![],
+    });
+    let entries = lists.filter_map(Value::as_array_mut).flatten();
     let paths = entries.filter_map(|entry| match entry {
         Value::String(path) => Some(path),
         Value::Object(fields) => match fields.get_mut("path") {

@@ -47,6 +47,8 @@ pub struct Origin {
     pub cause: Option<String>,
     /// How much clients see of it.
     pub visibility: Visibility,
+    /// What a user interface shows while it works.
+    pub display_text: Option<String>,
 }
 
 impl Origin {
@@ -59,6 +61,7 @@ impl Origin {
             path: run.lineage.path.clone(),
             cause: run.lineage.cause.clone(),
             visibility: run.lineage.visibility,
+            display_text: run.display_text().map(str::to_owned),
         }
     }
 }

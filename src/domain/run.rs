@@ -232,6 +232,17 @@ pub struct Order {
     /// Instructions in place of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
+    /// What a user interface shows while it is being done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_text: Option<String>,
+}
+
+impl Run {
+    /// What a user interface shows while a subagent works, if its definition says so.
+    pub fn display_text(&self) -> Option<&str> {
+        let order = self.request.input.as_ref().filter(|_| self.lineage.depth > 0)?;
+        order.get("display_text")?.as_str()
+    }
 }
 
 /// What a client may send instead of input.

@@ -158,6 +158,21 @@ pub const ORDERED_PROMPT: &str = "_system_prompt";
 /// Fields that clients see but that never cross between an agent and its subagents.
 const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
 
+/// The private field that tells a fork that it is one.
+const FORKED: &str = "_deepagents_forked_context";
+
+/// Fields that stay with an agent although its fork has all others: what they say is about its own turn.
+const NOT_FORKED: [&str; 8] = [
+    "todos",
+    "structured_response",
+    PINNED_SKILLS,
+    "rubric",
+    "hitl_edited_tool_calls",
+    "_summarization_event",
+    "_summarization_session_id",
+    "_skill_tools_disclosed",
+];
+
 /// Whether clients never see this field. A leading underscore says so, as does the list above.
 pub fn is_private(field: &str) -> bool {
     field.starts_with('_') || PRIVATE.contains(&field)
@@ -249,6 +264,20 @@ impl State {
         .ruled(&self.rules)
     }
 
+    /// The conversation as it was before the answer that is being carried out: what that answer's calls come from.
+    pub fn before_last_answer(&self) -> &[Arc<Message>] {
+        let end = self.messages.iter().rposition(|message| message.is_ai()).unwrap_or(self.messages.len());
+        &self.messages[..end]
+    }
+
+    /// The fields that a fork of the agent has: but for what is about the agent's own turn, all.
+    pub fn fields_for_fork(&self) -> BTreeMap<String, Value> {
+        let own = self.fields.iter().filter(|(name, _)| !NOT_FORKED.contains(&name.as_str()));
+        let mut fields: BTreeMap<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+        fields.insert(FORKED.to_owned(), Value::Bool(true));
+        fields
+    }
+
     /// The update that makes this state of an empty one.
     pub fn as_update(&self) -> Update {
         Update {
@@ -266,6 +295,12 @@ impl State {
 
     /// What the agent came to: its structured answer, or the last thing it said.
     pub fn conclusion(&self) -> Option<String> {
+        self.conclusion_after(None)
+    }
+
+    /// The same, when what stands before the message of this id was said by somebody else.
+    pub fn conclusion_after(&self, order: Option<&str>) -> Option<String> {
+        let is_own = |message: &&Arc<Message>| order.is_none() || message.id.as_deref() != order;
         let said = |message: &Arc<Message>| {
             let text = message.content.text();
             (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
@@ -273,7 +308,7 @@ impl State {
         match self.fields.get("structured_response").filter(|value| !value.is_null()) {
             Some(Value::String(text)) => Some(text.clone()),
             Some(value) => Some(value.to_string()),
-            None => self.messages.iter().rev().find_map(said),
+            None => self.messages.iter().rev().take_while(is_own).find_map(said),
         }
     }
 

@@ -25,6 +25,7 @@ fn origin(lane: Lane) -> Arc<Origin> {
         path,
         cause: None,
         visibility: Default::default(),
+        display_text: None,
     })
 }
 

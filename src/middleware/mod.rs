@@ -29,6 +29,7 @@ use crate::domain::state::{State, Update};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
+pub mod addendum;
 pub mod approval;
 pub mod background;
 pub mod delegation;

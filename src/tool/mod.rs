@@ -87,7 +87,7 @@ pub struct Delegation {
 impl Delegation {
     /// Hands `work` to the subagent of this name. All that it is told is `work`.
     pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
-        let order = Order { description: work.into(), system_prompt: None };
+        let order = Order { description: work.into(), ..Order::default() };
         Self { subagent: subagent.into(), order }
     }
 }

@@ -129,7 +129,7 @@ on_both_engines! {
     }
 
     async fn an_agent_without_file_tools_can_read_its_skills_and_nothing_else(server: TestServer) {
-        let alice = server.human("reader").await;
+        let alice = server.human("bookworm").await;
         let asked = script()
             .calls_all([read("r1", "/skills/base/digging/SKILL.md"), read("r2", "/skills/team/digging/SKILL.md")])
             .turn(json!({"echo_tools": true}));

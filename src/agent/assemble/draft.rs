@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::Delegating;
 use crate::domain::background::BackgroundAgent;
 use crate::domain::definition::enclosed::seen;
-use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, UntilTool};
+use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, SubagentDefinition, UntilTool};
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::middleware::Middleware;
@@ -17,6 +17,7 @@ use crate::middleware::skills::Skills;
 use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
 
 /// What one agent is to be, whether main agent or subagent.
+#[derive(Clone)]
 pub(super) struct Draft {
     pub(super) name: String,
     pub(super) model: String,
@@ -42,11 +43,42 @@ pub(super) struct Draft {
     /// Whether who delegates may write the instructions.
     pub(super) ordered_prompt: bool,
     pub(super) delegations: Option<Delegating>,
+    /// What stands at the end of the instructions, if it is a fork.
+    pub(super) addendum: Option<String>,
+    /// What a user interface shows while it works.
+    pub(super) display_text: Option<String>,
     /// Who works for it in the background.
     pub(super) background: Vec<BackgroundAgent>,
 }
 
 impl Draft {
+    /// What a fork of this agent is to be: the same but for what its description says of it.
+    pub(super) fn forked(&self, fork: &SubagentDefinition) -> Self {
+        let own = fork.middleware.iter().map(|policy| policy.name.clone());
+        let own = own.filter(|name| !self.policies.contains(name));
+        Self {
+            name: fork.name.clone(),
+            model: fork.model.clone().unwrap_or_else(|| self.model.clone()),
+            settings: fork.model_settings.clone().unwrap_or_else(|| self.settings.clone()),
+            tools: fork.tools.clone().unwrap_or_else(|| self.tools.clone()),
+            policies: self.policies.iter().cloned().chain(own).collect(),
+            interrupt_on: fork.interrupt_on.clone().unwrap_or_else(|| self.interrupt_on.clone()),
+            response_format: fork.response_format.clone(),
+            context_schema: None,
+            todos: self.todos || fork.todos,
+            store: fork.store.clone().unwrap_or_else(|| self.store.clone()),
+            step_limit: fork.recursion_limit.unwrap_or(self.step_limit),
+            limits: fork.limits.clone().unwrap_or_default(),
+            until: fork.until_tool.clone(),
+            delegations: self.delegations.as_ref().map(Delegating::refusing),
+            addendum: Some(fork.system_prompt.clone()),
+            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            background: vec![],
+            display_text: fork.display_text.clone(),
+            ..self.clone()
+        }
+    }
+
     /// The files of the definition that are this agent's own.
     fn own_files(&self) -> Arc<Enclosed> {
         let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));

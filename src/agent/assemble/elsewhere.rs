@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop, plan};
-use crate::agent::Agent;
-use crate::domain::definition::SubagentDefinition;
+use crate::agent::{Agent, Forks};
+use crate::domain::definition::{Mode, SubagentDefinition};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::middleware::Middleware;
 use crate::middleware::limits::Counted;
@@ -46,6 +46,9 @@ impl Workshop {
             context: None,
             limits: subagent.limits.clone().unwrap_or_default(),
             subagents: None,
+            forks: Forks::default(),
+            is_fork: subagent.mode == Mode::Fork,
+            display_text: subagent.display_text.clone(),
             runnable: None,
         }
     }

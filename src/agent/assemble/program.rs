@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop};
-use crate::agent::{Agent, Runnable};
-use crate::domain::definition::{AgentDefinition, SubagentDefinition};
+use crate::agent::{Agent, Forks, Runnable};
+use crate::domain::definition::{AgentDefinition, Mode, SubagentDefinition};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, Plan};
 use crate::domain::state::{State, Update};
@@ -35,6 +35,9 @@ impl Workshop {
             limits: subagent.limits.clone().unwrap_or_default(),
             declared,
             subagents: None,
+            forks: Forks::default(),
+            is_fork: subagent.mode == Mode::Fork,
+            display_text: subagent.display_text.clone(),
             runnable: Some(found.unwrap_or_else(|| Arc::new(Missing(name.to_owned())))),
         }
     }

@@ -131,7 +131,7 @@ impl Tool for Act {
         }
         if name == SPAWN {
             let text = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let order = Order { description: text("description"), system_prompt: None };
+            let order = Order { description: text("description"), ..Order::default() };
             return Ok(CallOutcome::Delegate(Delegation { subagent: text("subagent_type"), order }));
         }
         if self.asks() && scope.answer.is_none() {
@@ -222,6 +222,9 @@ pub(super) fn agent_of(
         fields: vec![],
         context: None,
         subagents: roster,
+        forks: crate::agent::Forks::default(),
+        is_fork: false,
+        display_text: None,
         runnable: None,
     }
 }

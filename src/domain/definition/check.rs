@@ -14,6 +14,7 @@ use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::mcp::McpReference;
 use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
+mod policies;
 mod skills;
 mod tool;
 mod toolset;
@@ -104,14 +105,17 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     }
     check.findings.extend(agent.store.check(&top.then("store")));
     check.knowledge(&top, &Knowledge::of_agent(agent));
+    check.policies(agent);
     check.state_fields(&top.then("state"), &agent.state);
-    check.general_purpose(agent);
+    check.general_purpose(agent, &agent.resolved());
     if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
         check.error(&top.then("unknown_subagent"), message);
     }
-    check.approvals(&top.then("interrupt_on"), &agent.interrupt_on, &toolset::approvable(agent));
-    check.subagents(agent);
+    // What is written in other words counts as what it means.
+    let resolved = agent.resolved();
+    check.approvals(&top.then("interrupt_on"), &resolved.interrupt_on, &toolset::approvable(&resolved));
+    check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
     check.findings.extend(agent.check_registered(around));
     check.findings
@@ -256,7 +260,7 @@ impl Check<'_> {
         }
     }
 
-    fn general_purpose(&mut self, agent: &AgentDefinition) {
+    fn general_purpose(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
         let field = FieldPath::of(["general_purpose_subagent"]);
         let general = &agent.general_purpose_subagent;
         self.not_blank(&field.then("name"), general.name.as_deref());
@@ -268,7 +272,7 @@ impl Check<'_> {
             self.tools(&field.then("tools"), tools);
         }
         if let Some(rules) = &general.interrupt_on {
-            self.approvals(&field.then("interrupt_on"), rules, &toolset::of_general(agent));
+            self.approvals(&field.then("interrupt_on"), rules, &toolset::of_general(resolved));
         }
     }
 
@@ -288,7 +292,7 @@ impl Check<'_> {
         }
     }
 
-    fn subagents(&mut self, agent: &AgentDefinition) {
+    fn subagents(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
         let list = FieldPath::of(["subagents"]);
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         let mut descriptions: BTreeMap<&str, usize> = BTreeMap::new();
@@ -310,6 +314,7 @@ impl Check<'_> {
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);
+            self.tools_of(&field, &resolved.subagents[at], resolved);
         }
     }
 
@@ -331,11 +336,6 @@ impl Check<'_> {
         if let Some(tools) = &subagent.tools {
             self.tools(&field.then("tools"), tools);
         }
-        if let Some(rules) = &subagent.interrupt_on {
-            let mut tools = toolset::of_subagent(subagent, parent);
-            tools.insert("task");
-            self.approvals(&field.then("interrupt_on"), rules, &tools);
-        }
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
         }
@@ -345,6 +345,15 @@ impl Check<'_> {
         self.limits(&field.then("limits"), subagent.limits.as_ref(), false);
         self.not_blank(&field.then("use_instructions"), subagent.use_instructions.as_deref());
         self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
+    }
+
+    /// What a subagent says about its tools, seen with all that it has.
+    fn tools_of(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        if let Some(rules) = &subagent.interrupt_on {
+            let mut tools = toolset::of_subagent(subagent, parent);
+            tools.insert("task");
+            self.approvals(&field.then("interrupt_on"), rules, &tools);
+        }
         self.until(&field.then("until_tool"), subagent, parent);
     }
 

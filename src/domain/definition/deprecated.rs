@@ -1,6 +1,6 @@
 //! Keys of an older time, read as what took their place.
 //!
-//! Agents once had one set of defaults for all their subagents (`default_model`, `default_tools`,
+//! Agents once had one set of defaults for all their subagents (`default_model`, `default_tools`, `default_middleware`,
 //! `default_interrupt_on`) and a switch for the general-purpose one (`general_purpose_agent`).
 
 use serde_json::{Map, Value, json};
@@ -10,6 +10,8 @@ use super::finding::{FieldPath, Finding};
 /// Each deprecated key and the field of a subagent for which it is the default.
 const DEFAULTS: [(&str, &str); 3] =
     [("default_model", "model"), ("default_tools", "tools"), ("default_interrupt_on", "interrupt_on")];
+/// The deprecated key of the policies that every subagent has, and the field in which they come before its own.
+const POLICIES: (&str, &str) = ("default_middleware", "middleware");
 const SWITCH: &str = "general_purpose_agent";
 const GENERAL: &str = "general_purpose_subagent";
 
@@ -25,21 +27,27 @@ pub fn translate(agent: &mut Map<String, Value>) -> Option<Finding> {
             defaults.insert(field.to_owned(), value);
         }
     }
+    let policies = agent.shift_remove(POLICIES.0);
+    found.extend(policies.is_some().then_some(POLICIES.0));
     let switch = agent.shift_remove(SWITCH);
     // A value of another shape is told as that of the field which it stands for.
     let enabled = switch.clone().unwrap_or(Value::Bool(true));
     found.extend(switch.is_some().then_some(SWITCH));
     let first = *found.first()?;
+    let fill = |subagent: &mut Map<String, Value>| {
+        fill(subagent, &defaults);
+        policies.iter().for_each(|policies| put_before(subagent, policies));
+    };
     if let Some(Value::Array(subagents)) = agent.get_mut("subagents") {
-        subagents.iter_mut().filter_map(Value::as_object_mut).for_each(|subagent| fill(subagent, &defaults));
+        subagents.iter_mut().filter_map(Value::as_object_mut).for_each(fill);
     }
     let general = agent.entry(GENERAL).or_insert_with(|| json!({"enabled": enabled}));
     if let Value::Object(general) = general {
-        fill(general, &defaults);
+        fill(general);
     }
     let names: Vec<String> = found.iter().map(|key| format!("`{key}`")).collect();
     let message = format!(
-        "{} {} deprecated: write `model`, `tools` and `interrupt_on` on each subagent, and `{GENERAL}`",
+        "{} {} deprecated: write `model`, `tools`, `middleware` and `interrupt_on` on each subagent, and `{GENERAL}`",
         names.join(", "),
         if names.len() == 1 { "is" } else { "are" }
     );
@@ -49,6 +57,17 @@ pub fn translate(agent: &mut Map<String, Value>) -> Option<Finding> {
 fn fill(fields: &mut Map<String, Value>, defaults: &Map<String, Value>) {
     for (field, value) in defaults {
         fields.entry(field.clone()).or_insert_with(|| value.clone());
+    }
+}
+
+/// Puts the policies that every subagent has before a subagent's own. What is no list is left to be told as such.
+fn put_before(subagent: &mut Map<String, Value>, policies: &Value) {
+    match (policies, subagent.get_mut(POLICIES.1)) {
+        (Value::Array(policies), Some(Value::Array(own))) => {
+            own.splice(0..0, policies.iter().cloned());
+        }
+        (_, Some(_)) => {}
+        (policies, None) => drop(subagent.insert(POLICIES.1.to_owned(), policies.clone())),
     }
 }
 
@@ -81,6 +100,23 @@ mod tests {
         assert_eq!(agent, wanted);
         let warning = warning.unwrap_or_default();
         assert!(warning.starts_with("`default_model`, `default_tools`, `default_interrupt_on` are"), "{warning}");
+    }
+
+    #[test]
+    fn policies_of_all_subagents_come_before_their_own() {
+        let agent = json!({"default_middleware": ["audit"], "subagents": [
+            {"name": "a", "middleware": ["TodoListMiddleware"]}, {"name": "b"}]});
+        let wanted = json!({
+            "subagents": [
+                {"name": "a", "middleware": ["audit", "TodoListMiddleware"]}, {"name": "b", "middleware": ["audit"]},
+            ],
+            "general_purpose_subagent": {"enabled": true, "middleware": ["audit"]},
+        });
+        let (agent, warning) = translated(agent);
+        assert_eq!(agent, wanted);
+        assert!(warning.is_some_and(|text| text.starts_with("`default_middleware` is deprecated")));
+        let none = translated(json!({"default_middleware": []})).0;
+        assert_eq!(none, json!({"general_purpose_subagent": {"enabled": true, "middleware": []}}));
     }
 
     #[test]

@@ -75,3 +75,14 @@ impl UntilTool {
         }
     }
 }
+
+/// With which conversation a subagent begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// With an empty one: it knows nothing but its order.
+    #[default]
+    Isolated,
+    /// With its caller's, as far as that has come, and with its caller's instructions and tools.
+    Fork,
+}

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::address_problem;
 use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition};
+use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition};
 
 /// What becomes of the work under way when a background task is given a further message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -130,6 +130,9 @@ impl SubagentDefinition {
             ("model_settings", self.model_settings.is_some()),
             ("runnable", self.runnable.is_some()),
             ("middleware", !self.middleware.is_empty()),
+            ("inherit", self.inherit != Inherit::default()),
+            ("block_middleware", !self.block_middleware.is_empty()),
+            ("mode", self.mode != Mode::default()),
         ];
         let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
         if graph_id.trim().is_empty() {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::check::{Surroundings, check_agent};
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
-use super::{AgentDefinition, FieldPath, Finding, Severity, SkillSource, deprecated, is_echo, read};
+use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
 
 /// What came of reading a definition.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +26,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     let mut findings: Vec<Finding> = body.as_object_mut().and_then(deprecated::translate).into_iter().collect();
     let reading = read::<AgentDefinition>(body);
     if let Some(agent) = &reading.value {
-        for finding in check_agent(graph_id, agent, around).into_iter().chain(on_disk(agent)) {
+        for finding in check_agent(graph_id, agent, around).into_iter().chain(check_origin(agent)) {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {
                 findings.push(Finding { field, ..finding });
@@ -37,20 +37,6 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
     Judgement { definition: reading.value.filter(|_| is_usable), findings }
-}
-
-/// What a definition names that lies on the server's disk.
-fn on_disk(agent: &AgentDefinition) -> Vec<Finding> {
-    let mut findings = vec![];
-    let mut check = |field: &FieldPath, skills: &[SkillSource], memory: &[String]| {
-        findings.extend(check_origin(&field.then("skills"), skills.iter().map(SkillSource::path)));
-        findings.extend(check_origin(&field.then("memory"), memory.iter().map(String::as_str)));
-    };
-    check(&FieldPath::default(), &agent.skills, &agent.memory);
-    for (at, subagent) in agent.subagents.iter().enumerate() {
-        check(&FieldPath::of(["subagents"]).then(at), &subagent.skills, &subagent.memory);
-    }
-    findings
 }
 
 #[cfg(test)]

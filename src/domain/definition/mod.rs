@@ -23,24 +23,30 @@ mod dialect;
 mod elsewhere;
 pub mod enclosed;
 mod finding;
+mod general;
 mod headers;
+mod inherit;
 mod judge;
 pub mod mcp;
+mod policy;
 mod program;
 mod read;
 mod record;
 mod source;
 mod store;
 
-pub use dialect::{ContextScoping, TaskDialect, UnknownSubagent, UntilTool};
+pub use dialect::{ContextScoping, Mode, TaskDialect, UnknownSubagent, UntilTool};
 pub use elsewhere::{Location, UpdateStrategy};
 pub use enclosed::Enclosed;
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
+pub use general::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::Headers;
+pub use inherit::{Inherit, InheritedPolicies};
 pub use judge::{Judgement, judge};
+pub use policy::Policy;
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
-pub use source::{LabelledSource, SkillSource, source_problem};
+pub use source::{LabelledSource, Named, SkillSource, source_problem};
 pub use store::{STORE_TOOLS, StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
@@ -89,7 +95,7 @@ pub struct AgentDefinition {
     pub recursion_limit: Option<u32>,
     /// Registered policies, by name, inside those that the server brings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub middleware: Vec<String>,
+    pub middleware: Vec<Policy>,
     /// How deep delegations may nest; 1 means that subagents do not delegate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_subagent_depth: Option<u32>,
@@ -170,7 +176,16 @@ pub struct SubagentDefinition {
     pub recursion_limit: Option<u32>,
     /// Registered policies, by name; never inherited.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub middleware: Vec<String>,
+    pub middleware: Vec<Policy>,
+    /// What it has from its parent, beyond what every subagent has.
+    #[serde(skip_serializing_if = "is_default")]
+    pub inherit: Inherit,
+    /// The policies that it does not have from its parent, by their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub block_middleware: Vec<String>,
+    /// Whether it begins with an empty conversation or with its parent's.
+    #[serde(skip_serializing_if = "is_default")]
+    pub mode: Mode,
     /// What one delegation may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
@@ -280,56 +295,9 @@ pub enum Workspace {
     None,
 }
 
-/// The subagent that every agent has unless told otherwise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GeneralPurpose {
-    /// Whether there is one.
-    pub enabled: bool,
-    /// Its name, when not `general-purpose`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// What it is for, when not the standard text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
-    /// Its instructions, when not the standard text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub system_prompt: Option<String>,
-    /// Its model, when not the agent's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
-    /// Its tools, when not the agent's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Vec<String>>,
-    /// Which of its calls need approval, when not the agent's rules.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
-}
-
-/// The name of the general-purpose subagent unless it is given another one.
-pub const GENERAL_PURPOSE: &str = "general-purpose";
-
-impl Default for GeneralPurpose {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            name: None,
-            description: None,
-            system_prompt: None,
-            model: None,
-            tools: None,
-            interrupt_on: None,
-        }
-    }
-}
-
-impl AgentDefinition {
-    /// The name of the subagent for everything, if there is one: the standard one, or a declared one of its name.
-    pub fn general_subagent(&self) -> Option<&str> {
-        let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
-        let declared = self.synchronous().any(|subagent| subagent.name == name);
-        (self.general_purpose_subagent.enabled || declared).then_some(name)
-    }
+/// Whether a field says what it would say if it were left out.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// What an ordinary message does to a question that waits for its answer.

@@ -1,19 +1,16 @@
-//! What a definition may say about what the embedding program has registered: programs and policies, by their names.
-
-use std::collections::BTreeSet;
+//! What a definition may say about what the embedding program has registered: programs, by their names.
 
 use super::check::Surroundings;
 use super::elsewhere::wrong;
 use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, SubagentDefinition};
+use super::{AgentDefinition, Inherit, SubagentDefinition};
 
 impl AgentDefinition {
-    /// What is wrong with the names of programs and policies in it.
+    /// What is wrong with the names of programs in it.
     pub(super) fn check_registered(&self, around: &Surroundings) -> Vec<Finding> {
-        let mut findings = policies(&FieldPath::of(["middleware"]), &self.middleware, around);
+        let mut findings = vec![];
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
-            findings.extend(policies(&field.then("middleware"), &subagent.middleware, around));
             findings.extend(subagent.check_runnable(&field, around));
         }
         findings
@@ -37,6 +34,8 @@ impl SubagentDefinition {
             ("interrupt_on", self.interrupt_on.is_some()),
             ("response_format", self.response_format.is_some()),
             ("middleware", !self.middleware.is_empty()),
+            ("inherit", self.inherit != Inherit::default()),
+            ("block_middleware", !self.block_middleware.is_empty()),
             ("todos", self.todos),
             ("skills", !self.skills.is_empty()),
             ("skill_tools", !self.skill_tools.is_empty()),
@@ -48,21 +47,6 @@ impl SubagentDefinition {
         findings.extend(wrong(field, senseless, "goes without `runnable` only: the program does everything itself"));
         findings
     }
-}
-
-fn policies(field: &FieldPath, names: &[String], around: &Surroundings) -> Vec<Finding> {
-    let mut seen = BTreeSet::new();
-    let mut findings = vec![];
-    for (at, name) in names.iter().enumerate() {
-        let field = field.then(at);
-        if !around.middleware.contains(name) {
-            let known = suggestion(name, around.middleware.iter().map(String::as_str), "registered are");
-            findings.push(Finding::error(field, format!("there is no policy `{name}`; {known}")));
-        } else if !seen.insert(name) {
-            findings.push(Finding::error(field, format!("`{name}` is listed twice")));
-        }
-    }
-    findings
 }
 
 #[cfg(test)]
@@ -100,18 +84,6 @@ mod tests {
                 "subagents[0].model: goes without `runnable` only: the program does everything itself",
                 "subagents[0].runnable: there is no program `cout`; did you mean `count`? registered are: count",
                 "subagents[0].todos: goes without `runnable` only: the program does everything itself",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_policy_is_named_as_it_is_registered_and_once() {
-        let subagent = json!({"name": "x", "description": "Does something.", "middleware": ["audit", "audit", "log"]});
-        assert_eq!(
-            findings(subagent),
-            [
-                "subagents[0].middleware[1]: `audit` is listed twice",
-                "subagents[0].middleware[2]: there is no policy `log`; registered are: audit",
             ]
         );
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::enclosed::{self, FOLDER, is_relative};
 use super::finding::{FieldPath, Finding};
+use super::{AgentDefinition, policy};
 use crate::domain::path::{below, normalise};
 
 /// How many sources of one kind an agent may have.
@@ -88,6 +89,53 @@ impl<'de> Deserialize<'de> for SkillSource {
     }
 }
 
+/// A file or folder that a definition names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named {
+    /// Where it is named.
+    pub field: FieldPath,
+    /// Its path, as it is written.
+    pub path: String,
+    /// For a folder of skills the tools that these may disclose; none for a file of memory.
+    pub tools: Option<Vec<String>>,
+}
+
+/// The entries of one list of files or folders.
+pub(super) fn named<'a>(
+    list: &FieldPath,
+    paths: impl Iterator<Item = &'a str>,
+    tools: Option<&[String]>,
+) -> Vec<Named> {
+    let entry = |(at, path): (usize, &str)| Named {
+        field: list.then(at),
+        path: path.to_owned(),
+        tools: tools.map(<[String]>::to_vec),
+    };
+    paths.enumerate().map(entry).collect()
+}
+
+impl AgentDefinition {
+    /// The files and folders that it names as skills and memory, its subagents' included.
+    pub fn named(&self) -> Vec<Named> {
+        let mut all = of_fields(&FieldPath::default(), (&self.skills, &self.skill_tools), &self.memory);
+        all.extend(policy::named(&FieldPath::of(["middleware"]), &self.middleware));
+        let general = FieldPath::of(["general_purpose_subagent"]).then("middleware");
+        all.extend(policy::named(&general, &self.general_purpose_subagent.middleware));
+        for (at, subagent) in self.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            all.extend(of_fields(&field, (&subagent.skills, &subagent.skill_tools), &subagent.memory));
+            all.extend(policy::named(&field.then("middleware"), &subagent.middleware));
+        }
+        all
+    }
+}
+
+fn of_fields(field: &FieldPath, (skills, tools): (&[SkillSource], &[String]), memory: &[String]) -> Vec<Named> {
+    let mut all = named(&field.then("skills"), skills.iter().map(SkillSource::path), Some(tools));
+    all.extend(named(&field.then("memory"), memory.iter().map(String::as_str), None));
+    all
+}
+
 /// What makes no sense in the sources of skills in `field`.
 pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Finding> {
     let mut findings = check_paths(field, sources.iter().map(SkillSource::path));
@@ -140,14 +188,14 @@ pub fn source_problem(path: &str) -> Option<String> {
 }
 
 /// What a definition names that lies on the server's disk, which a client's definition may not.
-pub(super) fn check_origin<'a>(field: &FieldPath, paths: impl Iterator<Item = &'a str>) -> Vec<Finding> {
-    let on_disk = paths.enumerate().filter(|(_, path)| is_relative(path) && !path.trim().is_empty());
-    let told = on_disk.map(|(at, path)| {
+pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
+    let on_disk = agent.named().into_iter().filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
+    let told = on_disk.map(|Named { field, path, .. }| {
         let message = format!(
             "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
              thread's files, which begin with /"
         );
-        Finding::error(field.then(at), message)
+        Finding::error(field, message)
     });
     told.collect()
 }
@@ -179,13 +227,6 @@ mod tests {
         }
         let unlabelled = sources(json!([{"path": "/a"}]));
         assert_eq!(check_skills(&FieldPath::of(["skills"]), &unlabelled)[0].field.to_string(), "skills[0].label");
-    }
-
-    #[test]
-    fn what_comes_over_http_does_not_name_the_disk() {
-        let findings = check_origin(&FieldPath::of(["skills"]), ["/skills", "skills"].into_iter());
-        assert_eq!(findings.len(), 1);
-        assert!(findings[0].to_string().starts_with("skills[1]: `skills` is relative"), "{}", findings[0]);
     }
 
     #[test]

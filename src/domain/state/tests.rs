@@ -99,3 +99,22 @@ fn a_subagent_gets_files_and_shared_fields_and_nothing_of_the_conversation() {
     state.apply(&Update { files: files.clone(), ..Update::none() });
     assert_eq!(state.for_subagent(), Update { files, ..Update::field("topic", json!(1)) });
 }
+
+#[test]
+fn a_fork_has_the_conversation_before_the_answer_and_what_is_not_about_its_callers_turn() {
+    let mut state = State::default();
+    let calls = Message::ai("").with_id("a2");
+    for message in [Message::human("one").with_id("h1"), Message::ai("two").with_id("a1"), Message::human("go"), calls]
+    {
+        state.messages.push(Arc::new(message));
+    }
+    let texts: Vec<String> = state.before_last_answer().iter().map(|message| message.content.text()).collect();
+    assert_eq!(texts, ["one", "two", "go"]);
+    for name in ["memory_contents", "skills_metadata", "notes", "todos", "pinned_skills", "_skill_tools_disclosed"] {
+        state.fields.insert(name.to_owned(), Value::from(1));
+    }
+    let fields = state.fields_for_fork();
+    let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+    assert_eq!(names, ["_deepagents_forked_context", "memory_contents", "notes", "skills_metadata"]);
+    assert!(!state.shares("_deepagents_forked_context"));
+}

@@ -12,6 +12,7 @@ fn event(seq: i64) -> Event {
         path: vec![],
         cause: None,
         visibility: Default::default(),
+        display_text: None,
     };
     Event { seq, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
 }

@@ -97,6 +97,7 @@ fn event(run: &Run, seq: i64, fact: Fact) -> Event {
         path,
         cause: None,
         visibility: Default::default(),
+        display_text: None,
     };
     Event { seq, run: run.id, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) }
 }

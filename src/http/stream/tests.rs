@@ -42,6 +42,7 @@ fn event(seq: i64, fact: Fact) -> Arc<Event> {
         agent,
         cause: None,
         visibility: Default::default(),
+        display_text: None,
     };
     let run = RunId::mint();
     Arc::new(Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) })

@@ -34,6 +34,8 @@ pub struct ChildRunView {
     pub task_call_id: Option<String>,
     /// Its namespace in streams: `tools:<task id>`.
     pub checkpoint_ns: String,
+    /// What its definition says that a user interface shows while it works.
+    pub display_text: Option<String>,
     /// What it is doing.
     pub status: RunStatusWord,
     /// Why it failed, when it did: `{error, message}`.
@@ -143,6 +145,8 @@ pub struct RunNodeView {
     pub task_call_id: Option<String>,
     /// How many delegations deep it is; 0 for the main agent.
     pub depth: u32,
+    /// What its definition says that a user interface shows while it works.
+    pub display_text: Option<String>,
     /// What it is doing.
     pub status: RunStatusWord,
     /// Why it failed, when it did: `{error, message}`.
@@ -171,6 +175,7 @@ impl RunNodeView {
             agent_path: run.lineage.path.clone(),
             task_call_id: run.lineage.cause.clone(),
             depth: run.lineage.depth,
+            display_text: run.display_text().map(str::to_owned),
             status: run.status.into(),
             error: run.error.as_ref().map(super::failure),
             checkpoint_ns: run.lineage.checkpoint_ns(),
@@ -216,6 +221,7 @@ impl ChildRunView {
     pub fn of(run: Run, used: &Used) -> Self {
         Self {
             usage: used_by(used, run.id),
+            display_text: run.display_text().map(str::to_owned),
             run_id: run.id.0,
             thread_id: run.thread.0,
             parent_run_id: run.lineage.parent.map(|parent| parent.0),

@@ -34,6 +34,8 @@ pub struct SubagentCard {
     pub description: String,
     /// How to use it, at length; shown only to a model that asks.
     pub instructions: Option<String>,
+    /// Whether it begins with the conversation of who delegates.
+    pub is_fork: bool,
 }
 
 /// What an agent may delegate, and how it is told.
@@ -61,7 +63,13 @@ pub struct Subagents {
     task: Arc<Task>,
     guide: Option<Arc<Guide>>,
     prompt: Option<String>,
+    /// Whether nothing is delegated although it is offered.
+    refuses: bool,
 }
+
+/// What a fork is told that would delegate.
+const REFUSAL: &str = "Error: you work on an order yourself and cannot delegate. Nothing was run; do the work with your \
+    other tools.";
 
 impl Subagents {
     /// Offers what is on the menu.
@@ -75,7 +83,13 @@ impl Subagents {
         let names = menu.cards.iter().map(|card| card.name.clone()).collect();
         let spec = Arc::new(words.task_spec(menu));
         let task = Task { spec, names, fallback, general: menu.general.clone(), words };
-        Self { task: Arc::new(task), guide, prompt: words.prompt(menu) }
+        Self { task: Arc::new(task), guide, prompt: words.prompt(menu), refuses: false }
+    }
+
+    /// The same for a fork: it looks like its caller to the model, but nothing is delegated.
+    #[must_use]
+    pub fn refusing(&self) -> Self {
+        Self { refuses: true, ..self.clone() }
     }
 }
 
@@ -106,6 +120,9 @@ impl Middleware for Subagents {
     /// A wrong name, or an argument that does not exist, is answered with a word on the way out, which the check of the
     /// arguments against the schema could not give.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        if self.refuses && call.name == TASK {
+            return Ok(CallOutcome::Answer(Answer::error(&call, REFUSAL)));
+        }
         match self.task.refusal(&call) {
             Some(text) if call.name == TASK => Ok(CallOutcome::Answer(Answer::error(&call, text))),
             Some(_) | None => next.call(call).await,
@@ -181,6 +198,7 @@ impl Tool for Task {
         let order = Order {
             description: argument(self.words.order).unwrap_or_default(),
             system_prompt: self.words.prompt.and_then(argument),
+            display_text: None,
         };
         Ok(CallOutcome::Delegate(Delegation { subagent: self.chosen(call), order }))
     }

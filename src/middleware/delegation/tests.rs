@@ -9,7 +9,7 @@ fn cards() -> Vec<SubagentCard> {
 }
 
 fn card(name: &str, description: &str) -> SubagentCard {
-    SubagentCard { name: name.to_owned(), description: description.to_owned(), instructions: None }
+    SubagentCard { name: name.to_owned(), description: description.to_owned(), instructions: None, is_fork: false }
 }
 
 fn menu() -> Menu {
@@ -95,7 +95,11 @@ fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
 }
 
 fn wish(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
-    let order = Order { description: description.to_owned(), system_prompt: system_prompt.map(str::to_owned) };
+    let order = Order {
+        description: description.to_owned(),
+        system_prompt: system_prompt.map(str::to_owned),
+        display_text: None,
+    };
     Delegation { subagent: subagent.to_owned(), order }
 }
 
@@ -170,4 +174,17 @@ async fn long_instructions_are_read_on_demand() {
     let told = guide.call(&Scope::sample(Timestamp(0)), &State::default(), &call).await.expect("an outcome");
     assert_eq!(text_of(told), "Say who, and why.");
     assert!(Subagents::new(&speaking(TaskDialect::Sagents)).guide.is_none());
+}
+
+#[tokio::test]
+async fn a_fork_sees_the_same_tool_as_its_caller_and_is_refused() {
+    let mut cards = cards();
+    cards[1].is_fork = true;
+    let caller = Subagents::new(&Menu { cards, ..menu() });
+    let fork = caller.refusing();
+    assert_eq!(fork.task.spec, caller.task.spec);
+    assert!(caller.task.spec.description.contains("- mailer: Mails. (It knows this conversation"));
+    assert!(caller.task.spec.description.contains("- researcher: Researches.\n"));
+    let text = text_of(outcome_of(&fork, task(json!({"description": "x", "subagent_type": "researcher"}))).await);
+    assert!(text.starts_with("Error: you work on an order yourself"), "{text}");
 }

@@ -21,6 +21,9 @@ const STANDARD_TEXT: &str = "Hands a piece of work to a subagent and waits for i
 const UNLISTED: &str = "Which subagents there are for the present work, you are told when they are needed. Do not guess a \
     name; wait until you are directed to one.";
 
+/// What is added to the description of a subagent that begins with the conversation.
+const FORK: &str = " (It knows this conversation, so the order need not repeat it.)";
+
 const IN_PROMPT: &str = "The subagents are listed in your instructions.";
 
 /// A text about the guide, for models that are shown the list.
@@ -132,7 +135,8 @@ fn list(menu: &Menu) -> String {
     let mut lines: Vec<String> = vec![];
     for card in &menu.cards {
         let mark = if card.instructions.is_some() { "*" } else { "" };
-        lines.push(format!("- {}{mark}: {}", card.name, card.description));
+        let fork = if card.is_fork { FORK } else { "" };
+        lines.push(format!("- {}{mark}: {}{fork}", card.name, card.description));
     }
     if menu.cards.iter().any(|card| card.instructions.is_some()) {
         lines.extend(["".to_owned(), HINT.to_owned()]);

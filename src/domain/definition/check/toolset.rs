@@ -21,9 +21,11 @@ pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a Agen
     tools
 }
 
-/// The tools of the general-purpose subagent.
+/// The tools of the general-purpose subagent, or of one that would be it.
 pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = of_policies(false, agent.files, &agent.store, !agent.skills.is_empty());
+    let Some(general) = agent.general() else { return of_agent(agent) };
+    let store = general.store.as_ref().unwrap_or(&agent.store);
+    let mut tools = of_policies(general.todos, agent.files, store, !general.skills.is_empty());
     let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);
     tools.extend(declared.iter().chain(&agent.skill_tools).map(String::as_str));
     tools

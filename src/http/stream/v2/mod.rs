@@ -170,14 +170,18 @@ impl Presenter {
         }
         let name = self.lifecycle_name(view, "started");
         out.put(Channel::Lifecycle, &view.place, name, || {
-            let Origin { namespace, agent, cause, .. } = &*view.place.origin;
-            json!({
+            let Origin { namespace, agent, cause, display_text, .. } = &*view.place.origin;
+            let mut data = json!({
                 "event": "started",
                 "namespace": view.place.segments,
                 "graph_name": agent,
                 "trigger_call_id": namespace.last(),
                 "cause": {"type": "toolCall", "tool_call_id": cause},
-            })
+            });
+            if let Some(text) = display_text {
+                data["display_text"] = json!(text);
+            }
+            data
         });
     }
 

@@ -64,6 +64,7 @@ impl Play {
             agent,
             cause: None,
             visibility: Default::default(),
+            display_text: None,
         })
     }
 
@@ -81,6 +82,7 @@ impl Play {
             agent,
             cause: Some(cause.to_owned()),
             visibility: Default::default(),
+            display_text: None,
         })
     }
 

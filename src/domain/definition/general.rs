@@ -1,0 +1,111 @@
+//! The subagent that every agent has unless told otherwise.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::policy::SKILLS;
+use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, is_default};
+
+/// The subagent that every agent has unless told otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GeneralPurpose {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// Its name, when not `general-purpose`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it is for, when not the standard text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Its instructions, when not the standard text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+    /// Its model, when not the agent's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Its tools, when not the agent's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<String>>,
+    /// Which of its calls need approval, when not the agent's rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
+    /// Policies of its own, in their order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub middleware: Vec<Policy>,
+    /// What it has from the agent, beyond what every subagent has.
+    #[serde(skip_serializing_if = "is_default")]
+    pub inherit: Inherit,
+    /// The policies that it does not have from the agent, by their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub block_middleware: Vec<String>,
+}
+
+/// The name of the general-purpose subagent unless it is given another one.
+pub const GENERAL_PURPOSE: &str = "general-purpose";
+
+impl Default for GeneralPurpose {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            name: None,
+            description: None,
+            system_prompt: None,
+            model: None,
+            tools: None,
+            interrupt_on: None,
+            middleware: vec![],
+            inherit: Inherit::default(),
+            block_middleware: vec![],
+        }
+    }
+}
+
+impl AgentDefinition {
+    /// The name of the subagent for everything, if there is one: the standard one, or a declared one of its name.
+    pub fn general_subagent(&self) -> Option<&str> {
+        let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
+        let declared = self.synchronous().any(|subagent| subagent.name == name);
+        (self.general_purpose_subagent.enabled || declared).then_some(name)
+    }
+
+    /// Whom it can delegate to and wait for: the general-purpose subagent first, unless it is switched off or replaced by
+    /// name, then those that are declared. The definition has to be [resolved](Self::resolved).
+    pub fn delegates(&self) -> Vec<SubagentDefinition> {
+        self.general().into_iter().chain(self.synchronous().cloned()).collect()
+    }
+
+    /// The general-purpose subagent, if it is not replaced. The definition has to be [resolved](Self::resolved).
+    pub(super) fn general(&self) -> Option<SubagentDefinition> {
+        let general = &self.general_purpose_subagent;
+        let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
+        let is_replaced = self.synchronous().any(|subagent| subagent.name == name);
+        let own = general.system_prompt.clone();
+        // Its parent's instructions take the place of the standard ones, and stand before its own.
+        let is_told = general.inherit.prompt && !self.system_prompt.trim().is_empty();
+        let standard = if is_told { "" } else { GENERAL_PROMPT };
+        let has_skills = !general.block_middleware.iter().any(|name| name == SKILLS);
+        let described = || SubagentDefinition {
+            name,
+            description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
+            system_prompt: own.unwrap_or_else(|| standard.to_owned()),
+            model: general.model.clone(),
+            tools: general.tools.clone(),
+            interrupt_on: general.interrupt_on.clone(),
+            skills: if has_skills { self.skills.clone() } else { vec![] },
+            skill_tools: if has_skills { self.skill_tools.clone() } else { vec![] },
+            middleware: general.middleware.clone(),
+            inherit: general.inherit.clone(),
+            block_middleware: general.block_middleware.clone(),
+            ..SubagentDefinition::default()
+        };
+        (general.enabled && !is_replaced).then(|| described().resolved(self))
+    }
+}
+
+const GENERAL_DESCRIPTION: &str = "An all-rounder for research, searches and work in several steps. \
+     It has the same tools as the delegating agent and nothing of its conversation.";
+
+const GENERAL_PROMPT: &str = "You work on one task that another agent has handed to you. \
+     It sees nothing but your last message, so let that message hold the complete result.";

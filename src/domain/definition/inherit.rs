@@ -1,0 +1,120 @@
+//! What a subagent has from its parent, beyond what every subagent has.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::Surroundings;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::policy::{APPROVAL, MEMORY, SKILLS, STORE, TODOS, name_problem};
+use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
+
+/// What a subagent has from its parent.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Inherit {
+    /// Whether its instructions begin with its parent's.
+    pub prompt: bool,
+    /// Whether it has its parent's memory, before its own.
+    pub memory: bool,
+    /// Which of its parent's policies it has, before its own.
+    pub middleware: InheritedPolicies,
+}
+
+/// Which of its parent's policies a subagent has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "must be true, false or a list of names of policies")]
+pub enum InheritedPolicies {
+    /// All, or none.
+    Switch(bool),
+    /// These.
+    Named(Vec<String>),
+}
+
+impl Default for InheritedPolicies {
+    fn default() -> Self {
+        Self::Switch(false)
+    }
+}
+
+impl InheritedPolicies {
+    fn includes(&self, name: &str) -> bool {
+        match self {
+            Self::Switch(all) => *all,
+            Self::Named(names) => names.iter().any(|included| included == name),
+        }
+    }
+}
+
+impl AgentDefinition {
+    /// The policies that a subagent may have from it.
+    fn inheritable(&self) -> Vec<Policy> {
+        let is_listed = self.middleware.iter().any(|policy| policy.name == TODOS);
+        let todos = (self.todos && !is_listed).then(|| Policy::named(TODOS));
+        todos.into_iter().chain(self.middleware.iter().cloned()).collect()
+    }
+}
+
+impl SubagentDefinition {
+    /// The same with what it has from its parent in its own fields.
+    pub(super) fn inheriting(&self, parent: &AgentDefinition) -> Self {
+        let mut subagent = self.clone();
+        let (inherit, blocked) =
+            (std::mem::take(&mut subagent.inherit), std::mem::take(&mut subagent.block_middleware));
+        let is_blocked = |name: &str| blocked.iter().any(|blocked| blocked == name);
+        if inherit.prompt {
+            let parts = [parent.system_prompt.as_str(), self.system_prompt.as_str()];
+            let parts: Vec<&str> = parts.into_iter().filter(|part| !part.trim().is_empty()).collect();
+            subagent.system_prompt = parts.join("\n\n");
+        }
+        // The field says what the policy is told; a blocked policy is not had from the parent, whoever names it.
+        if inherit.memory && !is_blocked(MEMORY) {
+            subagent.memory = parent.memory.iter().chain(&self.memory).cloned().collect();
+        }
+        if is_blocked(STORE) && subagent.store.is_none() {
+            subagent.store = Some(StoreRule::default());
+        }
+        if is_blocked(APPROVAL) && subagent.interrupt_on.is_none() {
+            subagent.interrupt_on = Some(Default::default());
+        }
+        let is_own = |name: &str| self.middleware.iter().any(|policy| policy.name == name) || self.says(name);
+        let wanted = |policy: &Policy| {
+            inherit.middleware.includes(&policy.name) && !is_blocked(&policy.name) && !is_own(&policy.name)
+        };
+        let inherited = parent.inheritable().into_iter().filter(wanted);
+        subagent.middleware = inherited.chain(self.middleware.iter().cloned()).collect();
+        subagent
+    }
+
+    /// Whether one of its fields says what this policy would be told.
+    fn says(&self, policy: &str) -> bool {
+        match policy {
+            STORE => self.store.is_some(),
+            SKILLS => !self.skills.is_empty(),
+            MEMORY => !self.memory.is_empty(),
+            APPROVAL => self.interrupt_on.is_some(),
+            _ => false,
+        }
+    }
+}
+
+/// What is wrong with what is inherited in `field`, where it stands beside what is blocked.
+pub(super) fn check(
+    field: &FieldPath,
+    (inherit, blocked): (&Inherit, &[String]),
+    parent: &AgentDefinition,
+    around: &Surroundings,
+) -> Vec<Finding> {
+    let mut findings = vec![];
+    if let InheritedPolicies::Named(names) = &inherit.middleware {
+        let known: Vec<String> = parent.inheritable().into_iter().map(|policy| policy.name).collect();
+        for (at, name) in names.iter().enumerate().filter(|(_, name)| !known.contains(name)) {
+            let known = suggestion(name, known.iter().map(String::as_str), "it has");
+            let place = field.then("inherit").then("middleware").then(at);
+            findings.push(Finding::error(place, format!("the agent has no policy `{name}` to hand down; {known}")));
+        }
+    }
+    for (at, name) in blocked.iter().enumerate() {
+        let problem = name_problem(name, around).map(|problem| problem.replace("is not listed", "cannot be blocked"));
+        findings.extend(problem.map(|problem| Finding::error(field.then("block_middleware").then(at), problem)));
+    }
+    findings
+}

@@ -1,0 +1,25 @@
+//! Policy: a text stands at the very end of the instructions.
+//!
+//! What stands before it is the same for several agents, so that providers can reuse what they have read of it.
+
+use async_trait::async_trait;
+
+use super::{Middleware, ModelAnswer, NextModel};
+use crate::model::ModelRequest;
+use crate::tool::Halt;
+
+/// The policy. It has to be the innermost one that changes the instructions.
+#[derive(Debug, Clone)]
+pub struct Addendum(pub String);
+
+#[async_trait]
+impl Middleware for Addendum {
+    fn name(&self) -> &str {
+        "AddendumMiddleware"
+    }
+
+    async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        request.add_to_system(&self.0);
+        next.ask(request).await
+    }
+}
