@@ -250,6 +250,16 @@ on_both_engines! {
         peer.finish().await;
     }
 
+    async fn a_run_whose_beginning_was_not_heard_of_is_found_again(server: TestServer) {
+        let peer = Peer::of(&server).await;
+        peer.door.is(Way::Forgetful);
+        let (alice, run) = asks(&server, research()).await;
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, DONE);
+        assert_eq!((peer.runs().await.len(), peer.server.tools.calls_of("lookup").len()), (1, 1));
+        peer.finish().await;
+    }
+
     async fn work_there_that_takes_longer_than_it_may_is_stopped(server: TestServer) {
         let peer = Peer::of(&server).await;
         peer.server.tools.hold("slow");
