@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use axum::serve::ListenerExt;
 use futures::FutureExt;
+use reqwest::Client;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 
@@ -25,6 +26,7 @@ use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
 use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
 use crate::shutdown::Shutdown;
+use crate::tool::mcp::{self, McpServers};
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -77,13 +79,17 @@ impl App {
         let around = config::surroundings(&config);
         let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
-        let mut tools = tools(&config)?;
+        let client = remote::client().context("could not make a client for tools")?;
+        let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
+        let servers = mcp_servers(&config, &client, &shutdown)?;
+        servers.open(shutdown.soft()).await;
         let workshop = Workshop {
             providers,
             tools: Arc::new(tools),
             runnables: Arc::new(registered.runnables),
             policies: Arc::new(registered.policies),
+            servers,
             peers: peers(&config.peers, &shutdown).context("could not make a client for other servers")?,
         };
         let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
@@ -271,9 +277,16 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
     ProviderConfig { kind, base_url: section.base_url.clone(), api_key }
 }
 
+/// The MCP servers.
+fn mcp_servers(config: &Config, client: &Client, shutdown: &Shutdown) -> anyhow::Result<McpServers> {
+    let shutdown = shutdown.clone();
+    let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
+    let servers = McpServers::new(&config.mcp_servers, &config::inherited(), client, &spawn);
+    servers.map_err(|error| anyhow!("{error}"))
+}
+
 /// The declared tools.
-fn tools(config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
-    let client = remote::client().context("could not make a client for tools")?;
+fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
     let tool = |(name, definition): (&String, &ToolDefinition)| {
         let made: Arc<dyn Tool> = match definition.kind {
             ToolKind::Http => Arc::new(RemoteTool::new(name, definition, client.clone())?),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::mcp::{self, by_model_name};
 use crate::domain::definition::{
     self, AgentDefinition, GENERAL_PURPOSE, Location, Provenance, SubagentDefinition, TaskDialect,
 };
@@ -26,6 +27,7 @@ use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::peer::Peers;
+use crate::tool::mcp::McpServers;
 use crate::tool::{ArgumentCheck, Tool, Toolbox};
 
 mod draft;
@@ -53,6 +55,8 @@ pub struct Workshop {
     pub runnables: Arc<BTreeMap<String, Arc<dyn Runnable>>>,
     /// The registered policies, by name.
     pub policies: Arc<BTreeMap<String, Arc<dyn Middleware>>>,
+    /// The MCP servers.
+    pub servers: McpServers,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
 }
@@ -79,6 +83,7 @@ impl Workshop {
             tools: Arc::default(),
             runnables: Arc::default(),
             policies: Arc::default(),
+            servers: McpServers::default(),
             peers,
         }
     }
@@ -238,7 +243,7 @@ impl Workshop {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
         }
         if let Some(until) = &draft.until {
-            stack.push(Arc::new(until::UntilTool::new(until.names())));
+            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(|name| mcp::named(name)).collect())));
         }
         // A schema that is none was refused when the configuration was read.
         if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
@@ -262,10 +267,11 @@ impl Workshop {
             .collect::<Vec<_>>()
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
-        let toolbox =
-            Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own)).hiding(&draft.skill_tools);
+        let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
+            .hiding(&draft.skill_tools)
+            .with_sources(self.servers.sources(draft.tools.iter()));
         if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            stack.push(Arc::new(Approval::new(draft.interrupt_on.clone(), toolbox.specs())));
+            stack.push(Arc::new(Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone())));
         }
         stack.push(Arc::new(Counted));
         let checks: HashMap<_, _> =

@@ -155,7 +155,7 @@ impl Loop<'_> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
         let tool = self.agent.toolbox.get(&job.call.name);
-        let repeats = tool.is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
+        let repeats = tool.as_ref().is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
         let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
         let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
@@ -171,7 +171,8 @@ impl Loop<'_> {
     /// The innermost layer: the tool itself, if there is one and it can be called so.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.toolbox.get(&call.name) else {
-            let text = tool::unknown(&call.name, self.agent.toolbox.names());
+            let names = self.agent.toolbox.names();
+            let text = tool::unknown(&call.name, names.iter().map(String::as_str));
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         };
         if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {

@@ -58,9 +58,9 @@ impl Agent {
         let policies: Vec<&str> = self.stack.iter().map(|policy| policy.name()).collect();
         graph.node(START, None);
         graph.node(MODEL, Some(("__middleware", json!(policies))));
-        let has_tools = !self.toolbox.specs().is_empty();
+        let has_tools = !self.toolbox.is_empty();
         if has_tools {
-            graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names().collect::<Vec<_>>()))));
+            graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names()))));
         }
         for hook in [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent].into_iter().flatten()
         {

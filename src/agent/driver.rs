@@ -206,7 +206,7 @@ impl Loop<'_> {
                 Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
                 None => machine.state.messages.clone(),
             },
-            tools: agent.toolbox.specs().to_vec(),
+            tools: agent.toolbox.specs(),
             settings: agent.settings.clone(),
             errand: agent.model.stands_in().then(|| Arc::new(self.errand(machine))),
             ..ModelRequest::default()

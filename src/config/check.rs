@@ -37,6 +37,10 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         let field = FieldPath::of(["tools", name.as_str()]);
         check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
+    for (name, server) in &config.mcp_servers {
+        let field = FieldPath::of(["mcp_servers", name.as_str()]);
+        check.findings.extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
+    }
     check.findings.extend(config.files.settings.embedded.check(config));
     let around = surroundings_of(config, unread);
     check.findings.extend(super::store::check(config, &around));
@@ -63,12 +67,14 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.tools.extend(config.tools.keys().cloned());
     around.providers.extend(config.providers.keys().cloned());
     around.agents = config.agents.keys().cloned().collect();
+    around.mcp_servers = config.mcp_servers.keys().cloned().collect();
     around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
                 "tools" => around.tools.insert(name.clone()),
                 "providers" => around.providers.insert(name.clone()),
+                "mcp_servers" => around.mcp_servers.insert(name.clone()),
                 "agents" => around.agents.insert(name.clone()),
                 _ => continue,
             };

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::domain::definition::mcp::McpServerDefinition;
 use crate::domain::definition::{
     AgentDefinition, FieldPath, Finding, Severity, ToolDefinition, deprecated, is_echo, read,
 };
@@ -24,6 +25,7 @@ mod embedded;
 mod enclosures;
 mod folder;
 mod markdown;
+mod mcp;
 mod peers;
 mod problem;
 mod sections;
@@ -35,6 +37,7 @@ mod webhooks;
 pub use arguments::{Arguments, Command, Settings};
 pub use check::surroundings;
 pub use embedded::Embedded;
+pub use mcp::inherited;
 pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
@@ -89,6 +92,8 @@ pub struct Config {
     pub providers: Named<ProviderSection>,
     /// The declared tools, by name.
     pub tools: Named<ToolDefinition>,
+    /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
+    pub mcp_servers: Named<McpServerDefinition>,
     /// The agents, by `graph_id`.
     pub agents: Named<AgentDefinition>,
     /// The folder with a folder for each agent; beside the configuration file when not absolute.
@@ -155,9 +160,10 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
+    let unset = mcp::fill_in(&mut config.mcp_servers);
     let nonsense = check::check(&config, &reading.findings);
     let unread = sheet.enclose(&mut config, &beside);
-    for finding in nonsense.into_iter().chain(unread) {
+    for finding in unset.into_iter().chain(nonsense).chain(unread) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
             sheet.add(Finding { field, ..finding });

@@ -28,6 +28,11 @@ fn describe(text: &mut String, loaded: &Loaded) {
     let config = &loaded.config;
     push(text, &format!("configuration: {}", loaded.source));
     push(text, &format!("listens on {}, keeps its data in {}", config.server.listen, config.storage.url));
+    for (name, server) in &config.mcp_servers {
+        // Arguments and addresses may hold secrets.
+        let kind = server.command.as_ref().map_or("behind HTTP", |command| command.as_str());
+        push(text, &format!("MCP server {name}: {kind}"));
+    }
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
     }

@@ -18,22 +18,29 @@ use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
-use crate::tool::{Halt, Scope};
+use crate::tool::{Halt, Scope, Toolbox};
 
 /// The policy.
 pub struct Approval {
     rules: BTreeMap<String, ApprovalRule>,
-    action: Value,
+    tools: Toolbox,
 }
 
 impl Approval {
-    /// Asks about calls as `rules` say, by tool. An edit may name any of `tools`: all that the agent can call.
-    pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: &[Arc<ToolSpec>]) -> Self {
-        Self { rules, action: action_schema(tools) }
+    /// Asks about calls as `rules` say, by tool; one whose name ends in `*` is about all tools that begin like it and have
+    /// no rule of their own. An edit may name any of `tools`: all that the agent can call.
+    pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: Toolbox) -> Self {
+        Self { rules, tools }
+    }
+
+    fn rule(&self, tool: &str) -> Option<&ApprovalRule> {
+        let begins = |rule: &str| rule.strip_suffix('*').is_some_and(|start| tool.starts_with(start));
+        let of_all = || self.rules.iter().find(|(name, _)| begins(name)).map(|(_, rule)| rule);
+        self.rules.get(tool).or_else(of_all)
     }
 
     fn allowed(&self, tool: &str) -> &[DecisionKind] {
-        self.rules.get(tool).map_or(&[], ApprovalRule::allowed)
+        self.rule(tool).map_or(&[], ApprovalRule::allowed)
     }
 
     /// The question about `calls`.
@@ -53,7 +60,7 @@ impl Approval {
     }
 
     fn request(&self, call: &ToolCall) -> Value {
-        let own = match self.rules.get(&call.name) {
+        let own = match self.rule(&call.name) {
             Some(ApprovalRule::Choices(choices)) => choices.description.clone(),
             Some(ApprovalRule::Switch(_)) | None => None,
         };
@@ -76,7 +83,7 @@ impl Approval {
             "required": ["decisions"],
         });
         if may_edit {
-            schema["$defs"] = json!({"action": self.action});
+            schema["$defs"] = json!({"action": action_schema(&self.tools.specs())});
         }
         schema
     }

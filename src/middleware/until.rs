@@ -25,8 +25,8 @@ pub struct UntilTool {
 
 impl UntilTool {
     /// The work ends with the first success of one of `tools`.
-    pub fn new(tools: &[String]) -> Self {
-        Self { tools: tools.to_vec() }
+    pub fn new(tools: Vec<String>) -> Self {
+        Self { tools }
     }
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use crate::domain::time::Timestamp;
 
     fn policy() -> UntilTool {
-        UntilTool::new(&["submit".to_owned()])
+        UntilTool::new(vec!["submit".to_owned()])
     }
 
     fn received(name: &str, status: ToolStatus) -> Answer {

@@ -25,6 +25,7 @@ pub mod demo;
 pub mod files;
 pub mod items;
 pub mod literal;
+pub mod mcp;
 pub mod remote;
 pub mod scope;
 pub mod store;
@@ -116,9 +117,22 @@ impl From<Failure> for Halt {
     }
 }
 
+/// Tools that come and go while the server runs.
+pub trait ToolSource: Send + Sync {
+    /// Those that there are now.
+    fn tools(&self) -> Vec<Arc<dyn Tool>>;
+}
+
 /// The tools of one agent, by name.
 #[derive(Clone, Default)]
-pub struct Toolbox(BTreeMap<String, Arc<dyn Tool>>, Vec<Arc<ToolSpec>>, BTreeSet<String>);
+pub struct Toolbox {
+    tools: BTreeMap<String, Arc<dyn Tool>>,
+    specs: Vec<Arc<ToolSpec>>,
+    /// Those that are not spoken of.
+    hidden: BTreeSet<String>,
+    /// Those that come and go. They never take the place of one that stays.
+    sources: Vec<Arc<dyn ToolSource>>,
+}
 
 impl Toolbox {
     /// Holds `tools` in this order; of two with one name the later stays.
@@ -126,9 +140,9 @@ impl Toolbox {
         let mut toolbox = Self::default();
         for tool in tools {
             let spec = Arc::clone(tool.spec());
-            toolbox.1.retain(|other| other.name != spec.name);
-            toolbox.0.insert(spec.name.clone(), tool);
-            toolbox.1.push(spec);
+            toolbox.specs.retain(|other| other.name != spec.name);
+            toolbox.tools.insert(spec.name.clone(), tool);
+            toolbox.specs.push(spec);
         }
         toolbox
     }
@@ -136,22 +150,41 @@ impl Toolbox {
     /// The same, of which these are not spoken of: something else tells when they are there.
     #[must_use]
     pub fn hiding(self, names: &[String]) -> Self {
-        Self(self.0, self.1, names.iter().cloned().collect())
+        Self { hidden: names.iter().cloned().collect(), ..self }
+    }
+
+    /// The same, with tools that come and go.
+    #[must_use]
+    pub fn with_sources(self, sources: Vec<Arc<dyn ToolSource>>) -> Self {
+        Self { sources, ..self }
+    }
+
+    fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
+        let there = self.sources.iter().flat_map(|source| source.tools());
+        there.filter(|tool| !self.tools.contains_key(&tool.spec().name))
     }
 
     /// The tool of this name.
-    pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
-        self.0.get(name)
+    pub fn get(&self, name: &str) -> Option<Arc<dyn Tool>> {
+        let stays = self.tools.get(name).cloned();
+        stays.or_else(|| self.passing().find(|tool| tool.spec().name == name))
     }
 
-    /// All of them as the model sees them, in their order.
-    pub fn specs(&self) -> &[Arc<ToolSpec>] {
-        &self.1
+    /// All that there are now as the model sees them, in their order.
+    pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
+        let stay = self.specs.iter().cloned();
+        stay.chain(self.passing().map(|tool| Arc::clone(tool.spec()))).collect()
     }
 
     /// The names of those that are spoken of.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.1.iter().map(|spec| spec.name.as_str()).filter(|name| !self.2.contains(*name))
+    pub fn names(&self) -> Vec<String> {
+        let names = self.specs().into_iter().map(|spec| spec.name.clone());
+        names.filter(|name| !self.hidden.contains(name)).collect()
+    }
+
+    /// Whether it has any, or may come to have some.
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty() && self.sources.is_empty()
     }
 }
 

@@ -226,11 +226,7 @@ impl RemoteTool {
     }
 
     fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
-        let mut body = String::from_utf8_lossy(body).into_owned();
-        // A server that echoes what it was sent must not hand our secrets to the model.
-        for secret in self.headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
-            body = body.replace(secret, "***");
-        }
+        let body = without_secrets(String::from_utf8_lossy(body).into_owned(), &self.headers);
         let shown: String = body.chars().take(SHOWN_CHARS).collect();
         let message = format!("the tool `{}` answered with status {}: {shown}", self.spec.name, status.as_u16());
         Failure::new("ToolHttpError", message)
@@ -313,7 +309,17 @@ fn key(id: &str) -> String {
         .collect()
 }
 
-fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
+/// A text that a server sent, without the values of `headers`: one that echoes what it was sent must not hand our secrets to
+/// the model.
+pub(super) fn without_secrets(mut text: String, headers: &HeaderMap) -> String {
+    for secret in headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+        text = text.replace(secret, "***");
+    }
+    text
+}
+
+/// These headers, ready to be sent.
+pub(super) fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);

@@ -244,7 +244,7 @@ pub(super) fn roster(
 pub(super) fn careful(world: &Arc<World>) -> Vec<Arc<dyn Middleware>> {
     let bare = agent_of("", world, None, vec![]);
     let rules = BTreeMap::from([(PAY.to_owned(), ApprovalRule::Switch(true))]);
-    vec![Arc::new(Tally), Arc::new(Approval::new(rules, bare.toolbox.specs()))]
+    vec![Arc::new(Tally), Arc::new(Approval::new(rules, bare.toolbox.clone()))]
 }
 
 /// A main agent that delegates `depth` levels down, counts its hooks and asks before it pays.

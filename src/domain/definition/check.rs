@@ -11,6 +11,7 @@ use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
 use super::super::state::is_private;
 use super::finding::{FieldPath, Finding, Segment, suggestion};
+use super::mcp::McpReference;
 use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
 mod skills;
@@ -68,6 +69,8 @@ pub struct Surroundings {
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
     pub providers: BTreeSet<String>,
+    /// The MCP servers.
+    pub mcp_servers: BTreeSet<String>,
     /// The programs that subagents can be.
     pub runnables: BTreeSet<String>,
     /// The registered policies.
@@ -136,6 +139,15 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
         && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
+/// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
+fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
+    let Some(reference) = McpReference::read(tool) else { return tools.contains(tool) };
+    let all = format!("{}/", reference.server);
+    tools.contains(tool)
+        || tools.contains(format!("{all}*").as_str())
+        || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
+}
+
 struct Check<'a> {
     around: &'a Surroundings,
     findings: Vec<Finding>,
@@ -190,6 +202,9 @@ impl Check<'_> {
                 self.error(&field, format!("`{tool}` is not declared but switched on: `store = true`"));
             } else if POLICY_TOOLS.contains(&tool.as_str()) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
+            } else if let Some(reference) = McpReference::read(tool) {
+                let problem = reference.problem(&self.around.mcp_servers);
+                problem.into_iter().for_each(|problem| self.error(&field, problem));
             } else if !self.around.tools.contains(tool) {
                 let known = self.around.tools.iter().map(String::as_str);
                 let known = suggestion(tool, known, "declared are");
@@ -260,7 +275,7 @@ impl Check<'_> {
     fn approvals(&mut self, field: &FieldPath, rules: &BTreeMap<String, ApprovalRule>, tools: &BTreeSet<&str>) {
         for (tool, rule) in rules {
             let field = field.then(tool);
-            if !tools.contains(tool.as_str()) {
+            if !is_among(tool, tools) {
                 let known = tools.iter().filter(|name| !POLICY_TOOLS.contains(*name)).copied();
                 let known = suggestion(tool, known, "it has");
                 self.error(&field, format!("the agent has no tool `{tool}`; {known}"));
@@ -342,7 +357,7 @@ impl Check<'_> {
             self.error(field, "must name a tool; leave it out for none");
         }
         let tools = toolset::of_subagent(subagent, parent);
-        for name in until.names().iter().filter(|name| !tools.contains(name.as_str())) {
+        for name in until.names().iter().filter(|name| !is_among(name, &tools)) {
             let known = suggestion(name, tools.iter().copied(), "it has");
             self.error(field, format!("the subagent has no tool `{name}`; {known}"));
         }

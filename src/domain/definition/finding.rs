@@ -66,7 +66,7 @@ impl FieldPath {
     /// Whether the field may hold a secret, so that its value is not to be shown.
     pub fn is_secret(&self) -> bool {
         self.0.iter().any(|segment| match segment {
-            Segment::Key(key) => matches!(key.as_str(), "api_key" | "headers" | "secret" | "url"),
+            Segment::Key(key) => matches!(key.as_str(), "api_key" | "headers" | "secret" | "url" | "env" | "args"),
             Segment::Index(_) => false,
         })
     }

@@ -24,6 +24,7 @@ pub mod enclosed;
 mod finding;
 mod headers;
 mod judge;
+pub mod mcp;
 mod program;
 mod read;
 mod record;

@@ -2,6 +2,7 @@ use super::*;
 use crate::domain::definition::ApprovalChoices;
 use crate::domain::message::Role;
 use crate::domain::time::Timestamp;
+use crate::tool::{CallOutcome, Tool};
 
 fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
     let parameters = json!({
@@ -10,6 +11,20 @@ fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
         "required": required,
     });
     Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters })
+}
+
+/// A tool that nobody calls.
+struct Stub(Arc<ToolSpec>);
+
+#[async_trait]
+impl Tool for Stub {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.0
+    }
+
+    async fn call(&self, _: &Scope, _: &State, _: &ToolCall) -> Result<CallOutcome, Halt> {
+        Err(Halt::Stopped)
+    }
 }
 
 fn policy() -> Approval {
@@ -22,7 +37,8 @@ fn policy() -> Approval {
         ("pay".to_owned(), ApprovalRule::Switch(true)),
         ("lookup".to_owned(), ApprovalRule::Switch(false)),
     ]);
-    Approval::new(rules, &[spec("send_email", &["to", "body"]), spec("pay", &["to"]), spec("lookup", &["query"])])
+    let specs = [spec("send_email", &["to", "body"]), spec("pay", &["to"]), spec("lookup", &["query"])];
+    Approval::new(rules, Toolbox::new(specs.map(|spec| Arc::new(Stub(spec)) as Arc<dyn Tool>)))
 }
 
 fn mail(id: &str) -> ToolCall {

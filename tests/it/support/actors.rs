@@ -46,7 +46,8 @@ impl Question {
 }
 
 impl Human {
-    pub(super) async fn arrives(client: Client, agent: &str) -> Self {
+    /// Somebody who talks to `agent` on a new thread.
+    pub(crate) async fn arrives(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
         Self { client, agent: agent.to_owned(), thread }
     }

@@ -4,6 +4,7 @@ pub(crate) mod actors;
 pub(crate) mod client;
 pub(crate) mod door;
 pub(crate) mod ear;
+pub(crate) mod mcp;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod program;

@@ -37,6 +37,11 @@ impl Check<'_> {
             self.error(&field, "goes with `skills` only: a skill that was read discloses them");
         }
         self.tools(&field, knowledge.skill_tools);
+        for (at, tool) in knowledge.skill_tools.iter().enumerate().filter(|(_, tool)| tool.contains('/')) {
+            let message =
+                format!("`{tool}` is a tool of an MCP server, which skills do not disclose; name it in `tools`");
+            self.error(&field.then(at), message);
+        }
         for (at, tool) in knowledge.skill_tools.iter().enumerate().filter(|(_, tool)| knowledge.tools.contains(tool)) {
             let message =
                 format!("`{tool}` is in `tools`, too; a tool that skills disclose is not there from the start");

@@ -1,0 +1,80 @@
+//! `[mcp_servers.NAME]`: secrets come from the environment, where the text says `${NAME}` or `${NAME:-otherwise}`.
+
+use std::collections::BTreeMap;
+
+use super::variable;
+use crate::domain::definition::mcp::McpServerDefinition;
+use crate::domain::definition::{FieldPath, Finding};
+
+/// The environment variables of the server that every program sees which it starts. The others are none of its business.
+const INHERITED: [&str; 12] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TMPDIR",
+    "TZ",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
+
+/// The environment of every program that is started.
+pub fn inherited() -> BTreeMap<String, String> {
+    INHERITED.into_iter().filter_map(|name| Some((name.to_owned(), variable(name)?))).collect()
+}
+
+/// Puts the values of variables where a server's definition names them. What is not set is told.
+pub(super) fn fill_in(servers: &mut BTreeMap<String, McpServerDefinition>) -> Vec<Finding> {
+    let mut findings = vec![];
+    for (name, server) in servers {
+        let top = FieldPath::of(["mcp_servers", name.as_str()]);
+        let mut fill = |field: FieldPath, text: &mut String| match filled(text, variable) {
+            Ok(filled) => *text = filled,
+            Err(problem) => findings.push(Finding::error(field, problem)),
+        };
+        for (at, arg) in server.args.iter_mut().enumerate() {
+            fill(top.then("args").then(at), arg);
+        }
+        for (key, value) in &mut server.env {
+            fill(top.then("env").then(key), value);
+        }
+        for (key, value) in &mut server.headers.0 {
+            fill(top.then("headers").then(key), value);
+        }
+        server.url.iter_mut().for_each(|url| fill(top.then("url"), url));
+    }
+    findings
+}
+
+/// The text with the values of the variables that it names.
+fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+    let (mut filled, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once("${") {
+        let Some((inside, after)) = after.split_once('}') else { break };
+        let (name, otherwise) =
+            inside.split_once(":-").map_or((inside, None), |(name, otherwise)| (name, Some(otherwise)));
+        let value = variable(name).or_else(|| otherwise.map(str::to_owned));
+        filled.push_str(before);
+        filled.push_str(&value.ok_or_else(|| format!("the environment variable {name} is not set"))?);
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_filled_in_where_they_are_named() {
+        let fill = |text| filled(text, |name| (name == "KEY").then(|| "s3cret".to_owned()));
+        assert_eq!(fill("Bearer ${KEY}!"), Ok("Bearer s3cret!".to_owned()));
+        assert_eq!(fill("${NONE:-x}${KEY} $KEY ${"), Ok("xs3cret $KEY ${".to_owned()));
+        assert_eq!(fill("${NONE}"), Err("the environment variable NONE is not set".to_owned()));
+    }
+}

@@ -1,0 +1,189 @@
+//! An MCP server behind HTTP, in the way called *streamable*: one POST for each message, whose answer is a JSON object or
+//! an event stream that holds it.
+
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
+use serde_json::Value;
+
+use super::message::{self, Said, VERSION};
+use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use crate::tool::remote::without_secrets;
+
+const SESSION: &str = "mcp-session-id";
+const PROTOCOL: &str = "mcp-protocol-version";
+/// How much of a refusal is shown.
+const SHOWN_CHARS: usize = 2_000;
+
+/// A connection to a server behind HTTP: a session, if the server keeps one.
+pub(super) struct Session {
+    client: Client,
+    url: Url,
+    /// Sent with every message. They may hold secrets.
+    headers: HeaderMap,
+    id: Mutex<Option<HeaderValue>>,
+    signs: Signs,
+}
+
+impl Session {
+    pub(super) fn new(client: Client, url: Url, headers: HeaderMap) -> Self {
+        Self { client, url, headers, id: Mutex::default(), signs: Signs::default() }
+    }
+
+    fn session(&self) -> Option<HeaderValue> {
+        self.id.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn post(&self, message: &Value) -> RequestBuilder {
+        let mut post = self.client.post(self.url.clone()).headers(self.headers.clone());
+        post = post.header(CONTENT_TYPE, "application/json").header(ACCEPT, "application/json, text/event-stream");
+        if let Some(session) = self.session() {
+            post = post.header(SESSION, session);
+        }
+        post.header(PROTOCOL, VERSION).body(message.to_string())
+    }
+
+    /// The answer to request `id` in what the server sent back.
+    async fn answer(&self, id: u64, response: Response) -> Result<Value, WireError> {
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
+            return self.answer_in_stream(id, response).await;
+        }
+        let body = read(response, LONGEST_MESSAGE).await?;
+        let message = serde_json::from_slice(&body)
+            .map_err(|error| WireError::Garbled(format!("the answer is not JSON ({error})")))?;
+        match message::read(&message) {
+            Said::Answer(of, result) if of == id => result.map_err(WireError::Refused),
+            Said::Answer(..) | Said::Asks(_) | Said::ToolsChanged | Said::Other => {
+                Err(WireError::Garbled("the answer is not one to the request".to_owned()))
+            }
+        }
+    }
+
+    async fn answer_in_stream(&self, id: u64, mut response: Response) -> Result<Value, WireError> {
+        let (mut lines, mut length) = (Lines::default(), 0);
+        while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
+            length += chunk.len();
+            if length > LONGEST_MESSAGE {
+                return Err(too_long());
+            }
+            for data in lines.take(&chunk) {
+                let Ok(message) = serde_json::from_str(&data) else { continue };
+                match message::read(&message) {
+                    Said::Answer(of, result) if of == id => return result.map_err(WireError::Refused),
+                    Said::Asks(answer) => self.tell(answer).await,
+                    Said::ToolsChanged => self.signs.changed.notify_one(),
+                    Said::Answer(..) | Said::Other => {}
+                }
+            }
+        }
+        Err(WireError::Closed)
+    }
+
+    async fn refused(&self, response: Response) -> WireError {
+        let status = response.status();
+        if status == StatusCode::NOT_FOUND && self.session().is_some() {
+            self.signs.closed.cancel();
+            return WireError::Forgotten;
+        }
+        // Of a refusal only the first characters are shown, at most four bytes each.
+        let body = read(response, SHOWN_CHARS * 4).await.unwrap_or_default();
+        let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.headers);
+        let shown: String = body.chars().take(SHOWN_CHARS).collect();
+        WireError::Garbled(format!("it answered with status {}: {shown}", status.as_u16()))
+    }
+}
+
+#[async_trait]
+impl Wire for Session {
+    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
+        let response = self.post(request).send().await.map_err(|error| {
+            // What is told of an error may hold the address, which may hold a secret.
+            if error.is_connect() { WireError::Unreachable("no connection".to_owned()) } else { WireError::Closed }
+        });
+        let response = response.inspect_err(|_| self.signs.closed.cancel())?;
+        if let (None, Some(session)) = (self.session(), response.headers().get(SESSION)) {
+            let mut session = session.clone();
+            session.set_sensitive(true);
+            *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
+        }
+        if response.status() != StatusCode::OK {
+            return Err(self.refused(response).await);
+        }
+        self.answer(id, response).await
+    }
+
+    async fn tell(&self, message: Value) {
+        // Nobody waits for what comes of it.
+        let _ = self.post(&message).send().await;
+    }
+
+    fn signs(&self) -> &Signs {
+        &self.signs
+    }
+}
+
+/// Reads a body up to `most` bytes; a longer one that is to be read whole is an error of its own.
+async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, WireError> {
+    let is_whole = response.status() == StatusCode::OK;
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
+        body.extend_from_slice(&chunk);
+        if body.len() > most {
+            return if is_whole { Err(too_long()) } else { Ok(body) };
+        }
+    }
+    Ok(body)
+}
+
+fn too_long() -> WireError {
+    WireError::Garbled(format!("the answer is longer than {LONGEST_MESSAGE} bytes"))
+}
+
+/// The data of the events of a stream, as its bytes come.
+#[derive(Default)]
+struct Lines {
+    line: Vec<u8>,
+    data: String,
+}
+
+impl Lines {
+    /// The data of the events that `bytes` complete.
+    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut events = vec![];
+        for byte in bytes {
+            if *byte != b'\n' {
+                self.line.push(*byte);
+                continue;
+            }
+            let line = String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned();
+            let line = line.trim_end_matches('\r');
+            if line.is_empty() {
+                events.extend((!self.data.is_empty()).then(|| std::mem::take(&mut self.data)));
+            } else if let Some(data) = line.strip_prefix("data:") {
+                if !self.data.is_empty() {
+                    self.data.push('\n');
+                }
+                self.data.push_str(data.strip_prefix(' ').unwrap_or(data));
+            }
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_however_the_bytes_are_cut() {
+        let text = "event: message\r\ndata: {\"a\":\r\ndata: 1}\r\n\r\n: ping\n\ndata:2\n\ndata: left";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let events: Vec<String> = text.as_bytes().chunks(size).flat_map(|part| lines.take(part)).collect();
+            assert_eq!(events, ["{\"a\":\n1}", "2"], "in pieces of {size}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What the result of a call means: what the model is told, or a wish to delegate. Pure.
+
+use serde_json::{Map, Value, json};
+
+use crate::domain::call::Answer;
+use crate::domain::machine::Failure;
+use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::tool::{CallOutcome, Delegation};
+
+/// The key in `_meta` under which a result may ask for a delegation.
+pub(super) const DELEGATE: &str = "adjutant/delegate";
+
+/// Reads the result of `call`.
+pub(super) fn outcome(call: &ToolCall, result: Value) -> Result<CallOutcome, Failure> {
+    let Value::Object(mut result) = result else {
+        return Err(garbled("the result is not an object"));
+    };
+    let structured = result.remove("structuredContent").filter(|value| !value.is_null());
+    if let Some(wish) = delegation(&result, structured.as_ref())? {
+        return Ok(CallOutcome::Delegate(wish));
+    }
+    let blocks = match result.remove("content") {
+        Some(Value::Array(blocks)) => blocks.into_iter().filter_map(block).collect(),
+        Some(_) => return Err(garbled("`content` is not a list")),
+        None => vec![],
+    };
+    let content = match (content(blocks), &structured) {
+        (None, Some(structured)) => structured.to_string().into(),
+        (content, _) => content.unwrap_or_default(),
+    };
+    if result.get("isError").and_then(Value::as_bool) == Some(true) {
+        let text = content.text();
+        let text = if text.trim().is_empty() { "it gives no reason".to_owned() } else { text };
+        return Err(Failure::new("McpToolError", text));
+    }
+    let role = Role::Tool { tool_call_id: call.id.clone(), artifact: structured, status: ToolStatus::Success };
+    let message = Message { name: Some(call.name.clone()), ..Message::new(role, content) };
+    Ok(CallOutcome::Answer(Answer::message(message)))
+}
+
+/// The wish to delegate in a result: `structuredContent.delegate`, or the like in `_meta`.
+fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result<Option<Delegation>, Failure> {
+    let in_meta = || result.get("_meta")?.get(DELEGATE);
+    let Some(wish) = structured.and_then(|structured| structured.get("delegate")).or_else(in_meta) else {
+        return Ok(None);
+    };
+    let word = |name: &str| wish.get(name).and_then(Value::as_str);
+    match (word("subagent_type"), word("description")) {
+        (Some(subagent), Some(work)) => Ok(Some(Delegation::to(subagent, work))),
+        _ => Err(garbled("`delegate` is not an object with the texts `description` and `subagent_type`")),
+    }
+}
+
+fn garbled(why: &str) -> Failure {
+    Failure::new("ToolAnswerError", format!("it cannot be understood: {why}"))
+}
+
+/// A block as models are given it; none for what says nothing.
+fn block(block: Value) -> Option<Value> {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let word = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+    match block.get("type").and_then(Value::as_str)? {
+        "text" => word(&block, "text").map(|said| text(&said)),
+        kind @ ("image" | "audio") => {
+            let mime = word(&block, "mimeType").unwrap_or_else(|| format!("{kind}/*"));
+            Some(json!({"type": kind, "base64": word(&block, "data")?, "mime_type": mime}))
+        }
+        "resource_link" => {
+            let (uri, name) = (word(&block, "uri")?, word(&block, "name").unwrap_or_default());
+            Some(text(format!("{name} {uri}").trim()))
+        }
+        "resource" => {
+            let resource = block.get("resource")?;
+            match (word(resource, "text"), word(resource, "blob")) {
+                (Some(said), _) => Some(text(&said)),
+                (None, Some(data)) => {
+                    let mime = word(resource, "mimeType").unwrap_or_else(|| "application/octet-stream".to_owned());
+                    let kind = if mime.starts_with("image/") { "image" } else { "file" };
+                    Some(json!({"type": kind, "base64": data, "mime_type": mime}))
+                }
+                (None, None) => None,
+            }
+        }
+        _ => Some(text(&block.to_string())),
+    }
+}
+
+/// Texts alone are one text; anything else stays blocks.
+fn content(blocks: Vec<Value>) -> Option<Content> {
+    if blocks.is_empty() {
+        return None;
+    }
+    let texts: Option<Vec<&str>> =
+        blocks.iter().map(|block| block.get("text").filter(|_| block["type"] == "text")?.as_str()).collect();
+    match texts {
+        Some(texts) => Some(texts.join("\n").into()),
+        None => Some(Content::Blocks(blocks)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> ToolCall {
+        ToolCall::new("c1", "docs__search", Map::new())
+    }
+
+    fn told(result: Value) -> Value {
+        match outcome(&call(), result) {
+            Ok(CallOutcome::Answer(answer)) => {
+                let message = serde_json::to_value(&answer.writes.messages[0]).expect("a message");
+                json!([message["content"], message["artifact"], message["status"]])
+            }
+            other => json!(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn texts_are_one_text_and_images_stay_blocks() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        assert_eq!(told(json!({"content": [text("a"), text("b")]})), json!(["a\nb", null, "success"]));
+        let image = json!({"type": "image", "data": "AAAA", "mimeType": "image/png"});
+        let shown = json!({"type": "image", "base64": "AAAA", "mime_type": "image/png"});
+        assert_eq!(told(json!({"content": [text("a"), image]})), json!([[text("a"), shown], null, "success"]));
+        let linked = json!({"type": "resource_link", "uri": "file:///x", "name": "x"});
+        let inside = json!({"type": "resource", "resource": {"uri": "file:///y", "text": "why"}});
+        assert_eq!(told(json!({"content": [linked, inside]})), json!(["x file:///x\nwhy", null, "success"]));
+        assert_eq!(told(json!({})), json!(["", null, "success"]));
+    }
+
+    #[test]
+    fn what_is_structured_is_for_programs_and_for_the_model_if_nothing_else_is() {
+        let structured = json!({"n": 1});
+        assert_eq!(
+            told(json!({"content": [], "structuredContent": structured})),
+            json!(["{\"n\":1}", {"n": 1}, "success"])
+        );
+    }
+
+    #[test]
+    fn a_result_may_be_an_error_or_ask_for_a_delegation() {
+        let failed = outcome(&call(), json!({"isError": true, "content": [{"type": "text", "text": "no"}]}));
+        assert_eq!(failed, Err(Failure::new("McpToolError", "no")));
+        let wish = json!({"description": "d", "subagent_type": "s"});
+        let delegated = Ok(CallOutcome::Delegate(Delegation::to("s", "d")));
+        assert_eq!(outcome(&call(), json!({"structuredContent": {"delegate": wish}})), delegated);
+        assert_eq!(outcome(&call(), json!({"content": [], "_meta": {DELEGATE: wish}})), delegated);
+        assert!(outcome(&call(), json!({"structuredContent": {"delegate": 1}})).is_err());
+    }
+}

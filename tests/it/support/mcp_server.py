@@ -1,0 +1,182 @@
+"""A small MCP server for the tests, over its standard streams or, with an address, over HTTP.
+
+    mcp_server.py TOOLS_URL            messages on lines of stdin and stdout
+    mcp_server.py TOOLS_URL PORT       POST /mcp; every second answer is an event stream
+
+Its tools are those of `call`. `dig` asks the tool server of the tests, so that a scene sees the call and can hold it back.
+"""
+
+import json
+import os
+import sys
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TOOLS_URL = sys.argv[1]
+TEXT = {"type": "string"}
+
+
+def schema(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+TOOLS = [
+    {"name": "echo", "description": "Says it again.", "inputSchema": schema(text=TEXT)},
+    {"name": "read.file", "description": "Has a name that models cannot say.", "inputSchema": schema()},
+    {"name": "picture", "description": "Draws.", "inputSchema": schema()},
+    {"name": "count", "description": "Counts.", "inputSchema": schema(text=TEXT)},
+    {"name": "fail", "description": "Fails.", "inputSchema": schema(why=TEXT)},
+    {"name": "whoami", "description": "Tells who calls.", "inputSchema": schema()},
+    {"name": "environment", "description": "Tells the variables.", "inputSchema": schema()},
+    {"name": "process", "description": "Tells the process.", "inputSchema": schema()},
+    {"name": "dig", "description": "Digs.", "inputSchema": schema()},
+    {"name": "spawn", "description": "Has a subagent do it.", "inputSchema": schema(work=TEXT, to=TEXT)},
+    {"name": "grow", "description": "Brings another tool.", "inputSchema": schema()},
+    {"name": "huge", "description": "Says too much.", "inputSchema": schema()},
+    {"name": "broken", "description": "Has no schema that fits.", "inputSchema": {"type": "string"}},
+]
+
+
+def text(said):
+    return {"content": [{"type": "text", "text": said}]}
+
+
+def call(name, args, meta):
+    if name == "echo":
+        return text(args["text"])
+    if name == "read.file":
+        return text("read")
+    if name == "picture":
+        return {"content": [{"type": "text", "text": "a dot"}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
+    if name == "count":
+        return {"content": [], "structuredContent": {"words": len(args["text"].split())}}
+    if name == "fail":
+        return {"isError": True, **text(args["why"])}
+    if name == "whoami":
+        return text(json.dumps(meta.get("adjutant/call"), sort_keys=True))
+    if name == "environment":
+        return text(" ".join(sorted(os.environ)) + " " + os.environ.get("DOCS_KEY", ""))
+    if name == "process":
+        return text(str(os.getpid()))
+    if name == "dig":
+        body = json.dumps({"name": "dig", "args": {}}).encode()
+        request = urllib.request.Request(TOOLS_URL + "/dig", body, {"content-type": "application/json"})
+        try:
+            urllib.request.urlopen(request)
+        except urllib.error.HTTPError:
+            pass
+        return text("dug")
+    if name == "spawn":
+        return {"content": [], "structuredContent": {"delegate": {"description": args["work"], "subagent_type": args["to"]}}}
+    if name == "huge":
+        return text("x" * (9 * 1024 * 1024))
+    if name == "late":
+        return text("better")
+    raise KeyError(name)
+
+
+def answer(message):
+    """The answer to a message, if it wants one, and what is told beside it."""
+    method, params = message.get("method"), message.get("params") or {}
+    beside = []
+    if "id" not in message:
+        if method == "notifications/cancelled":
+            body = json.dumps({"name": "cancelled", "args": params}).encode()
+            request = urllib.request.Request(TOOLS_URL + "/note", body, {"content-type": "application/json"})
+            threading.Thread(target=lambda: urllib.request.urlopen(request)).start()
+        return None, beside
+    if method == "initialize":
+        own = {"name": "tests", "version": "1"}
+        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {"listChanged": True}}, "serverInfo": own}
+    elif method == "tools/list":
+        half = len(TOOLS) // 2
+        first = {"tools": TOOLS[:half], "nextCursor": "rest"}
+        result = first if "cursor" not in params else {"tools": TOOLS[half:]}
+    elif method == "tools/call":
+        if params["name"] == "grow":
+            TOOLS.append({"name": "late", "description": "Came late.", "inputSchema": schema()})
+            beside.append({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            result = text("grown")
+        else:
+            try:
+                result = call(params["name"], params.get("arguments") or {}, params.get("_meta") or {})
+            except KeyError:
+                error = {"code": -32602, "message": "no such tool"}
+                return {"jsonrpc": "2.0", "id": message["id"], "error": error}, beside
+    else:
+        return {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no such method"}}, beside
+    return {"jsonrpc": "2.0", "id": message["id"], "result": result}, beside
+
+
+def serve_lines():
+    lock = threading.Lock()
+
+    def put(message):
+        with lock:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+
+    def one(message):
+        own, beside = answer(message)
+        for message in beside + ([own] if own else []):
+            put(message)
+
+    print("this line is no message", flush=True)
+    put({"jsonrpc": "2.0", "id": "mine", "method": "ping"})
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message.get("id") == "mine" and "result" in message:
+            continue
+        threading.Thread(target=one, args=(message,), daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    sessions = set()
+    answers = 0
+
+    def log_message(self, *_):
+        pass
+
+    def reply(self, status, kind="application/json", body=b"", **headers):
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_DELETE(self):
+        Handler.sessions.clear()
+        self.reply(200)
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.headers.get("x-key") != "s3cret":
+            return self.reply(401, body=b"who is there, with " + (self.headers.get("x-key") or "nothing").encode())
+        session = self.headers.get("mcp-session-id")
+        headers = {}
+        if message.get("method") == "initialize":
+            session = "session-%d" % len(Handler.sessions)
+            Handler.sessions.add(session)
+            headers = {"Mcp_Session_Id": session}
+        elif session not in Handler.sessions:
+            return self.reply(404, body=b"no such session")
+        own, beside = answer(message)
+        if own is None:
+            return self.reply(202)
+        Handler.answers += 1
+        if beside or Handler.answers % 2:
+            events = "".join("event: message\r\ndata: %s\r\n\r\n" % json.dumps(each) for each in beside + [own])
+            return self.reply(200, "text/event-stream", events.encode(), **headers)
+        self.reply(200, body=json.dumps(own).encode(), **headers)
+
+
+if len(sys.argv) > 2:
+    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
+    print("listening on %d" % server.server_address[1], flush=True)
+    server.serve_forever()
+else:
+    serve_lines()
