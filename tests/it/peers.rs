@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::support::door::{Door, Way};
+use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 /// A server whose agents are subagents of one that is under test.
@@ -146,6 +147,28 @@ on_both_engines! {
         let chunks: Vec<&str> = pieces.iter().filter(|data| data[0]["type"] == "AIMessageChunk").filter_map(|data| data[0]["content"].as_str()).collect();
         assert_eq!(chunks.concat(), "one two three four");
         assert!(chunks.iter().filter(|chunk| !chunk.is_empty()).count() > 1, "{chunks:?}");
+        peer.finish().await;
+    }
+
+    async fn each_message_from_there_is_told_once_on_the_stream_of_the_thread(server: TestServer) {
+        let peer = Peer::of(&server).await;
+        let viewer = Viewer::of_new(&server);
+        viewer.starts("caller", script().calls(far("t1", research())).says("done")).await;
+        let mut stream = viewer.looks().await;
+        let live = until_ends(&mut stream, 1).await;
+        for frames in [live, viewer.looks_back(1).await] {
+            let below = frames.iter().filter(|frame| frame.event == "messages" && depth(frame) == 1);
+            let below: Vec<&Value> = below.filter(|frame| frame.data["params"]["agent_name"] == "far").map(data).collect();
+            let ids = |event: &str| -> Vec<&str> {
+                let of = below.iter().filter(|data| data["event"] == event);
+                let mut ids: Vec<&str> = of.filter_map(|data| data["id"].as_str()).collect();
+                ids.sort_unstable();
+                ids
+            };
+            let begun = ids("message-start");
+            let unique: std::collections::BTreeSet<&str> = begun.iter().copied().collect();
+            assert!(begun.len() >= 3 && unique.len() == begun.len(), "{below:#?}");
+        }
         peer.finish().await;
     }
 
