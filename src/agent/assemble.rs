@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::roster::{Build, Referred, Roster};
 use super::{Agent, Runnable};
+use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::mcp::{self, by_model_name};
 use crate::domain::definition::{
@@ -14,6 +15,7 @@ use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::approval::Approval;
+use crate::middleware::background::BackgroundWork;
 use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
 use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
@@ -114,8 +116,8 @@ impl Workshop {
             self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
-        let delegates = delegates && depth > 0 && !subagents.is_empty();
-        let delegations = delegates.then(|| self.delegating(source, subagents, depth));
+        let has_roster = delegates && depth > 0 && !subagents.is_empty();
+        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
             name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
             model: definition.model.clone(),
@@ -139,6 +141,7 @@ impl Workshop {
             until: None,
             ordered_prompt: false,
             delegations,
+            background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft, model))
@@ -207,6 +210,8 @@ impl Workshop {
             ordered_prompt: parent.task_dialect == TaskDialect::Sagents
                 && parent.general_subagent() == Some(subagent.name.as_str()),
             delegations,
+            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            background: vec![],
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
         self.build(draft, model)
@@ -230,6 +235,9 @@ impl Workshop {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
         stack.push(Arc::new(Repair));
+        if !draft.background.is_empty() {
+            stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
+        }
         if draft.todos {
             stack.push(Arc::new(Todos::new()));
         }
@@ -277,12 +285,13 @@ impl Workshop {
         let checks: HashMap<_, _> =
             toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
         let declared = DeclaredFields::new(&draft.state);
+        let rules = if draft.background.is_empty() { declared.rules() } else { with_tasks(&declared.rules()) };
         Agent {
             name: draft.name,
             model,
             settings: draft.settings,
             system_prompt,
-            plan: plan(&stack, draft.step_limit, declared.rules()),
+            plan: plan(&stack, draft.step_limit, rules),
             stack,
             toolbox,
             checks,
@@ -294,6 +303,13 @@ impl Workshop {
             runnable: None,
         }
     }
+}
+
+/// The rules of an agent that has background tasks.
+fn with_tasks(declared: &Rules) -> Rules {
+    let mut rules = BTreeMap::clone(declared);
+    rules.insert(background::FIELD.to_owned(), background::RULE);
+    Arc::new(rules)
 }
 
 /// Adds a registered policy: in the place of the one that has its name, else innermost.

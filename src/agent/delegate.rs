@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
@@ -292,16 +291,7 @@ fn lost(what: &str) -> Stop {
 
 /// What a child that came to its end tells its parent: the structured answer, or the last thing it said.
 fn said(call: &ToolCall, state: &State) -> Message {
-    let structured = state.fields.get("structured_response").filter(|value| !value.is_null());
-    let said = |message: &Arc<Message>| {
-        let text = message.content.text();
-        (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
-    };
-    let text = match structured {
-        Some(Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => state.messages.iter().rev().find_map(said).unwrap_or_else(|| NOTHING_SAID.to_owned()),
-    };
+    let text = state.conclusion().unwrap_or_else(|| NOTHING_SAID.to_owned());
     Message::tool(call, ToolStatus::Success, text)
 }
 

@@ -8,6 +8,7 @@
 //! writes of its ancestors, see [`checkpoints`].
 
 pub mod assistants;
+pub mod background;
 pub mod checkpoints;
 pub mod copies;
 pub mod crons;

@@ -81,6 +81,20 @@ impl RunId {
     }
 }
 
+impl RunId {
+    /// The run that a call for work in the background starts: derived as that of a child is.
+    pub fn of_background(task: TaskId) -> Self {
+        Self(Uuid::new_v5(&task.0, b"background run"))
+    }
+}
+
+impl ThreadId {
+    /// The thread of the background task that a call begins: derived from the call's task, so that a crash cannot make two.
+    pub fn of_background(task: TaskId) -> Self {
+        Self(Uuid::new_v5(&task.0, b"background"))
+    }
+}
+
 impl AssistantId {
     /// The assistant that every agent definition has by itself: a UUID of version 5 of the `graph_id`, as clients
     /// of the field's platform API compute it.

@@ -7,6 +7,7 @@
 //! | thread | a conversation: its state and its history |
 //! | run | one execution on a thread; a *child run* has a parent |
 //! | cron | a wish for runs that are started by the clock, again and again |
+//! | background task | work that an agent handed to another one and does not wait for: a thread of that one |
 //! | delivery | the report of a run that ended, on its way to whoever asked for it |
 //! | machine | where a run stands |
 //! | checkpoint | a stored machine, with its parent in the history |
@@ -19,6 +20,7 @@
 use std::fmt;
 
 pub mod assistant;
+pub mod background;
 pub mod call;
 pub mod checkpoint;
 pub mod context;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::background::Ancestry;
 use super::definition::Digest;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -45,10 +46,13 @@ pub struct Run {
 pub const LEVELS: &str = "adjutant_levels";
 
 impl Run {
-    /// How many levels of delegation there may be below it, when another server says so.
+    /// How many levels of delegation there may be below it, when another server says so, or who had it begun in the
+    /// background.
     pub fn levels(&self) -> Option<u32> {
-        let levels = self.metadata.get(LEVELS)?.as_u64()?;
-        Some(u32::try_from(levels).unwrap_or(u32::MAX))
+        let noted = self.metadata.get(LEVELS).and_then(Value::as_u64);
+        let noted = noted.map(|levels| u32::try_from(levels).unwrap_or(u32::MAX));
+        let left = self.request.background.as_ref().and_then(|ancestry| ancestry.levels);
+        noted.into_iter().chain(left).min()
     }
 }
 
@@ -174,6 +178,9 @@ pub struct RunRequest {
     /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Assigned>,
+    /// Where it stands below those who started it in the background, when somebody did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub background: Option<Ancestry>,
     /// The platform fields of the request that the answer repeats (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }

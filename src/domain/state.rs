@@ -156,7 +156,7 @@ pub const PINNED_SKILLS: &str = "pinned_skills";
 pub const ORDERED_PROMPT: &str = "_system_prompt";
 
 /// Fields that clients see but that never cross between an agent and its subagents.
-const NOT_SHARED: [&str; 4] = ["todos", "structured_response", PINNED_SKILLS, "rubric"];
+const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
 
 /// Whether clients never see this field. A leading underscore says so, as does the list above.
 pub fn is_private(field: &str) -> bool {
@@ -262,6 +262,19 @@ impl State {
     /// The model's last message, if it said anything yet.
     pub fn last_ai(&self) -> Option<&Arc<Message>> {
         self.messages.iter().rev().find(|m| m.is_ai())
+    }
+
+    /// What the agent came to: its structured answer, or the last thing it said.
+    pub fn conclusion(&self) -> Option<String> {
+        let said = |message: &Arc<Message>| {
+            let text = message.content.text();
+            (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
+        };
+        match self.fields.get("structured_response").filter(|value| !value.is_null()) {
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(value) => Some(value.to_string()),
+            None => self.messages.iter().rev().find_map(said),
+        }
     }
 
     /// The public fields as one JSON object: what clients call the *values* of a thread.

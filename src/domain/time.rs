@@ -37,6 +37,12 @@ impl Timestamp {
         instant.ok().map(|instant| Self(instant.timestamp_micros()))
     }
 
+    /// ISO 8601 in UTC to the second, as in `2026-11-21T08:40:26Z`.
+    pub fn to_second(self) -> String {
+        let instant = DateTime::<Utc>::from_timestamp_micros(self.0).unwrap_or_default();
+        instant.to_rfc3339_opts(SecondsFormat::Secs, true)
+    }
+
     /// Milliseconds since 1970.
     pub fn millis(self) -> i64 {
         self.0 / 1000

@@ -30,6 +30,7 @@ use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 pub mod approval;
+pub mod background;
 pub mod delegation;
 pub mod files;
 pub mod limits;

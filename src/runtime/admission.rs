@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::assistants::{self, Cast};
 use super::registry::Registry;
 use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, StartError, Target, Webhooks, Wish, resume};
+use super::{CancelAction, StartError, Target, Webhooks, Wish, background, resume};
 use crate::agent::assemble::Known;
 use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
@@ -67,6 +67,17 @@ pub(super) async fn start(
     tx: &mut Tx<'_>,
     wish: &Wish,
     house: &House,
+    occasion: Occasion,
+) -> DbResult<Result<Admitted, StartError>> {
+    start_as(tx, RunId::mint(), wish, house, occasion).await
+}
+
+/// The same under a given id, which no run has.
+pub(super) async fn start_as(
+    tx: &mut Tx<'_>,
+    id: RunId,
+    wish: &Wish,
+    house: &House,
     Occasion { worker, now, ttl }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
@@ -94,7 +105,10 @@ pub(super) async fn start(
     if let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context)) {
         return Ok(Err(invalid.into()));
     }
-    let mut run = lay_out(wish, &cast, (&thread, settings), now);
+    let mut run = lay_out(id, wish, &cast, (&thread, settings), now);
+    if run.request.background.is_none() {
+        run.request.background = background::inherited(tx, &thread).await?;
+    }
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
@@ -187,8 +201,7 @@ fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
 }
 
 /// The run that is wished for, on this thread and with these settings.
-fn lay_out(wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
-    let id = RunId::mint();
+fn lay_out(id: RunId, wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
     let Assistant { id: assistant, version, settings, .. } = &cast.assistant;
     let mut metadata = settings.metadata.clone();
     metadata.extend(wish.metadata.clone());

@@ -23,6 +23,7 @@ use crate::shutdown::Shutdown;
 mod admission;
 mod answering;
 mod assistants;
+mod background;
 mod batch;
 mod cancel;
 mod children;
@@ -190,7 +191,13 @@ impl Runs {
         let runs = Self(Arc::clone(&worker));
         runs.0.shutdown.spawn("webhooks", worker.carry());
         runs.0.shutdown.spawn("crons", runs.clone().keep_time());
+        runs.0.shutdown.spawn("background tasks", runs.clone().keep_waking());
         Ok(runs)
+    }
+
+    /// The runs of this worker.
+    fn of(worker: Arc<Worker>) -> Self {
+        Self(worker)
     }
 
     /// Waits until no run is at work in this process, and nobody is being told of one.

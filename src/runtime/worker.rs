@@ -12,13 +12,14 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
+use super::background::Waker;
 use super::children::Children;
 use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::registry::Registry;
 use super::turns::Turns;
-use super::{CancelAction, Store, Webhooks};
+use super::{CancelAction, Runs, Store, Webhooks};
 use crate::agent::assemble::Known;
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
@@ -56,6 +57,8 @@ pub(super) struct Worker {
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
+    /// Says when agents may have to be told what came of their background tasks.
+    pub(super) waker: Waker,
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
@@ -96,6 +99,7 @@ impl Worker {
             store: parts.store,
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
+            waker: Waker::default(),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -221,6 +225,7 @@ impl Worker {
             this.active().remove(&id);
             this.left.notify_waiters();
             this.make_way();
+            this.waker.run_ended(desk.run.request.background.is_some());
             this.clear_away(&desk).await;
         });
     }
@@ -255,7 +260,7 @@ impl Worker {
     }
 
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
-    async fn work(&self, desk: &Arc<Desk>, stop: CancellationToken) {
+    async fn work(self: &Arc<Self>, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
         let known = match self.registry.of_run(run).await {
             Ok(Some(known)) => known,
@@ -307,7 +312,7 @@ impl Worker {
         }
     }
 
-    fn scope(&self, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
+    fn scope(self: &Arc<Self>, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
         Scope {
             agent: known.agent.name.clone(),
             path: run.lineage.path.clone().into(),
@@ -319,6 +324,7 @@ impl Worker {
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.clock),
             store: Arc::new(self.store.clone()),
+            tasks: Arc::new(Runs::of(Arc::clone(self))),
             task: None,
             stop,
             budget,

@@ -7,6 +7,8 @@ use std::time::Duration;
 use crate::domain::limits::{Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
+mod background;
+
 /// The deepest level of a tree that nobody limits.
 const NO_FLOOR: u32 = u32::MAX;
 
@@ -25,6 +27,8 @@ struct Counts {
     before: Usage,
     /// Subagents under way.
     under_way: u64,
+    /// Background tasks that were not over when it was looked last.
+    in_background: u64,
 }
 
 impl Meter {
@@ -126,8 +130,9 @@ impl Budget {
             let broken = limits.broken_by(spending, &used, under_way);
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
-        broken(false, &self.limits, self.meter.in_all(&own, now), own.under_way)?;
-        broken(true, limits, whole.in_all(&all, now), all.under_way)?;
+        let in_background = own.in_background;
+        broken(false, &self.limits, self.meter.in_all(&own, now), own.under_way + in_background)?;
+        broken(true, limits, whole.in_all(&all, now), all.under_way + in_background)?;
         own.spend(spending);
         all.spend(spending);
         Ok(())

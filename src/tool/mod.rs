@@ -20,6 +20,7 @@ use crate::domain::state::State;
 use crate::model::ToolSpec;
 
 pub mod arguments;
+pub mod background;
 pub mod budget;
 pub mod demo;
 pub mod files;

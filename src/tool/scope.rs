@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
+use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::{Items, Voice};
 
@@ -34,6 +35,8 @@ pub struct Scope {
     pub clock: Arc<dyn Clock>,
     /// What is remembered beyond the thread. Whoever holds a scope reaches all of it.
     pub store: Arc<dyn Items>,
+    /// Who works in the background.
+    pub tasks: Arc<dyn Tasks>,
     /// The task of the call that is being made: unique over all threads, and the same when the call is made again after a
     /// crash. None outside of calls.
     pub task: Option<TaskId>,
@@ -80,6 +83,7 @@ impl Scope {
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
+            tasks: Arc::new(crate::tool::background::NoTasks),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             stop: CancellationToken::new(),
             budget: Budget::endless(now),

@@ -10,6 +10,7 @@
 mod about;
 mod approvals;
 mod assistants;
+mod background;
 mod batches;
 mod browsers;
 mod coming_from;

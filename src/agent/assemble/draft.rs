@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::Delegating;
+use crate::domain::background::BackgroundAgent;
 use crate::domain::definition::enclosed::seen;
 use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, UntilTool};
 use crate::domain::field::FieldDefinition;
@@ -41,6 +42,8 @@ pub(super) struct Draft {
     /// Whether who delegates may write the instructions.
     pub(super) ordered_prompt: bool,
     pub(super) delegations: Option<Delegating>,
+    /// Who works for it in the background.
+    pub(super) background: Vec<BackgroundAgent>,
 }
 
 impl Draft {

@@ -125,6 +125,7 @@ impl Stage {
             context: Arc::default(),
             context_scoping: crate::domain::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
+            tasks: Arc::new(crate::tool::background::NoTasks),
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             stop: self.stop.lock().unwrap().clone(),

@@ -38,6 +38,7 @@ async fn are_the_same_on_both_engines() {
             "agents",
             "assistant_versions",
             "assistants",
+            "background_tasks",
             "checkpoints",
             "crons",
             "definition_changes",

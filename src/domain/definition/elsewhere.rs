@@ -84,9 +84,8 @@ impl SubagentDefinition {
     /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
     fn unbuilt(&self) -> Option<&'static str> {
         match (self.is_background(), self.location()) {
-            (true, Location::Local(_)) => Some("background subagents are not supported yet"),
             (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
-            (_, Location::Inside) | (false, Location::Local(_) | Location::Remote { .. }) => None,
+            (_, Location::Inside | Location::Local(_)) | (false, Location::Remote { .. }) => None,
         }
     }
 

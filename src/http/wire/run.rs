@@ -139,6 +139,7 @@ impl RunCreate {
             .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
+            background: None,
             input: self.input.clone().filter(|_| self.command.is_none()),
             command: self.command.as_ref().map(CommandBody::read).transpose()?,
             config,

@@ -52,6 +52,11 @@ impl Human {
         Self { client, agent: agent.to_owned(), thread }
     }
 
+    /// The same person on another thread.
+    pub(crate) fn on(&self, thread: &str) -> Self {
+        Self { thread: thread.to_owned(), ..self.clone() }
+    }
+
     /// What somebody sends who says `text`, with what `more` says besides.
     pub(crate) fn wish(&self, text: impl ToString, more: Value) -> Value {
         let message = json!({"role": "user", "content": text.to_string()});

@@ -1,0 +1,98 @@
+//! Policy: the agent can hand work to others that do it in the background, and is told what comes of it.
+//!
+//! Before each question to the model, and once more when it has given its final answer, the tasks that are not over are
+//! looked at. A new outcome is told in a message of its own, which is stored together with the note that it was told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::join_all;
+use serde_json::json;
+
+use super::{Contribution, Middleware, Reaction};
+use crate::domain::background::{BackgroundAgent, BackgroundTask, FIELD, Sight};
+use crate::domain::graph::Field;
+use crate::domain::machine::{Jump, Moment};
+use crate::domain::state::{State, Update};
+use crate::tool::{Halt, Scope, background};
+
+/// How long it is waited for a task to say how it stands.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The policy.
+pub struct BackgroundWork {
+    agents: Arc<[BackgroundAgent]>,
+}
+
+impl BackgroundWork {
+    /// Offers these agents.
+    pub fn new(agents: Vec<BackgroundAgent>) -> Self {
+        Self { agents: agents.into() }
+    }
+
+    /// How a task stands; none if that cannot be seen for now.
+    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Option<Sight> {
+        let agent = self.agents.iter().find(|agent| agent.name == task.agent_name);
+        let looking = scope.tasks.look(scope, task, agent);
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(Ok(seen)) => Some(seen),
+            Ok(Err(reason)) => {
+                tracing::debug!(task = task.task_id, reason, "a background task was not to be seen");
+                None
+            }
+            Err(_) => {
+                tracing::debug!(task = task.task_id, "a background task did not say in time how it stands");
+                None
+            }
+        }
+    }
+
+    /// What the agent does not know yet, told.
+    async fn news(&self, scope: &Scope, state: &State) -> Update {
+        let open: Vec<BackgroundTask> =
+            BackgroundTask::all(state).into_iter().filter(|task| !task.status.is_final()).collect();
+        let seen = join_all(open.iter().map(|task| self.look(scope, task))).await;
+        let (mut update, mut under_way) = (Update::none(), 0);
+        for (task, seen) in open.iter().zip(seen) {
+            under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
+            let Some(seen) = seen.filter(|seen| task.is_news(seen)) else { continue };
+            update.messages.push(Arc::new(task.notification(&seen)));
+            update.merge(task.seen(&seen, scope.now()).write());
+        }
+        scope.budget.in_background(under_way);
+        update
+    }
+}
+
+#[async_trait]
+impl Middleware for BackgroundWork {
+    fn name(&self) -> &str {
+        "AsyncSubAgentMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeModel, Moment::AfterModel]
+    }
+
+    fn contribution(&self) -> Contribution {
+        let schema = json!({"type": "object", "additionalProperties": {"type": "object"}});
+        Contribution {
+            tools: background::tools(&self.agents),
+            prompt: Some(background::prompt(&self.agents)),
+            fields: vec![Field { name: FIELD, schema }],
+        }
+    }
+
+    async fn hook(&self, moment: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let is_final_answer = state
+            .last_ai()
+            .is_some_and(|message| message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty());
+        if moment == Moment::AfterModel && !is_final_answer {
+            return Ok(Reaction::default());
+        }
+        let update = self.news(scope, state).await;
+        let jump = (moment == Moment::AfterModel && !update.is_empty()).then_some(Jump::Model);
+        Ok(Reaction { update, jump })
+    }
+}

@@ -1,0 +1,275 @@
+//! Work in the background: the tools by which an agent hands work to another one, looks how it stands, adds to it, and
+//! stops it.
+//!
+//! They write what they learn into the state, under [`FIELD`](crate::domain::background::FIELD). What really happens is
+//! behind [`Tasks`].
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use super::{CallOutcome, Halt, Scope, Tool};
+use crate::domain::background::{BackgroundAgent, BackgroundTask, Sight, TaskRun, TaskStatus, cut};
+use crate::domain::call::Answer;
+use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::state::State;
+use crate::model::ToolSpec;
+
+mod specs;
+
+pub use specs::prompt;
+
+/// Starts background tasks and looks after them.
+#[async_trait]
+pub trait Tasks: Send + Sync {
+    /// Begins a task. Asked again by the same call, it finds what that call began.
+    ///
+    /// # Errors
+    /// Why there is no such task, for the model.
+    async fn start(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String>;
+
+    /// Gives a task a further message. Asked again by the same call, it finds the run that that call began.
+    ///
+    /// # Errors
+    /// Why the task was not given it, for the model.
+    async fn update(&self, scope: &Scope, task: &BackgroundTask, order: Order<'_>) -> Result<TaskRun, String>;
+
+    /// How a task stands.
+    ///
+    /// # Errors
+    /// Why that cannot be seen, for the model.
+    async fn look(
+        &self,
+        scope: &Scope,
+        task: &BackgroundTask,
+        agent: Option<&BackgroundAgent>,
+    ) -> Result<Sight, String>;
+
+    /// Stops a task, and says how it stood then: a task that was over already stays what it was.
+    ///
+    /// # Errors
+    /// Why it could not be stopped, for the model.
+    async fn cancel(
+        &self,
+        scope: &Scope,
+        task: &BackgroundTask,
+        agent: Option<&BackgroundAgent>,
+    ) -> Result<Sight, String>;
+}
+
+/// What a task is to do.
+#[derive(Debug, Clone, Copy)]
+pub struct Order<'a> {
+    /// Who shall do it.
+    pub agent: &'a BackgroundAgent,
+    /// The work, or the further message.
+    pub text: &'a str,
+    /// The call that asks for it.
+    pub call: &'a ToolCall,
+}
+
+/// What one of the tools does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Start,
+    Check,
+    Update,
+    Cancel,
+    List,
+}
+
+/// One of the tools.
+struct BackgroundTool {
+    action: Action,
+    spec: Arc<ToolSpec>,
+    agents: Arc<[BackgroundAgent]>,
+}
+
+/// The tools of an agent that may hand work to these.
+pub fn tools(agents: &Arc<[BackgroundAgent]>) -> Vec<Arc<dyn Tool>> {
+    let tool = |action| -> Arc<dyn Tool> {
+        Arc::new(BackgroundTool { action, spec: Arc::new(specs::spec(action, agents)), agents: Arc::clone(agents) })
+    };
+    [Action::Start, Action::Check, Action::Update, Action::Cancel, Action::List].map(tool).into()
+}
+
+#[async_trait]
+impl Tool for BackgroundTool {
+    fn spec(&self) -> &Arc<ToolSpec> {
+        &self.spec
+    }
+
+    fn has_effects(&self) -> bool {
+        match self.action {
+            Action::Start | Action::Update | Action::Cancel => true,
+            Action::Check | Action::List => false,
+        }
+    }
+
+    async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        let answer = match self.action {
+            Action::Start => self.start(scope, call).await,
+            Action::Check => self.check(scope, state, call).await,
+            Action::Update => self.update(scope, state, call).await,
+            Action::Cancel => self.cancel(scope, state, call).await,
+            Action::List => Ok(self.list(scope, state, call).await),
+        };
+        Ok(CallOutcome::Answer(answer.unwrap_or_else(|text| Answer::error(call, text))))
+    }
+}
+
+impl BackgroundTool {
+    async fn start(&self, scope: &Scope, call: &ToolCall) -> Result<Answer, String> {
+        let wanted = argument(call, "subagent_type");
+        let Some(agent) = self.agent(wanted) else {
+            let names: Vec<String> = self.agents.iter().map(|agent| format!("`{}`", agent.name)).collect();
+            let names = names.join(", ");
+            return Err(format!("There is no background agent `{wanted}`; there are {names}. Nothing was started."));
+        };
+        let text = argument(call, "description");
+        let run = scope.tasks.start(scope, Order { agent, text, call }).await?;
+        let task = BackgroundTask::begun(&agent.name, run, scope.now());
+        let text = format!(
+            "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.",
+            task.task_id, agent.name
+        );
+        Ok(noted(call, text, &task))
+    }
+
+    async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+        let task = self.known(state, call)?;
+        let seen = scope.tasks.look(scope, &task, self.agent(&task.agent_name)).await?;
+        let mut report = Map::new();
+        report.insert("status".to_owned(), seen.status.word().into());
+        report.insert("thread_id".to_owned(), task.thread_id.clone().into());
+        if let Some(result) = &seen.result {
+            report.insert("result".to_owned(), cut(result).into());
+        }
+        if let Some(error) = &seen.error {
+            report.insert("error".to_owned(), cut(error).into());
+        }
+        if !seen.interrupts.is_empty() {
+            report.insert("interrupts".to_owned(), seen.interrupts.clone().into());
+        }
+        if let Some(note) = note(&seen) {
+            report.insert("note".to_owned(), note.into());
+        }
+        let text = Value::Object(report).to_string();
+        let content = if seen.media.is_empty() {
+            Content::Text(text)
+        } else {
+            let first = json!({"type": "text", "text": text});
+            Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
+        };
+        Ok(noted(call, content, &task.seen(&seen, scope.now())))
+    }
+
+    async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+        let task = self.known(state, call)?;
+        let Some(agent) = self.agent(&task.agent_name) else {
+            return Err(format!("The agent `{}` of this task is not there any more.", task.agent_name));
+        };
+        let waited = task.status == TaskStatus::Waiting;
+        let run = scope.tasks.update(scope, &task, Order { agent, text: argument(call, "message"), call }).await?;
+        let (run_id, status, now) = (run.run, run.status, scope.now().to_second());
+        let task = BackgroundTask { status, last_updated_at: now, ..task.with_run(&run_id) };
+        let dropped = if waited { " The question that it waited for was dropped." } else { "" };
+        let text = format!("The background task {} was given the message.{dropped}", task.task_id);
+        Ok(noted(call, text, &task))
+    }
+
+    async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+        let task = self.known(state, call)?;
+        let seen = scope.tasks.cancel(scope, &task, self.agent(&task.agent_name)).await?;
+        let (id, status) = (&task.task_id, seen.status.word());
+        let text = if seen.status == TaskStatus::Cancelled {
+            format!("The background task {id} is cancelled.")
+        } else {
+            format!("The background task {id} was over before: {status}. Nothing was cancelled.")
+        };
+        // How a task ended that was over before is still to be told, with its result.
+        let task = if seen.status == TaskStatus::Cancelled { task.seen(&seen, scope.now()) } else { task };
+        Ok(noted(call, text, &task))
+    }
+
+    /// Lists the tasks by what is known of them, each with how it stands now. An outcome that is first seen here is told
+    /// with its result before the next question to the model.
+    async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> Answer {
+        let filter = argument(call, "status_filter");
+        let all = BackgroundTask::all(state);
+        let wanted: Vec<&BackgroundTask> =
+            all.iter().filter(|task| matches!(filter, "" | "all") || task.status.word() == filter).collect();
+        let lines = wanted.iter().map(|task| async move {
+            let status = match task.status.is_final() {
+                true => task.status,
+                false => match scope.tasks.look(scope, task, self.agent(&task.agent_name)).await {
+                    Ok(seen) => seen.status,
+                    Err(_) => task.status,
+                },
+            };
+            format!("- {} ({}): {}", task.task_id, task.agent_name, status.word())
+        });
+        let lines = futures::future::join_all(lines).await;
+        let text = if lines.is_empty() { "There are no such background tasks.".to_owned() } else { lines.join("\n") };
+        Answer::message(Message::tool(call, ToolStatus::Success, text))
+    }
+
+    fn agent(&self, name: &str) -> Option<&BackgroundAgent> {
+        self.agents.iter().find(|agent| agent.name == name)
+    }
+
+    /// The task that a call is about.
+    fn known(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
+        let id = argument(call, "task_id");
+        BackgroundTask::find(state, id).ok_or_else(|| format!("There is no background task `{id}` here."))
+    }
+}
+
+fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
+    call.args.get(name).and_then(Value::as_str).unwrap_or_default().trim()
+}
+
+/// An answer with what the state is to know of the task from now on.
+fn noted(call: &ToolCall, text: impl Into<Content>, task: &BackgroundTask) -> Answer {
+    let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+    answer.writes.merge(task.write());
+    answer
+}
+
+fn note(seen: &Sight) -> Option<&'static str> {
+    match seen.status {
+        TaskStatus::Waiting => Some(
+            "The task waits for a human, who answers on the thread of the task. Tell the user what is asked; it cannot \
+             be answered from here.",
+        ),
+        TaskStatus::Running | TaskStatus::Pending => Some("The result comes by itself when the task is done."),
+        TaskStatus::Success if seen.result.is_none() => Some("The agent finished without saying anything."),
+        TaskStatus::Success | TaskStatus::Error | TaskStatus::Timeout | TaskStatus::Cancelled => None,
+    }
+}
+
+/// Stands in where nobody can work in the background.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoTasks;
+
+const NONE: &str = "There is nobody here who could work in the background.";
+
+#[async_trait]
+impl Tasks for NoTasks {
+    async fn start(&self, _: &Scope, _: Order<'_>) -> Result<TaskRun, String> {
+        Err(NONE.to_owned())
+    }
+
+    async fn update(&self, _: &Scope, _: &BackgroundTask, _: Order<'_>) -> Result<TaskRun, String> {
+        Err(NONE.to_owned())
+    }
+
+    async fn look(&self, _: &Scope, _: &BackgroundTask, _: Option<&BackgroundAgent>) -> Result<Sight, String> {
+        Err(NONE.to_owned())
+    }
+
+    async fn cancel(&self, _: &Scope, _: &BackgroundTask, _: Option<&BackgroundAgent>) -> Result<Sight, String> {
+        Err(NONE.to_owned())
+    }
+}
