@@ -133,6 +133,15 @@ pub async fn in_tree(tx: &mut Tx<'_>, top: RunId) -> DbResult<(i64, i64)> {
     Ok(on_engine!(tx, |conn| query_as(SQL).bind(top.0).fetch_one(conn).await)?)
 }
 
+/// Lets nobody else begin a task in the tree under a run before the end of the transaction.
+pub async fn lock_tree(tx: &mut Tx<'_>, top: RunId) -> DbResult<()> {
+    const SQL: &str = "select run_id from runs where run_id = $1 for update";
+    if tx.engine() == super::Engine::Postgres {
+        on_engine!(tx, |conn| query(SQL).bind(top.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
 /// Notes that something may come of a task that its parent does not know.
 pub async fn watch(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
     const SQL: &str = "update background_tasks set watched = true where task_id = $1";

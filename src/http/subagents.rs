@@ -10,7 +10,7 @@ use super::extract::RunPath;
 use super::runs::{self, find};
 use super::scene::{Part, look};
 use super::stream::{self, Cursor, Mode, Place, StreamRequest};
-use super::wire::child::{ChildRunView, RunTreeView};
+use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::interrupt::brief;
 use super::wire::state::StateView;
 use super::wire::{failure, json as shown};
@@ -20,6 +20,7 @@ use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
+use crate::runtime::standing;
 
 /// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
@@ -50,11 +51,19 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
     let (id, root) = (top.id, top.lineage.root);
     let limit = i64::try_from(RunTreeView::LARGEST + 1).unwrap_or(i64::MAX);
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((db::runs::tree(tx, id, limit).await?, db::runs::usages(tx, root).await?)) })
+        Box::pin(async move {
+            let mut tasks = vec![];
+            for record in db::background::of_run(tx, id, limit).await? {
+                let standing = standing(tx, record.task).await?;
+                tasks.push(BackgroundTaskView::of(record, standing.run.map(|run| run.id), standing.status));
+            }
+            Ok((db::runs::tree(tx, id, limit).await?, db::runs::usages(tx, root).await?, tasks))
+        })
     });
-    let (mut all, used) = read.await?;
+    let (mut all, used, background_tasks) = read.await?;
     all.retain(is_seen);
-    RunTreeView::of(all, &used).map(Json).ok_or_else(|| ApiError::not_found("run_not_found"))
+    let tree = RunTreeView::of(all, &used).ok_or_else(|| ApiError::not_found("run_not_found"))?;
+    Ok(Json(RunTreeView { background_tasks, ..tree }))
 }
 
 /// Shows the newest state of the agent whose run this is: for the run of a subagent its own state, for a run of the main

@@ -46,6 +46,7 @@ mod writing;
 
 pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
+pub use background::standing;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use definitions::DefinitionError;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
 
 /// An agent `boss` with these lines of its own, and its background agents `writer` and `courier`.
-fn boss(more: &str) -> String {
+pub(crate) fn boss(more: &str) -> String {
     format!(
         r#"
         [agents.boss]
@@ -36,7 +36,7 @@ fn boss(more: &str) -> String {
 }
 
 /// The beginning of a task: `description` is all that the agent is told, so its script.
-fn start(id: &str, agent: &str, description: impl ToString) -> Value {
+pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value {
     call(id, "start_async_task", json!({"description": description.to_string(), "subagent_type": agent}))
 }
 
@@ -54,14 +54,14 @@ async fn tasks(human: &Human) -> Vec<Value> {
     tasks
 }
 
-async fn the_task(human: &Human) -> Value {
+pub(crate) async fn the_task(human: &Human) -> Value {
     let tasks = tasks(human).await;
     let [task] = tasks.as_slice() else { panic!("not one task: {tasks:#?}") };
     task.clone()
 }
 
 /// The messages that tell what became of tasks.
-async fn notifications(human: &Human) -> Vec<Value> {
+pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
     let messages = values["messages"].as_array().expect("messages").clone();
     let mark = |message: &Value| message["additional_kwargs"]["deepagents_notification"].clone();
@@ -81,7 +81,7 @@ async fn has_run(human: &Human, times: usize) -> Vec<Value> {
 }
 
 /// The thread of a task as its agent's own.
-fn worker(human: &Human, task: &Value) -> Human {
+pub(crate) fn worker(human: &Human, task: &Value) -> Human {
     human.on(task["thread_id"].as_str().expect("an id"))
 }
 
@@ -322,5 +322,79 @@ on_both_engines! {
             worker(&alice, &task).status().await == "idle"
         })
         .await;
+    }
+
+    async fn a_run_shows_what_it_has_begun_in_the_background(server: TestServer) {
+        let (alice, task) = with_a_task(&server, "courier", "").await;
+        let run = alice.runs().await[0]["run_id"].as_str().unwrap().to_owned();
+        let tree = async || server.client().get(&alice.path(&format!("/runs/{run}/tree"))).await.ok()["background_tasks"].clone();
+        let shown = tree().await;
+        let expected = json!([{"task_id": task["task_id"], "thread_id": task["thread_id"], "agent_name": "courier",
+            "graph_id": "scribe", "task_call_id": "a1", "run_id": task["run_id"], "status": "running",
+            "created_at": shown[0]["created_at"]}]);
+        assert_eq!(shown, expected);
+        server.tools.let_go("lookup");
+        eventually(async || tree().await[0]["status"] == "success").await;
+    }
+
+    async fn tasks_beyond_a_limit_are_error_results(server: TestServer) {
+        let (alice, _) = with_a_task(&server, "courier", "limits = { children_total = 2, children_at_once = 2 }").await;
+        let quick = |id: &str| start(id, "courier", "quick");
+        let held = |id: &str| start(id, "courier", script().calls(lookup("l1", id)).says("done"));
+        let said = transcript(&alice.says(script().calls_all([held("b1"), held("b2")]).says("so")).await);
+        let refused = |limit: &str, line: &&String| line.starts_with(&format!("start_async_task failed: The limit `{limit}` = 2 of this run is reached."));
+        assert_eq!(said.iter().filter(|line| refused("children_at_once", line)).count(), 1, "the task of the turn before counts: {said:#?}");
+        server.tools.called("lookup", 2).await;
+        server.tools.let_go("lookup");
+        let wanted = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "idle"});
+        eventually(async || server.client().post("/threads/count", wanted.clone()).await.ok() == 2).await;
+        alice.says("what is new?").await;
+        let said = transcript(&alice.says(script().calls_all([quick("c1"), quick("c2"), quick("c3")]).says("so")).await);
+        assert_eq!(said.iter().filter(|line| refused("children_total", line) || refused("children_at_once", line)).count(), 2, "{said:#?}");
+        eventually(async || server.client().post("/threads/count", json!({"status": "busy"})).await.ok() == 0).await;
+        assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 4);
+        assert_eq!(alice.run(&alice.runs().await[0]).record().await["usage"]["children"], 2);
+    }
+
+    async fn tasks_of_tasks_have_a_bottom(server: TestServer) {
+        let looped = |name: &str, more: &str| {
+            format!(
+                "[agents.{name}]\nmodel = \"scripted:lab\"\n{more}\n[[agents.{name}.subagents]]\nname = \"again\"\n\
+                 description = \"Does the same again, one level down.\"\ngraph_id = \"{name}\"\nnotify_parent = false\n"
+            )
+        };
+        server.is_configured_with(&format!("{}{}", looped("echoer", ""), looped("shallow", "limits = { depth = 2 }"))).await;
+        let below = |levels: usize| {
+            (0..levels).fold("the bottom".to_owned(), |below, n| {
+                script().calls(start(&format!("a{n}"), "again", below)).says("so").to_string()
+            })
+        };
+        for (agent, deepest) in [("echoer", 4), ("shallow", 2)] {
+            let before = server.client().post("/threads/count", json!({})).await.ok().as_u64().unwrap();
+            let alice = server.human(agent).await;
+            alice.says(below(7)).await;
+            eventually(async || server.client().post("/threads/count", json!({})).await.ok() == before + 1 + deepest).await;
+            eventually(async || server.client().post("/threads/count", json!({"status": "busy"})).await.ok() == 0).await;
+            assert_eq!(server.client().post("/threads/count", json!({})).await.ok(), before + 1 + deepest);
+        }
+    }
+
+    async fn a_whole_tree_of_tasks_is_limited_together(server: TestServer) {
+        server.is_configured_with(
+            "[agents.root]\nmodel = \"scripted:lab\"\nlimits = { tree = { children_total = 3 } }\n\
+             [[agents.root.subagents]]\nname = \"branch\"\ndescription = \"Begins more of its kind.\"\n\
+             graph_id = \"branch\"\nnotify_parent = false\n\
+             [agents.branch]\nmodel = \"scripted:lab\"\n[[agents.branch.subagents]]\nname = \"branch\"\n\
+             description = \"Begins more of its kind.\"\ngraph_id = \"branch\"\nnotify_parent = false\n",
+        )
+        .await;
+        let alice = server.human("root").await;
+        let two = |below: &str| {
+            script().calls_all([start("a1", "branch", below), start("a2", "branch", below)]).says("so").to_string()
+        };
+        alice.says(two(&two("leaf"))).await;
+        let wanted = json!({"metadata": {"subagent_name": "branch"}});
+        eventually(async || server.client().post("/threads/count", json!({"status": "busy"})).await.ok() == 0).await;
+        assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 3);
     }
 }

@@ -11,6 +11,7 @@ mod about;
 mod approvals;
 mod assistants;
 mod background;
+mod background_crashes;
 mod batches;
 mod browsers;
 mod coming_from;

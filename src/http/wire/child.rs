@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::run::{RunStatusWord, RunView};
+use crate::domain::background::{TaskRecord, TaskStatus};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
 use crate::domain::run::Run;
@@ -129,6 +130,48 @@ pub struct RunTreeView {
     pub tree_usage: UsageView,
     /// Whether there are more runs than are shown: of large trees the upper levels are.
     pub truncated: bool,
+    /// What the run has begun in the background, on threads of its own, the oldest first.
+    pub background_tasks: Vec<BackgroundTaskView>,
+}
+
+/// A task that a run has begun in the background, as it stands now.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(title = "BackgroundTask")]
+pub struct BackgroundTaskView {
+    /// Identifies it.
+    pub task_id: Uuid,
+    /// Its thread.
+    pub thread_id: Uuid,
+    /// The name of the agent that does it.
+    pub agent_name: String,
+    /// Which agent that is.
+    pub graph_id: String,
+    /// The tool call that began it.
+    pub task_call_id: String,
+    /// The newest run on its thread; null if that is gone.
+    pub run_id: Option<Uuid>,
+    /// `pending`, `running`, `waiting` for a human, `success`, `error`, `timeout` or `cancelled`.
+    #[schema(example = "running")]
+    pub status: String,
+    /// When it was begun.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+}
+
+impl BackgroundTaskView {
+    /// A task, its newest run, and how it stands.
+    pub fn of(record: TaskRecord, run: Option<RunId>, status: TaskStatus) -> Self {
+        Self {
+            task_id: record.task.0,
+            thread_id: record.task.0,
+            agent_name: record.agent,
+            graph_id: record.graph_id,
+            task_call_id: record.call,
+            run_id: run.map(|run| run.0),
+            status: status.word().to_owned(),
+            created_at: record.created_at.to_string(),
+        }
+    }
 }
 
 /// A run in a tree of delegations.
@@ -205,7 +248,8 @@ impl RunTreeView {
         }
         let mine = all.iter().filter_map(|run| used.get(&run.id).copied());
         let tree_usage = mine.fold(Usage::default(), Usage::plus).into();
-        Some(Self { top: RunNodeView::with(all.first()?, used, &mut below), tree_usage, truncated })
+        let background_tasks = vec![];
+        Some(Self { top: RunNodeView::with(all.first()?, used, &mut below), tree_usage, truncated, background_tasks })
     }
 }
 

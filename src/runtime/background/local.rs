@@ -203,6 +203,9 @@ async fn begin(
         Ok(ancestry) => ancestry,
         Err(refusal) => return Ok(Err(refusal)),
     };
+    if let Some(refused) = beyond_tree(tx, &ancestry).await? {
+        return Ok(Err(limited(&refused)));
+    }
     let not_over = count(db::background::not_over(tx, asker.thread).await?);
     if let Err(refused) = asker.budget.spend_background(asker.depth, not_over, occasion.now) {
         return Ok(Err(limited(&refused)));
@@ -241,6 +244,19 @@ fn descend(launcher: &Run, asker: &Asker) -> Result<Ancestry, String> {
         levels: levels.map(|levels| levels.saturating_sub(1)),
         tree: tree.or_else(|| (*of_tree != Default::default()).then(|| Box::new(of_tree.clone()))),
     })
+}
+
+/// The limit of the whole tree that one more task would break. Whoever else begins one in the tree waits until this one is
+/// there.
+async fn beyond_tree(tx: &mut Tx<'_>, ancestry: &Ancestry) -> DbResult<Option<Exceeded>> {
+    let Some(tree) = &ancestry.tree else { return Ok(None) };
+    db::background::lock_tree(tx, ancestry.top).await?;
+    let (total, not_over) = db::background::in_tree(tx, ancestry.top).await?;
+    let limits =
+        [("children_total", tree.children_total, total), ("children_at_once", tree.children_at_once, not_over)];
+    let broken =
+        limits.into_iter().find_map(|(limit, most, used)| Some((limit, most.filter(|most| count(used) >= *most)?)));
+    Ok(broken.map(|(limit, most)| Exceeded { limit, value: most.to_string(), of_tree: true }))
 }
 
 /// Gives a task a further message, if that is allowed.

@@ -25,6 +25,7 @@ mod sight;
 mod wake;
 
 pub(super) use local::inherited;
+pub use sight::standing;
 pub(super) use wake::Waker;
 
 /// How many background tasks may lie one above the other when nobody says how deep delegations may nest.
