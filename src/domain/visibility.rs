@@ -100,6 +100,7 @@ mod tests {
             path: vec![],
             cause: None,
             visibility: Visibility::Full,
+            display_text: None,
         };
         Event { seq: 1, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body }
     }
