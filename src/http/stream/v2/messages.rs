@@ -108,16 +108,14 @@ impl Speech {
         self.current.as_ref().is_some_and(|answer| answer.id == message)
     }
 
-    /// What was being said will not be said to its end.
+    /// What was being said will not be said to its end, unless it was already.
     fn break_off(&mut self, place: &Place, out: &mut Outlet<'_>) {
-        if let Some(answer) = self.current.take()
-            && answer.begun
-            && !answer.ended
-        {
+        let Some(answer) = self.current.take().filter(|answer| answer.begun) else { return };
+        if !answer.ended {
             let name = format!("{}:error", answer.id);
             out.put_spoken(place, name, || json!({"event": "error", "message": "The answer broke off."}));
-            self.told.insert(answer.id);
         }
+        self.told.insert(answer.id);
     }
 
     /// Says what this reader still lacks of a finished message.
