@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::call_ids::CallIds;
@@ -290,7 +290,13 @@ impl Loop<'_> {
     async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Heard, ModelError> {
         let mut stream = self.agent.model.ask(request).await?;
         let (mut ids, mut heard) = (CallIds::default(), Update::none());
-        let mut speech = Speech { head: Arc::clone(head), ordinals: 0.., journal: self.journal };
+        let mut speech = Speech {
+            head: Arc::clone(head),
+            ordinals: 0..,
+            journal: self.journal,
+            is_open: false,
+            said: String::new(),
+        };
         // Who stands in says by itself which message it begins.
         if !self.agent.model.stands_in() {
             speech.say(Chunk::Begin);
@@ -299,13 +305,17 @@ impl Loop<'_> {
             let chunk = match event? {
                 ModelEvent::Message(id) => {
                     speech.turns_to(id);
+                    ids = CallIds::default();
                     continue;
                 }
                 ModelEvent::Heard(update) => {
                     heard = *update;
                     continue;
                 }
-                ModelEvent::Asks(questions) => return Ok(Heard::Questions(questions)),
+                ModelEvent::Asks(questions) => {
+                    speech.ends();
+                    return Ok(Heard::Questions(questions));
+                }
                 ModelEvent::Text(text) => Chunk::Text(text),
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
                 ModelEvent::CallChunk { index, id, name, args } => {
@@ -313,7 +323,7 @@ impl Loop<'_> {
                 }
                 ModelEvent::Done(mut message) => {
                     CallIds::tell_apart(&mut message);
-                    speech.say(end_of(&message));
+                    speech.completes(&message);
                     return Ok(Heard::Answer { message, heard });
                 }
             };
@@ -336,17 +346,42 @@ struct Speech<'a> {
     head: Arc<AnswerHead>,
     ordinals: std::ops::RangeFrom<u32>,
     journal: &'a dyn Journal,
+    /// Whether a message was begun and not ended.
+    is_open: bool,
+    /// Its text so far.
+    said: String,
 }
 
 impl Speech<'_> {
     fn say(&mut self, chunk: Chunk) {
+        self.is_open = !matches!(chunk, Chunk::End { .. } | Chunk::Void);
+        if let Chunk::Text(text) = &chunk {
+            self.said.push_str(text);
+        }
         let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
         self.journal.say(Delta { answer: Arc::clone(&self.head), ordinal, chunk });
+    }
+
+    /// The message under way was said to its end.
+    fn ends(&mut self) {
+        if self.is_open {
+            self.say(Chunk::End { response_metadata: Map::new(), usage: None });
+        }
+    }
+
+    /// The answer is whole. Of an agent that stands in, something may not have been heard: the finished message tells it.
+    fn completes(&mut self, answer: &Message) {
+        let is_whole = || answer.id.as_ref() == Some(&self.head.message) && answer.content.text() == self.said;
+        if answer.id.is_none() || is_whole() {
+            self.say(end_of(answer));
+        }
     }
 
     /// What follows belongs to the message of this id.
     fn turns_to(&mut self, message: String) {
         if self.head.message != message {
+            self.ends();
+            self.said.clear();
             self.head = Arc::new(AnswerHead { message, ..AnswerHead::clone(&self.head) });
             self.ordinals = 0..;
             self.say(Chunk::Begin);

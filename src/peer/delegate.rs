@@ -161,7 +161,7 @@ impl Turn {
 
     /// The run of this turn: begun before, or begun now.
     async fn begin(&self, told: String) -> Result<PeerRun, ModelError> {
-        let (peer, since) = (&self.to.peer, Instant::now());
+        let (peer, since, mut pause) = (&self.to.peer, Instant::now(), FIRST_PAUSE);
         let order = self.order(told);
         loop {
             let runs = self.patiently(|| peer.runs(self.thread, LOOKED_THROUGH)).await?;
@@ -175,7 +175,8 @@ impl Turn {
                     if since.elapsed() >= self.to.peers.patience {
                         return Err(self.given_up(&error));
                     }
-                    sleep(FIRST_PAUSE).await;
+                    sleep(self.spread(pause)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(error) => return Err(self.failed(&error.to_string())),
             }

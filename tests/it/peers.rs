@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::support::door::{Door, Way};
+use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 /// A server whose agents are subagents of one that is under test.
@@ -149,6 +150,31 @@ on_both_engines! {
         peer.finish().await;
     }
 
+    async fn each_message_from_there_is_told_once_on_the_stream_of_the_thread(server: TestServer) {
+        let peer = Peer::of(&server).await;
+        let viewer = Viewer::of_new(&server);
+        viewer.starts("caller", script().calls(far("t1", research())).says("done")).await;
+        let mut stream = viewer.looks().await;
+        let live = until_ends(&mut stream, 1).await;
+        for frames in [live, viewer.looks_back(1).await] {
+            let below = frames.iter().filter(|frame| frame.event == "messages" && depth(frame) == 1);
+            let below: Vec<&Value> = below.filter(|frame| frame.data["params"]["agent_name"] == "far").map(data).collect();
+            let ids = |event: &str| -> Vec<&str> {
+                let of = below.iter().filter(|data| data["event"] == event);
+                let mut ids: Vec<&str> = of.filter_map(|data| data["id"].as_str()).collect();
+                ids.sort_unstable();
+                ids
+            };
+            let begun = ids("message-start");
+            let unique: std::collections::BTreeSet<&str> = begun.iter().copied().collect();
+            // The call of the model, the result of the tool, and the answer.
+            assert!(begun.len() == 3 && unique.len() == 3, "{below:#?}");
+            let of = |event: &str| below.iter().filter(|data| data["event"] == event).count();
+            assert_eq!((of("message-finish"), of("error")), (3, 0), "{below:#?}");
+        }
+        peer.finish().await;
+    }
+
     async fn a_question_of_an_agent_on_another_server_is_asked_and_answered_here(server: TestServer) {
         let peer = Peer::of(&server).await;
         let (alice, run) = asks(&server, script().calls(mail("m1", "bob")).says("it is x")).await;
@@ -247,6 +273,16 @@ on_both_engines! {
         run.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
         assert_eq!(peer.runs().await.len(), 1);
+        peer.finish().await;
+    }
+
+    async fn a_run_whose_beginning_was_not_heard_of_is_found_again(server: TestServer) {
+        let peer = Peer::of(&server).await;
+        peer.door.is(Way::Forgetful);
+        let (alice, run) = asks(&server, research()).await;
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, DONE);
+        assert_eq!((peer.runs().await.len(), peer.server.tools.calls_of("lookup").len()), (1, 1));
         peer.finish().await;
     }
 

@@ -27,7 +27,7 @@ impl Speech {
         self.place.as_deref()
     }
 
-    /// Passes on the text of an event, if it has any.
+    /// Passes on what an event says, if it says anything.
     pub(super) async fn pass_on(&mut self, frame: Frame) {
         if frame.id.is_some() {
             self.place = frame.id;
@@ -36,13 +36,13 @@ impl Speech {
             return;
         }
         let Ok(Value::Array(pair)) = serde_json::from_str(&frame.data) else { return };
-        let Some((id, text)) = pair.first().and_then(piece) else { return };
+        let Some((id, pieces)) = pair.first().and_then(pieces) else { return };
         if self.message.as_ref() != Some(&id) {
             self.message = Some(id.clone());
             self.send(ModelEvent::Message(id)).await;
         }
-        if !text.is_empty() {
-            self.send(ModelEvent::Text(text)).await;
+        for piece in pieces {
+            self.send(piece).await;
         }
     }
 
@@ -59,12 +59,29 @@ impl Speech {
     }
 }
 
-/// The message that a piece belongs to, and its text; none for what no model says.
-fn piece(message: &Value) -> Option<(String, String)> {
-    let is_ai = matches!(message.get("type")?.as_str()?, "AIMessageChunk" | "ai");
-    let id = message.get("id")?.as_str().filter(|_| is_ai)?;
+/// The message that pieces belong to, and the pieces: text, and calls. None for what no model says. A model that does not
+/// stream comes in one piece.
+fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
+    let calls = match message.get("type")?.as_str()? {
+        "AIMessageChunk" => "tool_call_chunks",
+        "ai" => "tool_calls",
+        _ => return None,
+    };
+    let id = message.get("id")?.as_str()?.to_owned();
     let content: Content = serde_json::from_value(message.get("content")?.clone()).ok()?;
-    Some((id.to_owned(), content.text()))
+    let text = Some(content.text()).filter(|text| !text.is_empty()).map(ModelEvent::Text);
+    let calls = message.get(calls).and_then(Value::as_array).into_iter().flatten().enumerate();
+    let calls = calls.map(|(at, call)| {
+        let text = |name: &str| call.get(name).and_then(Value::as_str).map(str::to_owned);
+        let index = call.get("index").and_then(Value::as_u64).and_then(|index| usize::try_from(index).ok());
+        let args = match call.get("args") {
+            Some(Value::String(args)) => args.clone(),
+            Some(Value::Null) | None => String::new(),
+            Some(args) => args.to_string(),
+        };
+        ModelEvent::CallChunk { index: index.unwrap_or(at), id: text("id"), name: text("name"), args }
+    });
+    Some((id, text.into_iter().chain(calls).collect()))
 }
 
 #[cfg(test)]
@@ -74,7 +91,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_text_of_models_is_passed_on_and_nothing_else() {
+    async fn what_models_say_and_call_is_passed_on_and_nothing_else() {
         let (say, mut heard) = mpsc::channel(16);
         let mut speech = Speech::new(say);
         let frame = |id: &str, message: Value| Frame {
@@ -86,9 +103,13 @@ mod tests {
         let blocks = json!([{"type": "text", "text": "lo"}]);
         speech.pass_on(frame("2", json!({"type": "AIMessageChunk", "id": "a", "content": blocks}))).await;
         speech.pass_on(frame("3", json!({"type": "tool", "id": "t", "content": "42", "tool_call_id": "c"}))).await;
-        speech.pass_on(frame("4", json!({"type": "ai", "id": "b", "content": ""}))).await;
+        let call = json!({"name": "dig", "args": {"deep": true}, "id": "c1", "type": "tool_call"});
+        speech.pass_on(frame("4", json!({"type": "ai", "id": "b", "content": "", "tool_calls": [call]}))).await;
+        let chunks = json!([{"name": null, "args": "{\"de", "id": null, "index": 2}]);
+        let chunk = json!({"type": "AIMessageChunk", "id": "b", "content": "", "tool_call_chunks": chunks});
+        speech.pass_on(frame("5", chunk)).await;
         speech.pass_on(Frame { event: "metadata".to_owned(), id: None, data: "{".to_owned() }).await;
-        assert_eq!(speech.place(), Some("4"));
+        assert_eq!(speech.place(), Some("5"));
         drop(speech);
         let mut all = vec![];
         while let Some(Ok(event)) = heard.recv().await {
@@ -96,6 +117,13 @@ mod tests {
         }
         let (message, text) =
             (|id: &str| ModelEvent::Message(id.to_owned()), |text: &str| ModelEvent::Text(text.to_owned()));
-        assert_eq!(all, [message("a"), text("Hel"), text("lo"), message("b")]);
+        let whole = ModelEvent::CallChunk {
+            index: 0,
+            id: Some("c1".to_owned()),
+            name: Some("dig".to_owned()),
+            args: "{\"deep\":true}".to_owned(),
+        };
+        let part = ModelEvent::CallChunk { index: 2, id: None, name: None, args: "{\"de".to_owned() };
+        assert_eq!(all, [message("a"), text("Hel"), text("lo"), message("b"), whole, part]);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use adjutant::shutdown::Shutdown;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -18,6 +18,8 @@ pub(crate) enum Way {
     Shut,
     /// They are let in and never hear anything.
     Mute,
+    /// They are led to the server, but what it answers to the first who wants a run begun is lost.
+    Forgetful,
 }
 
 /// A door before a server.
@@ -37,7 +39,7 @@ impl Door {
         let (ways, tasks) = (Arc::clone(&way), around.clone());
         around.spawn("door", async move {
             while let Ok((visitor, _)) = listener.accept().await {
-                tasks.spawn("visitor", lead(visitor, client.clone(), ways.subscribe()));
+                tasks.spawn("visitor", lead(visitor, client.clone(), Arc::clone(&ways)));
             }
         });
         Self { base, way, around }
@@ -55,22 +57,55 @@ impl Drop for Door {
     }
 }
 
-async fn lead(mut visitor: TcpStream, client: Client, mut way: watch::Receiver<Way>) {
+async fn lead(mut visitor: TcpStream, client: Client, ways: Arc<watch::Sender<Way>>) {
+    let mut way = ways.subscribe();
     let now = *way.borrow_and_update();
     let led = async {
         match now {
             Way::Shut => {}
             Way::Mute => std::future::pending().await,
-            Way::Open => {
+            Way::Open | Way::Forgetful => {
                 let place = client.base().trim_start_matches("http://").to_owned();
-                if let Ok(mut server) = TcpStream::connect(place).await {
-                    let _ = copy_bidirectional(&mut visitor, &mut server).await;
+                let Ok(mut server) = TcpStream::connect(place).await else { return false };
+                if now == Way::Forgetful {
+                    return forgets(&mut visitor, &mut server).await;
+                }
+                let _ = copy_bidirectional(&mut visitor, &mut server).await;
+            }
+        }
+        false
+    };
+    let has_forgotten = tokio::select! {
+        forgot = led => forgot,
+        _ = way.changed() => false,
+    };
+    if has_forgotten {
+        ways.send_replace(Way::Open);
+    }
+}
+
+/// Leads a visitor, one request at a time, until one wants a run begun; that is passed on, and the answer is lost. True then.
+async fn forgets(visitor: &mut TcpStream, server: &mut TcpStream) -> bool {
+    let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+    loop {
+        tokio::select! {
+            read = visitor.read(&mut asked) => {
+                let Ok(length @ 1..) = read else { return false };
+                let request = String::from_utf8_lossy(&asked[..length]).into_owned();
+                if server.write_all(request.as_bytes()).await.is_err() {
+                    return false;
+                }
+                if request.starts_with("POST") && request.lines().next().is_some_and(|line| line.contains("/runs ")) {
+                    let _ = server.read(&mut answered).await;
+                    return true;
+                }
+            }
+            read = server.read(&mut answered) => {
+                let Ok(length @ 1..) = read else { return false };
+                if visitor.write_all(&answered[..length]).await.is_err() {
+                    return false;
                 }
             }
         }
-    };
-    tokio::select! {
-        () = led => {}
-        _ = way.changed() => {}
     }
 }
