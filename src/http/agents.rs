@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, no_content};
-use super::wire::agent::{AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView};
+use super::wire::agent::{
+    AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
+};
 use super::wire::{Object, json};
 use super::{Answer, Api};
 use crate::db::definitions;
@@ -32,20 +34,20 @@ pub(super) async fn put(
 #[utoipa::path(get, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
         ("version" = Option<i64>, Query, description = "Only this version of it")),
-    responses((status = 200, description = "The agent, or with `version` that version", body = AgentView),
+    responses((status = 200, description = "The agent, or with `version` that version", body = AgentOrVersion),
         (status = 404, description = "There is no such agent, or it has no such version", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
     params: Params,
-) -> Result<Response, ApiError> {
+) -> Answer<AgentOrVersion> {
     let found = api.runs.agent(&graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
-    let Some(text) = params.text("version") else { return Ok(Json(AgentView::from(found)).into_response()) };
+    let Some(text) = params.text("version") else { return Ok(Json(AgentOrVersion::Agent(Box::new(found.into())))) };
     let number = text.parse().map_err(|_| ApiError::bad_parameter("version", text))?;
     let key = graph_id.clone();
     let read = api.db.read(move |tx| Box::pin(async move { definitions::version(tx, &key, number).await }));
     let version = read.await?.ok_or(DefinitionError::NoVersion(graph_id, number))?;
-    Ok(Json(AgentVersionView::from(version)).into_response())
+    Ok(Json(AgentOrVersion::Version(version.into())))
 }
 
 /// Removes an agent that a client defined, with its versions and the assistant that it has by itself. Runs that began go on;

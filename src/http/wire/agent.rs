@@ -181,6 +181,16 @@ fn object(definition: &AgentDefinition) -> Object {
     json(&shown).as_object().cloned().unwrap_or_default()
 }
 
+/// An agent, or one of its versions, when that was asked for.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum AgentOrVersion {
+    /// As it is defined now.
+    Agent(Box<AgentView>),
+    /// As it was defined then.
+    Version(AgentVersionView),
+}
+
 /// A version of an agent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "AgentVersion")]
