@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use axum::serve::ListenerExt;
 use futures::FutureExt;
 use reqwest::Client;
 use secrecy::SecretString;
@@ -14,8 +13,9 @@ use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::Db;
+use crate::domain::background::Looks;
 use crate::domain::definition::check::POLICY_TOOLS;
-use crate::domain::definition::{ToolDefinition, ToolKind};
+use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
@@ -26,7 +26,7 @@ use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
 use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
 use crate::shutdown::Shutdown;
-use crate::tool::mcp::{self, McpServers};
+use crate::tool::mcp::{self, McpGround, McpServers};
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -82,8 +82,10 @@ impl App {
         let client = remote::client().context("could not make a client for tools")?;
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
-        let servers = mcp_servers(&config, &client, &shutdown)?;
-        servers.open(shutdown.soft()).await;
+        let files = definitions::of_files(&config, Problems::default());
+        let servers = mcp_servers(client, &shutdown);
+        servers.replace(&files.all_servers()).map_err(|error| anyhow!("{error}"))?;
+        servers.ready().await;
         let workshop = Workshop {
             providers,
             tools: Arc::new(tools),
@@ -91,8 +93,9 @@ impl App {
             policies: Arc::new(registered.policies),
             servers,
             peers: peers(&config.peers, &shutdown).context("could not make a client for other servers")?,
+            profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
-        let ground = Ground { workshop, around, files: definitions::of_files(&config, Problems::default()) };
+        let ground = Ground { workshop, around, files };
         let runs = Runs::open(Parts {
             db: db.clone(),
             events: events.clone(),
@@ -146,25 +149,19 @@ impl App {
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
         let soft = self.shutdown.soft().clone();
-        // Streams write small pieces that must not wait for one another.
-        let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-        // Made a service once: a bare router is copied, route by route, for every connection.
-        let service = http::router(api).into_make_service();
-        let serving = axum::serve(listener, service).with_graceful_shutdown(async move { soft.cancelled().await });
+        let serving = http::serve(listener, http::router(api), soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {
-            let served = hard.run_until_cancelled(serving.into_future().boxed()).await;
+            hard.run_until_cancelled(serving.boxed()).await;
             self.shutdown.begin();
             // The loops store what they came to before the database is closed.
             hard.run_until_cancelled(self.runs.rest()).await;
             self.runs.close().await;
             self.db.close().await;
-            served
         };
         // Side by side: the deadline runs from the first signal on.
-        let (served, finished) = tokio::join!(serving, self.shutdown.finished());
-        finished.map_err(|broken| anyhow!("{broken}"))?;
-        served.transpose().context("the listener failed").map(|_| ())
+        let ((), finished) = tokio::join!(serving, self.shutdown.finished());
+        finished.map_err(|broken| anyhow!("{broken}"))
     }
 }
 
@@ -210,7 +207,9 @@ fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> 
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    Ok(Peers::new(Reach { rules, patience: section.patience() }, spawn)?)
+    let looks =
+        Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
+    Ok(Peers::new(Reach { rules, patience: section.patience(), looks }, spawn)?)
 }
 
 /// The secret from where it is kept.
@@ -277,12 +276,12 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
     ProviderConfig { kind, base_url: section.base_url.clone(), api_key }
 }
 
-/// The MCP servers.
-fn mcp_servers(config: &Config, client: &Client, shutdown: &Shutdown) -> anyhow::Result<McpServers> {
+/// The MCP servers, of which there are none yet.
+fn mcp_servers(client: Client, shutdown: &Shutdown) -> McpServers {
+    let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    let servers = McpServers::new(&config.mcp_servers, &config::inherited(), client, &spawn);
-    servers.map_err(|error| anyhow!("{error}"))
+    McpServers::new(McpGround { inherited: config::inherited(), client, spawn, soft })
 }
 
 /// The declared tools.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adjutant::agent::assemble::Workshop;
 use adjutant::db::Db;
+use adjutant::domain::background::Looks;
 use adjutant::domain::definition::check::Surroundings;
 use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
@@ -63,7 +64,7 @@ fn nobody_is_told() -> WebhookSettings {
 
 /// Other servers, which nobody asks.
 fn peers() -> Peers {
-    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1) };
+    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1), looks: Looks::default() };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
 
@@ -81,7 +82,7 @@ impl Lab {
         let providers = Providers::new(BTreeMap::new(), |_| None);
         let workshop = Workshop { tools: Arc::new(tools()), ..Workshop::new(providers, peers()) };
         let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
-        let files = FileAgents { agents: vec![defined], remarks: vec![] };
+        let files = FileAgents { agents: vec![defined], ..FileAgents::default() };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::roster::{Build, Referred, Roster};
-use super::{Agent, Forks, Runnable};
+use super::{Agent, Forks, Runnable, Shares};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::mcp::{self, by_model_name};
+use crate::domain::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::domain::definition::{
-    self, AgentDefinition, Location, Mode, Policy, Provenance, SubagentDefinition, TaskDialect,
+    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
+    Provenance, SubagentDefinition, TaskDialect,
 };
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
@@ -24,6 +25,7 @@ use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
+use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::todos::Todos;
 use crate::middleware::until;
 use crate::middleware::{Contribution, Middleware};
@@ -37,9 +39,11 @@ mod draft;
 mod elsewhere;
 mod known;
 mod program;
+mod unusable;
 
 use draft::Draft;
 pub use known::{Agents, Known};
+use unusable::Unusable;
 
 /// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
 const STEP_LIMIT: u32 = 9_999;
@@ -62,11 +66,14 @@ pub struct Workshop {
     pub servers: McpServers,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
+    /// What goes for all agents with a certain model.
+    pub profiles: Arc<HarnessProfiles>,
 }
 
 /// A definition, and who is behind it.
 #[derive(Clone)]
 struct Source {
+    graph_id: String,
     definition: Arc<AgentDefinition>,
     /// Whether it is the owner of the server, who may name any address.
     is_owners: bool,
@@ -98,6 +105,7 @@ impl Workshop {
             policies: Arc::default(),
             servers: McpServers::default(),
             peers,
+            profiles: Arc::default(),
         }
     }
 
@@ -111,15 +119,19 @@ impl Workshop {
         definition: &AgentDefinition,
         provenance: &Provenance,
     ) -> Result<Arc<Known>, ModelError> {
-        let source = Source { definition: Arc::new(definition.resolved()), is_owners: provenance.file().is_some() };
-        let agent = Arc::new(self.main_agent(graph_id, &source, true)?);
-        let (workshop, name, full) = (self.clone(), graph_id.to_owned(), Arc::clone(&agent));
-        let alone = move || workshop.main_agent(&name, &source, false).map_or(full, Arc::new);
-        Ok(Arc::new(Known::new(graph_id, definition, agent, alone)))
+        let source = Source {
+            graph_id: graph_id.to_owned(),
+            definition: Arc::new(self.profiles.applied(definition.resolved())),
+            is_owners: provenance.file().is_some(),
+        };
+        let agent = Arc::new(self.main_agent(&source, true)?);
+        let (workshop, full, is_owners) = (self.clone(), Arc::clone(&agent), source.is_owners);
+        let alone = move || workshop.main_agent(&source, false).map_or(full, Arc::new);
+        Ok(Arc::new(Known::new(graph_id, (definition, is_owners), agent, alone)))
     }
 
-    fn main_agent(&self, graph_id: &str, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
-        let definition = &*source.definition;
+    fn main_agent(&self, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
+        let (graph_id, definition) = (&source.graph_id, &*source.definition);
         let subagents = definition.delegates();
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
@@ -130,7 +142,8 @@ impl Workshop {
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
         let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
-            name: definition.name.clone().unwrap_or_else(|| graph_id.to_owned()),
+            name: definition.name.clone().unwrap_or_else(|| graph_id.clone()),
+            servers: McpOwner::Agent(graph_id.clone()),
             model: definition.model.clone(),
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
@@ -146,6 +159,10 @@ impl Workshop {
             skills: definition.skills.clone(),
             skill_tools: definition.skill_tools.clone(),
             memory: definition.memory.clone(),
+            excluded: definition.excluded_tools.clone(),
+            described: definition.tool_description_overrides.clone(),
+            shares: Shares::default(),
+            permissions: definition.permissions.clone(),
             enclosed: Arc::clone(&definition.enclosed),
             step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
             limits: definition.limits.clone().unwrap_or_default(),
@@ -184,13 +201,15 @@ impl Workshop {
             let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
             let forks = Arc::clone(&below);
             let name = subagent.name.clone();
-            let build: Build = Box::new(move |roster| {
+            let build: Build = Box::new(move |roster, format| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
                     return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
                 }
                 let (policy, forks) = (Arc::clone(&policy), Arc::clone(&forks));
                 let delegations = roster.map(|roster| Delegating { roster, policy, forks });
-                workshop.subagent(&source.definition, &subagent, delegations)
+                let formed = || SubagentDefinition { response_format: format.cloned(), ..subagent.clone() };
+                let subagent = if format.is_some() { &formed() } else { &subagent };
+                workshop.subagent(&source, subagent, delegations)
             });
             (name, build)
         });
@@ -198,17 +217,14 @@ impl Workshop {
         Delegating { roster: Roster::new(depth, builders, agents, visibility), policy, forks }
     }
 
-    fn subagent(
-        &self,
-        parent: &AgentDefinition,
-        subagent: &SubagentDefinition,
-        delegations: Option<Delegating>,
-    ) -> Agent {
+    fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegating>) -> Agent {
+        let parent = &*source.definition;
         if let Some(name) = &subagent.runnable {
             return self.program(parent, subagent, name);
         }
         let draft = Draft {
             name: subagent.name.clone(),
+            servers: McpOwner::Subagent(source.graph_id.clone(), subagent.name.clone()),
             model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
             settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
@@ -225,6 +241,10 @@ impl Workshop {
             skills: subagent.skills.clone(),
             skill_tools: subagent.skill_tools.clone(),
             memory: subagent.memory.clone(),
+            excluded: subagent.excluded_tools.clone(),
+            described: subagent.tool_description_overrides.clone(),
+            permissions: subagent.permissions.clone().unwrap_or_else(|| parent.permissions.clone()),
+            shares: Shares { files: subagent.inherit.files, fields: subagent.inherit.state },
             enclosed: Arc::clone(&parent.enclosed),
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
@@ -253,7 +273,7 @@ impl Workshop {
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.files == definition::Workspace::State {
-            stack.push(Arc::new(Files::new(draft.workspace())));
+            stack.push(Arc::new(Files::new(draft.workspace(), FileRules::new(&draft.permissions))));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
@@ -277,9 +297,11 @@ impl Workshop {
         if let Some(until) = &draft.until {
             stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(|name| mcp::named(name)).collect())));
         }
-        // A schema that is none was refused when the configuration was read.
-        if let Some(Ok(structured)) = draft.response_format.as_ref().map(StructuredOutput::new) {
-            stack.push(Arc::new(structured));
+        if let Some(format) = draft.response_format.as_ref().map(AnswerFormat::of) {
+            stack.push(match format.strategy {
+                AnswerStrategy::Provider => Arc::new(NativeAnswer::new(&format)),
+                AnswerStrategy::Auto | AnswerStrategy::Tool => Arc::new(StructuredOutput::new(&format)),
+            });
         }
         stack.extend(draft.knowledge());
         draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
@@ -306,8 +328,8 @@ impl Workshop {
 
     /// Puts an agent together.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let declared = draft.tools.iter().chain(&draft.skill_tools);
-        let own: Vec<Arc<dyn Tool>> = declared.filter_map(|name| self.tools.get(name)).cloned().collect();
+        let declared: Vec<&String> = draft.tools.iter().chain(&draft.skill_tools).collect();
+        let own: Vec<Arc<dyn Tool>> = declared.iter().filter_map(|name| self.tools.get(*name)).cloned().collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
@@ -318,10 +340,14 @@ impl Workshop {
             .join("\n\n");
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
-            .hiding(&draft.skill_tools)
-            .with_sources(self.servers.sources(draft.tools.iter()));
-        if draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            stack.push(Arc::new(Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone())));
+            .hiding(ToolNames::of(&draft.skill_tools))
+            .with_sources(self.servers.sources(declared.into_iter(), &draft.servers))
+            .excluding(draft.excluded.iter().map(|name| mcp::named(name)))
+            .describing(draft.described.iter().map(|(name, text)| (mcp::named(name), text.clone())));
+        let files = FileRules::new(&draft.permissions);
+        if files.may_ask() || draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+            let approval = Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone());
+            stack.push(Arc::new(approval.with_files(files)));
         }
         if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
             stack.push(Arc::new(Addendum(text.clone())));
@@ -349,8 +375,10 @@ impl Workshop {
             subagents: draft.delegations.filter(|_| !is_fork).map(|delegations| delegations.roster),
             forks,
             is_fork,
+            shares: draft.shares,
             display_text: draft.display_text,
             runnable: None,
+            url: None,
         }
     }
 }
@@ -410,27 +438,4 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
 /// The names of policies, in their order.
 fn names(policies: &[Policy]) -> Vec<String> {
     policies.iter().map(|policy| policy.name.clone()).collect()
-}
-
-/// Stands in for a model that cannot be had; says why when it is asked.
-struct Unusable(ModelError);
-
-impl Unusable {
-    fn because(error: ModelError) -> Arc<dyn Model> {
-        Arc::new(Self(error))
-    }
-}
-
-#[async_trait::async_trait]
-impl Model for Unusable {
-    fn identity(&self) -> (&str, &str) {
-        ("none", "none")
-    }
-
-    async fn ask(
-        &self,
-        _: crate::model::ModelRequest,
-    ) -> Result<futures::stream::BoxStream<'static, Result<crate::model::ModelEvent, ModelError>>, ModelError> {
-        Err(self.0.clone())
-    }
 }

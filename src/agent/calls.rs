@@ -39,6 +39,9 @@ pub(super) enum Came {
 /// The work under way in one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, Came)>>;
 
+/// Those who wait to hear that a child which waits was cancelled.
+type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), Stop>)>>;
+
 /// What ended the step early, once every sibling has finished.
 #[derive(Default)]
 struct Upset {
@@ -200,6 +203,8 @@ impl Loop<'_> {
         mut running: Running<'a>,
     ) -> Result<Upset, Left> {
         let mut upset = Upset::default();
+        let mut parked: Parked<'_> =
+            machine.parked_calls().into_iter().map(|(at, child)| self.until_given_up(at, child)).collect();
         loop {
             let next = tokio::select! {
                 biased;
@@ -207,10 +212,16 @@ impl Loop<'_> {
                     self.pass_on(machine, notes, word).await?;
                     continue;
                 }
+                Some((at, child, told)) = parked.next(), if !running.is_empty() => {
+                    told?;
+                    let work = self.take_up_again(machine, at, child).await?;
+                    running.push(work);
+                    continue;
+                }
                 next = running.next() => next,
             };
             // What a call told before it came back.
-            notes.extend(self.unheard());
+            self.note_unheard(notes);
             let Some((at, came)) = next else { break };
             match came {
                 Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
@@ -228,6 +239,7 @@ impl Loop<'_> {
                 }
                 Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
+                    parked.push(self.until_given_up(at, child));
                     notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
                 }
                 Came::Back(Err(Halt::AskAll(_))) => {

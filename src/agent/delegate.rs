@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
 use super::roster::Referred;
 use super::{Agent, Breakpoints, Ending, Loop};
+use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{Answer, Fate};
+use crate::domain::definition::form_problem;
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
@@ -19,7 +22,7 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::{Lineage, Order};
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
-use crate::tool::budget::Meter;
+use crate::tool::budget::{Meter, Refused};
 use crate::tool::{Delegation, Scope, Voice};
 
 /// How a child came back.
@@ -41,22 +44,31 @@ impl Loop<'_> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
-        let Some(described) = self.described(&wish.subagent) else {
-            let text = format!("There is no subagent `{}` here.", wish.subagent);
-            settle(machine, at, Answer::error(&call, text));
-            return Ok(None);
+        let format = wish.order.response_format.as_ref();
+        let described = match self.described(&wish.subagent, format) {
+            Ok(described) => described,
+            Err(text) => {
+                settle(machine, at, Answer::error(&call, text));
+                return Ok(None);
+            }
         };
         // The one door to a subagent, whoever asks for it.
-        if let Err(refused) = self.scope.budget.spend_child(self.lineage.depth + 1, self.scope.now()) {
-            let text = format!("{refused} Nothing was delegated; do the work yourself, or finish with what you have.");
-            settle(machine, at, Answer::error(&call, text));
-            return Ok(None);
+        match self.scope.budget.claim_child(self.lineage.depth + 1, self.scope.now()).await {
+            Ok(()) => {}
+            Err(Refused::Away) => return Err(Stop::Away),
+            Err(Refused::Exceeded(limit)) => {
+                let text =
+                    format!("{limit} Nothing was delegated; do the work yourself, or finish with what you have.");
+                settle(machine, at, Answer::error(&call, text));
+                return Ok(None);
+            }
         }
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
         let graph_id = described.graph_id().map(str::to_owned);
         let order = Order { display_text: described.display_text().map(str::to_owned), ..wish.order };
-        let wish = ChildWish { id, lineage: lineage.clone(), order, max_depth: self.deepest(), graph_id };
+        let url = described.url().map(str::to_owned);
+        let wish = ChildWish { id, lineage: lineage.clone(), order, max_depth: self.deepest(), graph_id, url };
         machine.set_fate(at, Fate::Delegated { child: id, parked: false });
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
@@ -81,11 +93,30 @@ impl Loop<'_> {
     ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
-        let described = self.described(lineage.agent()).ok_or_else(|| lost("subagent's definition"))?;
+        let described = self.described(lineage.agent(), child.order.response_format.as_ref());
+        let described = described.map_err(|_| lost("subagent's definition"))?;
         let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("subagent's definition"))?;
         self.scope.budget.child_goes_on();
         let child = subagent.handed_down(child, &machine.state);
         Ok(self.run_child(at, call, subagent, lineage, child))
+    }
+
+    /// Goes on with a child that waited and was cancelled, or one below it.
+    pub(super) async fn take_up_again<'a>(
+        &'a self,
+        machine: &mut Machine,
+        at: usize,
+        child: RunId,
+    ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
+        machine.set_fate(at, Fate::Delegated { child, parked: false });
+        // It counts already among those under way.
+        self.scope.budget.child_done();
+        self.go_on_with_child(machine, at, child).await
+    }
+
+    /// Waits until the child that waits at `at` was cancelled, or one below it.
+    pub(super) fn until_given_up(&self, at: usize, child: RunId) -> BoxFuture<'_, (usize, RunId, Result<(), Stop>)> {
+        async move { (at, child, self.journal.given_up(child).await) }.boxed()
     }
 
     fn run_child<'a>(
@@ -115,7 +146,7 @@ impl Loop<'_> {
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
                     agent: &subagent.agent,
-                    plan: subagent.plan(),
+                    plan: subagent.plan(self.scope.step_limit),
                     lineage,
                     base: subagent.base,
                     scope: self.scope_of_child(subagent, lineage, (stop.clone(), meter)),
@@ -130,7 +161,11 @@ impl Loop<'_> {
                 }
                 // Nobody but itself was told to stop: its caller goes on without it.
                 let alone = || stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
-                match below.drive(&mut machine, notes).await {
+                let driven = match alone() {
+                    true => below.flush(&machine, &mut notes).await.and(Err(Stop::Cancelled)),
+                    false => below.drive(&mut machine, notes).await,
+                };
+                match driven {
                     Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if alone() => below.cancel(&mut machine).await?,
                     driven => driven.inspect_err(|_| self.scope.budget.child_done())?,
                 }
@@ -138,6 +173,7 @@ impl Loop<'_> {
         };
         if !matches!(ending, Ending::Parked(_)) {
             self.scope.budget.child_done();
+            self.scope.budget.settle(self.scope.now()).await;
         }
         Ok(match ending {
             Ending::Done | Ending::Paused => ChildEnd::Answer(self.result(call, subagent, &machine.state, &input)),
@@ -146,12 +182,29 @@ impl Loop<'_> {
         })
     }
 
-    /// How the subagent of this name is described here.
-    fn described(&self, name: &str) -> Option<Described> {
-        let roster = self.agent.subagents.as_ref()?;
-        let plain = || roster.get(name, self.lineage.depth + 1 - self.base);
-        let own = || self.agent.forks.get(name).or_else(plain).map(Described::Here);
-        roster.referred(name).cloned().map(Described::Elsewhere).or_else(own)
+    /// How the subagent of this name is described here, for a result of this form if one is given.
+    ///
+    /// # Errors
+    /// The text for the model, when there is none, or none that can answer in this form.
+    fn described(&self, name: &str, format: Option<&Value>) -> Result<Described, String> {
+        let nobody = || format!("There is no subagent `{name}` here.");
+        let (roster, depth) = (self.agent.subagents.as_ref().ok_or_else(nobody)?, self.lineage.depth + 1 - self.base);
+        let (referred, fork) = (roster.referred(name).cloned(), self.agent.forks.get(name));
+        let Some(format) = format else {
+            let own = || fork.or_else(|| roster.get(name, depth)).map(Described::Here);
+            return referred.map(Described::Elsewhere).or_else(own).ok_or_else(nobody);
+        };
+        let is_set = |agent: &Agent| agent.runnable.is_some() || agent.model.stands_in();
+        let known = roster.get(name, depth).filter(|agent| !is_set(agent) && referred.is_none() && fork.is_none());
+        let Some(known) = known else {
+            return Err(format!("The result of `{name}` has no other form than its own. Nothing was delegated."));
+        };
+        if let Some(problem) = form_problem(format, |tool| known.toolbox.get(tool).is_some()) {
+            return Err(format!(
+                "`{name}` cannot answer in the form that was asked for: {problem}. Nothing was delegated."
+            ));
+        }
+        roster.in_form(name, depth, format).map(Described::Here).ok_or_else(nobody)
     }
 
     /// The subagent that works as `child`, `depth` delegations below the main agent.
@@ -210,6 +263,8 @@ impl Loop<'_> {
             agent: lineage.agent().to_owned(),
             path: lineage.path.clone().into(),
             depth: lineage.depth,
+            subagent: lineage.namespace.last().map(|task| RunId::of_child(*task)),
+            visibility: lineage.visibility,
             stop,
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
             voice: Voice::default(),
@@ -220,10 +275,14 @@ impl Loop<'_> {
 
     /// What a child that came to its end tells its parent, and what it wrote into the fields that both share.
     fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> Answer {
-        let mut writes = written(state, input);
+        let mut writes = subagent.agent.shares.of(written(state, input));
         if subagent.is_stranger {
             writes.fields.retain(|name, _| self.agent.declared.has(name));
             writes.rules.retain(|name, _| self.agent.declared.has(name));
+        }
+        if subagent.is_stranger && self.agent.plan.rules.contains_key(background::FIELD) {
+            // What it has begun in the background belongs to the conversation: its caller looks after it from now on.
+            BackgroundTask::all(state).iter().for_each(|task| writes.merge(task.write()));
         }
         writes.messages.push(Arc::new(said(call, state, input)));
         Answer { writes, ends: false, shown: false, changes: vec![] }
@@ -255,6 +314,13 @@ impl Described {
         }
     }
 
+    fn url(&self) -> Option<&str> {
+        match self {
+            Self::Here(agent) => agent.url.as_deref(),
+            Self::Elsewhere(_) => None,
+        }
+    }
+
     fn graph_id(&self) -> Option<&str> {
         match self {
             Self::Here(_) => None,
@@ -275,9 +341,11 @@ struct Subagent {
 }
 
 impl Subagent {
-    fn plan(&self) -> Plan {
+    /// Its hooks and its limit of steps, which is never higher than the one that the run was started with.
+    fn plan(&self, handed_down: Option<u32>) -> Plan {
         let plan = self.agent.plan.clone();
-        Plan { step_limit: self.step_limit.unwrap_or(plan.step_limit), ..plan }
+        let own = self.step_limit.unwrap_or(plan.step_limit);
+        Plan { step_limit: handed_down.map_or(own, |limit| limit.min(own)), ..plan }
     }
 
     /// The child with what it is given: the fields that both share, and one human message. One on another server is given
@@ -286,7 +354,8 @@ impl Subagent {
         if child.input.is_some() {
             return child;
         }
-        let mut input = if self.agent.model.stands_in() { Update::none() } else { parent.for_subagent() };
+        let shared = || self.agent.shares.of(parent.for_subagent());
+        let mut input = if self.agent.model.stands_in() { Update::none() } else { shared() };
         if self.is_stranger {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }

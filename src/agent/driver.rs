@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::{Map, Value};
+use serde_json::Map;
 use uuid::Uuid;
 
 use super::call_ids::CallIds;
@@ -94,42 +94,8 @@ impl Loop<'_> {
 
     /// Stores what has been done so far.
     pub(super) async fn flush(&self, machine: &Machine, notes: &mut Notes) -> Result<(), Stop> {
-        if notes.is_empty() {
-            return Ok(());
-        }
-        self.journal.commit(machine, std::mem::take(notes)).await
-    }
-
-    /// Does `work`, and stores and shows meanwhile what it tells clients.
-    pub(super) async fn hearing<T>(
-        &self,
-        machine: &Machine,
-        notes: &mut Notes,
-        work: impl Future<Output = T> + Send,
-    ) -> Result<T, Stop> {
-        let mut work = std::pin::pin!(work);
-        loop {
-            tokio::select! {
-                biased;
-                Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
-                done = &mut work => {
-                    notes.extend(self.unheard());
-                    return Ok(done);
-                }
-            }
-        }
-    }
-
-    /// Stores and shows what a tool or policy has told, with whatever else it has told by now.
-    pub(super) async fn pass_on(&self, machine: &Machine, notes: &mut Notes, word: Value) -> Result<(), Stop> {
-        notes.push(Note::Fact(Fact::Custom { value: word }));
-        notes.extend(self.unheard());
-        self.flush(machine, notes).await
-    }
-
-    /// What was told and is not noted yet.
-    pub(super) fn unheard(&self) -> impl Iterator<Item = Note> {
-        self.scope.voice.unheard().into_iter().map(|value| Note::Fact(Fact::Custom { value }))
+        let notes = std::mem::take(notes);
+        if notes.is_empty() { Ok(()) } else { self.journal.commit(machine, notes).await }
     }
 
     async fn end(&self, machine: &Machine, mut notes: Notes, ending: Ending) -> Result<Ending, Stop> {
@@ -149,8 +115,8 @@ impl Loop<'_> {
         let failure = Failure::cancelled();
         machine.parked_children().iter().for_each(|_| self.scope.budget.child_done());
         machine.position.failure = Some(failure.clone());
-        let (status, error) = (RunStatus::Interrupted, Some(failure.clone()));
-        self.journal.commit(machine, vec![Note::Fact(Fact::Ended { status, error, waits: false })]).await?;
+        let over = Fact::over(RunStatus::Interrupted, Some(failure.clone()));
+        self.journal.commit(machine, vec![Note::Fact(over)]).await?;
         Ok(Ending::Failed(failure))
     }
 
@@ -247,6 +213,7 @@ impl Loop<'_> {
             questions: machine.position.questions,
             answers: machine.position.asked.iter().filter_map(answered).collect(),
             levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
+            step_limit: self.scope.step_limit,
             time: self.scope.budget.time_left(self.scope.now()).map(|(left, _)| left),
             stop: self.scope.stop.clone(),
             leave: self.leave.clone(),

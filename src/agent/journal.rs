@@ -32,6 +32,9 @@ pub trait Journal: Send + Sync {
     /// Tells followers what the agent sets about now. It is not stored, and must not be told before what led to it is.
     fn begin(&self, work: Work);
 
+    /// Shows clients a piece of what the call of this id will come to.
+    fn put_out(&self, call: String, text: String);
+
     /// Finds the child run of a call, or creates it if limits allow; `parent` already says that the call is the child's.
     /// Both are durable before this returns.
     ///
@@ -53,6 +56,12 @@ pub trait Journal: Send + Sync {
     /// # Errors
     /// As [`Journal::commit`].
     async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop>;
+
+    /// Returns when a child that waits was cancelled, or one below it, so that there is something to go on with.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    async fn given_up(&self, child: RunId) -> Result<(), Stop>;
 }
 
 /// Something to be stored.
@@ -97,6 +106,8 @@ pub struct ChildWish {
     pub max_depth: u32,
     /// The agent of this server that it is, when it is none that its parent's definition describes.
     pub graph_id: Option<String>,
+    /// The server that does the work, when that is another one.
+    pub url: Option<String>,
 }
 
 /// Whether there is a child to drive.

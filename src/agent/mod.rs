@@ -31,6 +31,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Moment, Plan};
 use crate::domain::run::Lineage;
+use crate::domain::state::Update;
 use crate::middleware::Middleware;
 use crate::model::Model;
 use crate::tool::{ArgumentCheck, Scope, Toolbox};
@@ -41,6 +42,7 @@ mod calls;
 mod delegate;
 mod drawing;
 mod driver;
+mod hearing;
 pub mod journal;
 pub mod roster;
 pub mod runnable;
@@ -83,10 +85,42 @@ pub struct Agent {
     pub forks: Forks,
     /// Whether it begins with the conversation of its caller.
     pub is_fork: bool,
+    /// What it shares with its caller.
+    pub shares: Shares,
     /// What a user interface shows while it works.
     pub display_text: Option<String>,
     /// The program that does its work, in the place of model, policies and tools.
     pub runnable: Option<Arc<dyn Runnable>>,
+    /// The server that does its work, when that is another one.
+    pub url: Option<String>,
+}
+
+/// What a subagent shares with its caller, besides the order and the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// The files.
+    pub files: bool,
+    /// The fields of the state.
+    pub fields: bool,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self { files: true, fields: true }
+    }
+}
+
+impl Shares {
+    /// What of `update` may pass between the two.
+    pub(crate) fn of(self, mut update: Update) -> Update {
+        if !self.files {
+            update.files.clear();
+        }
+        if !self.fields {
+            update.fields.clear();
+        }
+        update
+    }
 }
 
 impl Agent {
@@ -157,7 +191,7 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
         Ending::Parked(_) => (RunStatus::Interrupted, None),
         Ending::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
     };
-    Fact::Ended { status, error, waits }
+    Fact::Ended { status, error, waits, used: None }
 }
 
 #[cfg(test)]

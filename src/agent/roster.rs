@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
+use serde_json::Value;
+
 use super::Agent;
 use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
@@ -31,8 +33,8 @@ pub struct Referred {
     pub display_text: Option<String>,
 }
 
-/// Builds a subagent, with the roster if it may delegate in its turn.
-pub type Build = Box<dyn Fn(Option<Arc<Roster>>) -> Agent + Send + Sync>;
+/// Builds a subagent, with the roster if it may delegate in its turn, and with another form of its result if one is given.
+pub type Build = Box<dyn Fn(Option<Arc<Roster>>, Option<&Value>) -> Agent + Send + Sync>;
 
 /// Builds a fork.
 type BuildFork = Box<dyn FnOnce() -> Arc<Agent> + Send>;
@@ -61,6 +63,11 @@ struct Entry {
 }
 
 impl Roster {
+    /// Whether any of the subagents is another agent of this server.
+    pub fn refers(&self) -> bool {
+        !self.agents.is_empty()
+    }
+
     /// A roster of subagents that are described with their parent, and of `agents`, which are not; with how much clients see
     /// of those who are not seen in full.
     pub fn new(
@@ -94,10 +101,17 @@ impl Roster {
     pub fn get(&self, name: &str, depth: u32) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;
         let agent = if depth < self.max_depth {
-            entry.nesting.get_or_init(|| Arc::new((entry.build)(self.this.upgrade())))
+            entry.nesting.get_or_init(|| Arc::new((entry.build)(self.this.upgrade(), None)))
         } else {
-            entry.plain.get_or_init(|| Arc::new((entry.build)(None)))
+            entry.plain.get_or_init(|| Arc::new((entry.build)(None, None)))
         };
         Some(Arc::clone(agent))
+    }
+
+    /// The same for one delegation whose result has this form.
+    pub fn in_form(&self, name: &str, depth: u32, format: &Value) -> Option<Arc<Agent>> {
+        let entry = self.entries.get(name)?;
+        let roster = (depth < self.max_depth).then(|| self.this.upgrade()).flatten();
+        Some(Arc::new((entry.build)(roster, Some(format))))
     }
 }

@@ -17,6 +17,7 @@ use crate::domain::interrupt::{Asker, Decision, Decisions, Question};
 use crate::domain::machine::{Failure, Machine, RUNNABLE};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{Update, is_private};
+use crate::middleware::limits;
 use crate::tool::{Halt, Scope};
 
 /// What becomes of work that was begun before the server died.
@@ -94,7 +95,8 @@ impl Loop<'_> {
             // A server that leaves waits for work whose outcome nobody would know otherwise.
             if repeats { self.leave.run_until_cancelled(work).await.flatten() } else { work.await }
         };
-        let came = self.hearing(machine, notes, work).await?;
+        let work = self.scope.budget.in_time(self.scope.now(), work);
+        let came = self.hearing(machine, notes, work).await?.map_err(limits::broken)?;
         Ok(match came {
             Some(Ok(came)) => came,
             Some(Err(_)) => {

@@ -186,7 +186,7 @@ impl Builder {
     /// # Errors
     /// As [`Builder::start`], and when the address is taken or the server fails.
     pub async fn serve(self) -> anyhow::Result<()> {
-        self.load()?.serve().await
+        Box::pin(self.load()?.serve()).await
     }
 }
 
@@ -225,7 +225,7 @@ impl Prepared {
         let listener = listener.await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let shutdown = Shutdown::new(server.shutdown_deadline());
         shutdown.listen_for_signals();
-        self.start(shutdown).await?.serve(listener).await
+        Box::pin(self.start(shutdown)).await?.serve(listener).await
     }
 }
 

@@ -15,7 +15,11 @@ pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
         place: config.files.places.get(graph_id).cloned().unwrap_or_else(|| "the configuration".to_owned()),
         definition: Clone::clone(definition),
     };
-    FileAgents { agents: config.agents.iter().map(agent).collect(), remarks: remarks(oddities) }
+    FileAgents {
+        agents: config.agents.iter().map(agent).collect(),
+        remarks: remarks(oddities),
+        servers: config.mcp_servers.clone(),
+    }
 }
 
 /// Oddities and mistakes, each with the agent that it is about, when it is about one.

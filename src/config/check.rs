@@ -44,6 +44,10 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.findings.extend(config.files.settings.embedded.check(config));
     let around = surroundings_of(config, unread);
     check.findings.extend(super::store::check(config, &around));
+    for (key, profile) in &config.profiles {
+        let field = FieldPath::of(["profiles", key.as_str()]);
+        check.findings.extend(profile.check(key, &around).into_iter().map(|finding| finding.under(&field)));
+    }
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
         let findings = check_agent(graph_id, agent, &around).into_iter();

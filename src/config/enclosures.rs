@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::domain::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
+use crate::domain::definition::mcp::ToolNames;
 use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
 use crate::domain::skill::{self, Skill};
 use crate::domain::state::{Encoding, File};
@@ -84,7 +85,8 @@ impl Enclosing {
             Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities.into_iter().for_each(|oddity| self.warn(field, format!("`{path}`: {oddity}")));
-                for tool in skill.include_tools.iter().filter(|tool| !tools.contains(tool)) {
+                let disclosed = ToolNames::of(tools);
+                for tool in skill.include_tools.iter().filter(|tool| !ToolNames::of([*tool]).meets(&disclosed)) {
                     let message = format!("`{path}` includes the tool `{tool}`, which is not in `skill_tools`");
                     self.warn(field, message);
                 }

@@ -5,6 +5,7 @@
 //! └── writer/                    the graph_id
 //!     ├── AGENTS.md              settings at the top, instructions below
 //!     ├── agent.toml             settings, instead of or beside those at the top of AGENTS.md
+//!     ├── mcp.json               its MCP servers, see [`servers`]
 //!     ├── skills/                its skills, see [`super::enclosures`]
 //!     │   └── web-research/
 //!     │       └── SKILL.md
@@ -34,19 +35,21 @@ mod deploy;
 mod managed;
 mod place;
 pub(super) mod project;
+mod servers;
+mod tools;
 
 use place::Place;
 
 /// What else such folders hold, and why it is not read.
-const UNREAD: [(&str, &str); 6] = [
-    ("mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
-    (".mcp.json", "is not read: what its servers offer is declared under `[tools]`"),
+const UNREAD: [(&str, &str); 4] = [
     ("memory", "is not read: what the agent shall know from there, its `memory` names"),
     ("memories", "is not read: what outlasts a thread is kept in the Store"),
     ("user", "is not read: what outlasts a thread is kept in the Store"),
     ("tools.json", "is not read: it goes with an agent.json"),
 ];
 
+/// The file with the tools of an agent of the managed layout.
+const TOOLS: &str = "tools.json";
 /// The folder with the skills of an agent.
 const SKILLS: &str = "skills";
 
@@ -118,8 +121,9 @@ impl Layout {
 
     fn reads(self, name: &str, role: Role) -> bool {
         matches!(name, "AGENTS.md" | SKILLS)
+            || servers::FILES.contains(&name)
             || name == self.file()
-            || self == Self::Managed && name == "tools.json"
+            || self == Self::Managed && name == TOOLS
             || role == Role::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
             // A subagent's own subagents are told of elsewhere.
             || name == "subagents"
@@ -244,10 +248,19 @@ impl Search<'_> {
     fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
         let layout = self.layout(place)?;
         let mut settings = self.laid_out(place, layout, (holds, role))?;
+        let home = if role == Role::Subagent { format!("subagents/{}", place.name()) } else { ".".to_owned() };
+        servers::read(self, place, (holds, &home), &mut settings)?;
+        let tools = place.join(TOOLS);
+        if layout == Layout::Managed && tools.real.exists() {
+            tools::read(self, &tools, holds, &mut settings)?;
+        } else {
+            servers::offer(&mut settings);
+        }
         let first = |path: &mut String| path.split('/').find(|part| *part != ".").map(str::to_owned);
         let named: Vec<String> = paths(&mut settings).filter_map(first).collect();
+        let used = servers::used(&settings, &home);
         for entry in self.entries(place) {
-            if !layout.reads(&entry.name(), role) && !named.contains(&entry.name()) {
+            if !layout.reads(&entry.name(), role) && !named.contains(&entry.name()) && !used.contains(&entry.name()) {
                 self.report_unread(&entry);
             }
         }
@@ -256,7 +269,7 @@ impl Search<'_> {
         }
         if role == Role::Subagent {
             // They are kept with the definition of the agent, whose folder lies further out.
-            paths(&mut settings).for_each(|path| *path = format!("subagents/{}/{path}", place.name()));
+            paths(&mut settings).for_each(|path| *path = format!("{home}/{path}"));
         }
         Some(settings)
     }
@@ -366,7 +379,7 @@ impl Search<'_> {
         place.text().map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// What lies in a folder, in the order of the names; of what begins with a dot only what may mean something here.
+    /// What lies in a folder, in the order of the names, without what begins with a dot.
     fn entries(&mut self, folder: &Place) -> Vec<Place> {
         let mut entries = match folder.entries() {
             Ok(entries) => entries,
@@ -375,12 +388,36 @@ impl Search<'_> {
                 return Vec::new();
             }
         };
-        entries.retain(|entry| {
-            let name = entry.name();
-            !name.starts_with('.') || UNREAD.iter().any(|(known, _)| *known == name)
-        });
+        entries.retain(|entry| !entry.name().starts_with('.'));
         entries.retain(|entry| entry.leads_within().map_err(|problem| self.problems.push(problem)).is_ok());
         entries
+    }
+
+    /// The JSON object in a file.
+    fn object(&mut self, place: &Place) -> Option<Map<String, Value>> {
+        let text = self.text(place)?;
+        match serde_json::from_str(&text) {
+            Ok(Value::Object(object)) => Some(object),
+            Ok(_) => {
+                self.problems.push(place.problem("must be a JSON object"));
+                None
+            }
+            Err(error) => {
+                let said = error.to_string();
+                let said = said.split(" at line ").next().unwrap_or_default();
+                let problem = place.problem(format!("is no JSON: {said}"));
+                self.problems.push(problem.at(Some((error.line(), error.column()))));
+                None
+            }
+        }
+    }
+
+    fn complain(&mut self, place: &Place, field: &str, message: &str) {
+        self.problems.push(Problem { field: field.to_owned(), ..place.problem(message) });
+    }
+
+    fn remark(&mut self, place: &Place, field: &str, message: &str) {
+        self.problems.push(Problem { field: field.to_owned(), ..place.warning(message) });
     }
 
     fn report_unread(&mut self, place: &Place) {

@@ -1,8 +1,10 @@
-//! `[mcp_servers.NAME]`: secrets come from the environment, where the text says `${NAME}` or `${NAME:-otherwise}`.
+//! MCP servers, those for all agents and those of single ones: secrets come from the environment, where the text says
+//! `${NAME}` or `${NAME:-otherwise}`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use super::variable;
+use super::{Config, variable};
 use crate::domain::definition::mcp::McpServerDefinition;
 use crate::domain::definition::{FieldPath, Finding};
 
@@ -27,27 +29,61 @@ pub fn inherited() -> BTreeMap<String, String> {
     INHERITED.into_iter().filter_map(|name| Some((name.to_owned(), variable(name)?))).collect()
 }
 
-/// Puts the values of variables where a server's definition names them. What is not set is told.
-pub(super) fn fill_in(servers: &mut BTreeMap<String, McpServerDefinition>) -> Vec<Finding> {
+/// Puts the values of variables where the definitions of servers name them. What is not set is told.
+///
+/// A server of an agent that has nothing but an address is the configured one at that address, if there is one: with its
+/// headers, for example.
+pub(super) fn fill_in(config: &mut Config) -> Vec<Finding> {
     let mut findings = vec![];
-    for (name, server) in servers {
-        let top = FieldPath::of(["mcp_servers", name.as_str()]);
-        let mut fill = |field: FieldPath, text: &mut String| match filled(text, variable) {
-            Ok(filled) => *text = filled,
-            Err(problem) => findings.push(Finding::error(field, problem)),
-        };
-        for (at, arg) in server.args.iter_mut().enumerate() {
-            fill(top.then("args").then(at), arg);
+    for (name, server) in &mut config.mcp_servers {
+        findings.extend(fill(&FieldPath::of(["mcp_servers", name.as_str()]), server));
+    }
+    let configured: Vec<McpServerDefinition> = config.mcp_servers.values().cloned().collect();
+    for (graph_id, agent) in &mut config.agents {
+        let top = FieldPath::of(["agents", graph_id.as_str()]);
+        for (field, server) in agent.servers_mut() {
+            findings.extend(fill(&top.join(&field), server));
+            let bare = McpServerDefinition { url: server.url.clone(), ..McpServerDefinition::default() };
+            let twin = configured.iter().find(|other| other.url.is_some() && other.url == server.url);
+            if let Some(twin) = twin.filter(|_| *server == bare) {
+                server.clone_from(twin);
+            }
         }
-        for (key, value) in &mut server.env {
-            fill(top.then("env").then(key), value);
-        }
-        for (key, value) in &mut server.headers.0 {
-            fill(top.then("headers").then(key), value);
-        }
-        server.url.iter_mut().for_each(|url| fill(top.then("url"), url));
     }
     findings
+}
+
+fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Finding> {
+    let mut findings = vec![];
+    let mut fill = |field: FieldPath, text: &mut String| match filled(text, variable) {
+        Ok(filled) => *text = filled,
+        Err(problem) => findings.push(Finding::error(field, problem)),
+    };
+    for (field, text) in [("command", &mut server.command), ("url", &mut server.url), ("cwd", &mut server.cwd)] {
+        text.iter_mut().for_each(|text| fill(top.then(field), text));
+    }
+    for (at, arg) in server.args.iter_mut().enumerate() {
+        fill(top.then("args").then(at), arg);
+    }
+    for (key, value) in &mut server.env {
+        fill(top.then("env").then(key), value);
+    }
+    for (key, value) in &mut server.headers.0 {
+        fill(top.then("headers").then(key), value);
+    }
+    findings
+}
+
+/// Puts the folder in which a server runs, relative to `folder` until now, in its place.
+pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder: &Path) -> Option<Finding> {
+    let named = server.cwd.as_mut()?;
+    let place = folder.join(&*named);
+    if !place.is_dir() {
+        return Some(Finding::error(field.then("cwd"), format!("`{named}` is no folder")));
+    }
+    // A program that is started elsewhere would not find a relative one.
+    *named = std::path::absolute(&place).unwrap_or(place).display().to_string();
+    None
 }
 
 /// The text with the values of the variables that it names.

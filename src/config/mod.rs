@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::definition::mcp::McpServerDefinition;
 use crate::domain::definition::{
-    AgentDefinition, FieldPath, Finding, Severity, ToolDefinition, deprecated, is_echo, read,
+    AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, deprecated, is_echo, read,
 };
 
 mod arguments;
@@ -94,6 +94,8 @@ pub struct Config {
     pub tools: Named<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
     pub mcp_servers: Named<McpServerDefinition>,
+    /// What goes for all agents with a certain model, by `provider` or `provider:model`.
+    pub profiles: Named<HarnessProfile>,
     /// The agents, by `graph_id`.
     pub agents: Named<AgentDefinition>,
     /// The folder with a folder for each agent; beside the configuration file when not absolute.
@@ -160,7 +162,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
-    let unset = mcp::fill_in(&mut config.mcp_servers);
+    let unset = mcp::fill_in(&mut config);
     let nonsense = check::check(&config, &reading.findings);
     let unread = sheet.enclose(&mut config, &beside);
     for finding in unset.into_iter().chain(nonsense).chain(unread) {
@@ -250,15 +252,20 @@ impl Sheet {
         self.folders.get(graph_id).cloned().unwrap_or_else(|| file.to_owned())
     }
 
-    /// Adds to the agents the files beside their definitions that these name.
+    /// Adds to the agents the files beside their definitions that these name, and finds the folders of servers.
     fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Finding> {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
+        for (name, server) in &mut config.mcp_servers {
+            findings.extend(mcp::settle(&FieldPath::of(["mcp_servers", name.as_str()]), server, beside));
+        }
         for (graph_id, agent) in &mut config.agents {
             let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
             let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             findings.extend(enclosures::enclose(agent, &folder).into_iter().map(|finding| finding.under(&field)));
+            let settled = agent.servers_mut().filter_map(|(at, server)| mcp::settle(&field.join(&at), server, &folder));
+            findings.extend(settled);
             config.files.roots.extend(enclosures::places(agent, &folder));
         }
         findings

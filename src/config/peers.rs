@@ -20,8 +20,14 @@ pub struct Peers {
     pub allowed_hosts: Vec<String>,
     /// Whether only `https` may be used.
     pub require_https: bool,
-    /// For how long a server may be out of reach before work there is given up, in seconds.
+    /// For how long a server may be out of reach before work there is given up that is waited for, in seconds.
     pub patience_s: f64,
+    /// The same for work in the background.
+    pub background_patience_s: f64,
+    /// How long after it began work in the background is looked at, in seconds; the pauses grow while nothing changes.
+    pub first_look_s: f64,
+    /// The longest pause between two looks, in seconds.
+    pub longest_look_s: f64,
 }
 
 impl Default for Peers {
@@ -32,6 +38,9 @@ impl Default for Peers {
             allowed_hosts: vec![],
             require_https: false,
             patience_s: 300.0,
+            background_patience_s: 86_400.0,
+            first_look_s: 1.0,
+            longest_look_s: 30.0,
         }
     }
 }
@@ -42,11 +51,34 @@ impl Peers {
         seconds(self.patience_s)
     }
 
+    /// [`Peers::background_patience_s`] as a duration.
+    pub fn background_patience(&self) -> Duration {
+        seconds(self.background_patience_s)
+    }
+
+    /// [`Peers::first_look_s`] as a duration.
+    pub fn first_look(&self) -> Duration {
+        seconds(self.first_look_s)
+    }
+
+    /// [`Peers::longest_look_s`] as a duration; never shorter than the first.
+    pub fn longest_look(&self) -> Duration {
+        seconds(self.longest_look_s).max(self.first_look())
+    }
+
     /// What makes no sense: the field, and why.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = host_problems(&self.private_hosts, &self.allowed_hosts);
-        if !(self.patience_s > 0.0 && self.patience_s <= 86_400.0) {
-            problems.push((vec!["patience_s"], "must be more than 0 and at most 86400".to_owned()));
+        let times = [
+            ("patience_s", self.patience_s, 0.0, 86_400.0),
+            ("background_patience_s", self.background_patience_s, 0.0, 30.0 * 86_400.0),
+            ("first_look_s", self.first_look_s, 0.01, 3_600.0),
+            ("longest_look_s", self.longest_look_s, 0.01, 3_600.0),
+        ];
+        for (field, given, least, most) in times {
+            if !(given > least && given <= most) {
+                problems.push((vec![field], format!("must be more than {least} and at most {most}")));
+            }
         }
         problems
     }

@@ -5,6 +5,7 @@ use secrecy::ExposeSecret;
 use super::*;
 
 mod layouts;
+mod servers;
 
 /// A working directory with files.
 struct Place(tempfile::TempDir);

@@ -1,8 +1,10 @@
 //! What `adjutant check` says.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{Loaded, Problems};
+use crate::domain::definition::mcp::McpServerDefinition;
 use crate::domain::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
@@ -28,19 +30,24 @@ fn describe(text: &mut String, loaded: &Loaded) {
     let config = &loaded.config;
     push(text, &format!("configuration: {}", loaded.source));
     push(text, &format!("listens on {}, keeps its data in {}", config.server.listen, config.storage.url));
-    for (name, server) in &config.mcp_servers {
-        // Arguments and addresses may hold secrets.
-        let kind = server.command.as_ref().map_or("behind HTTP", |command| command.as_str());
-        push(text, &format!("MCP server {name}: {kind}"));
-    }
+    describe_servers(text, "", &config.mcp_servers);
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
+    }
+}
+
+fn describe_servers(text: &mut String, indent: &str, servers: &BTreeMap<String, McpServerDefinition>) {
+    for (name, server) in servers {
+        // Arguments and addresses may hold secrets.
+        let kind = server.command.as_ref().map_or("behind HTTP", |command| command.as_str());
+        push(text, &format!("{indent}MCP server {name}: {kind}"));
     }
 }
 
 fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
     let name = agent.name.as_deref().unwrap_or(graph_id);
     push(text, &format!("agent {graph_id} ({name}): model {}, tools {}", agent.model, list(&agent.tools)));
+    describe_servers(text, "  ", &agent.mcp_servers);
     let gated: Vec<&String> =
         agent.interrupt_on.iter().filter(|(_, rule)| !rule.allowed().is_empty()).map(|(tool, _)| tool).collect();
     if !gated.is_empty() {
@@ -72,6 +79,7 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
     }
     let tools = subagent.tools.as_ref().map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
     push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
+    describe_servers(text, "    ", &subagent.mcp_servers);
 }
 
 fn push(text: &mut String, line: &str) {

@@ -6,18 +6,22 @@ use uuid::Uuid;
 use super::engine::on_engine;
 use super::json::{Cell, encode};
 use super::{DbResult, Tx};
-use crate::domain::background::TaskRecord;
+use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::time::Timestamp;
+use crate::domain::visibility::Visibility;
 
 const TABLE: &str = "background_tasks";
 
 macro_rules! select {
     () => {
         "select task_id, parent_thread, parent_run, parent_assistant, call_id, agent_name, graph_id, url, top_run, \
-         ancestry, notify, watched, told_run, created_at from background_tasks"
+         ancestry, notify, watched, told_run, created_at, seen, unwanted, looks, lost_since, due_at, fence \
+         from background_tasks"
     };
 }
+
+pub mod remote;
 
 #[derive(sqlx::FromRow)]
 struct TaskRow {
@@ -34,13 +38,28 @@ struct TaskRow {
     watched: bool,
     told_run: Option<Uuid>,
     created_at: i64,
+    seen: Option<String>,
+    unwanted: bool,
+    looks: i32,
+    lost_since: Option<i64>,
+    due_at: Option<i64>,
+    fence: i64,
 }
 
 impl TryFrom<TaskRow> for TaskRecord {
     type Error = super::DbError;
 
     fn try_from(row: TaskRow) -> DbResult<Self> {
-        let ancestry = Cell { table: TABLE, column: "ancestry", id: &row.task_id }.decode(&row.ancestry)?;
+        let at = |column| Cell { table: TABLE, column, id: &row.task_id };
+        let ancestry = at("ancestry").decode(&row.ancestry)?;
+        let remote = RemoteWork {
+            seen: row.seen.as_deref().map(|seen| at("seen").decode(seen)).transpose()?,
+            unwanted: row.unwanted,
+            looks: u32::try_from(row.looks).map_err(|_| at("looks").corrupt())?,
+            lost_since: row.lost_since.map(Timestamp),
+            due_at: row.due_at.map(Timestamp),
+            fence: row.fence,
+        };
         Ok(Self {
             task: ThreadId(row.task_id),
             parent_thread: ThreadId(row.parent_thread),
@@ -55,6 +74,7 @@ impl TryFrom<TaskRow> for TaskRecord {
             watched: row.watched,
             told: row.told_run.map(RunId),
             created_at: Timestamp(row.created_at),
+            remote,
         })
     }
 }
@@ -62,8 +82,8 @@ impl TryFrom<TaskRow> for TaskRecord {
 /// Stores a new task.
 pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
     const SQL: &str = "insert into background_tasks (task_id, parent_thread, parent_run, parent_assistant, call_id, \
-        agent_name, graph_id, url, top_run, ancestry, notify, watched, told_run, created_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+        agent_name, graph_id, url, top_run, ancestry, notify, watched, told_run, created_at, due_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
     let ancestry = encode(&task.ancestry)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(task.task.0)
@@ -80,6 +100,7 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
         .bind(task.watched)
         .bind(task.told.map(|run| run.0))
         .bind(task.created_at.0)
+        .bind(task.remote.due_at.map(|due| due.0))
         .execute(conn)
         .await
         .map(drop))?;
@@ -91,6 +112,11 @@ pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord
     const SQL: &str = concat!(select!(), " where task_id = $1");
     let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
     row.map(TaskRecord::try_from).transpose()
+}
+
+/// How much clients see of what is done on a thread: all of it, unless it is that of a task.
+pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibility> {
+    Ok(find(tx, thread).await?.map(|task| task.ancestry.visibility).unwrap_or_default())
 }
 
 /// The tasks that were begun in the course of a run, the oldest first, up to `limit`.
@@ -107,12 +133,13 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
     rows.into_iter().map(TaskRecord::try_from).collect()
 }
 
-/// Whether a task on this server, which the row `t` names, is not over.
+/// Whether a task, which the row `t` names, is not over; of one on another server it is said what is known here.
 macro_rules! is_not_over {
     () => {
         "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and r.status in ('pending', 'running')) or exists (select 1 from interrupts i \
-         where i.thread_id = t.task_id and i.status = 'pending') or (t.url is not null and t.watched))"
+         where i.thread_id = t.task_id and i.status = 'pending') or (t.url is not null \
+         and coalesce(t.seen_status, 'running') in ('pending', 'running', 'waiting')))"
     };
 }
 
@@ -123,23 +150,13 @@ pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(parent.0).fetch_one(conn).await)?)
 }
 
-/// How many tasks were begun in the tree under a run, at any depth, and how many of them are not over.
-pub async fn in_tree(tx: &mut Tx<'_>, top: RunId) -> DbResult<(i64, i64)> {
+/// How many of the tasks that work for a tree are not over.
+pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
     const SQL: &str = concat!(
-        "select count(*), coalesce(sum(case when ",
-        is_not_over!(),
-        " then 1 else 0 end), 0) from background_tasks t where t.top_run = $1"
+        "select count(*) from background_tasks t where t.task_id in (select thread_id from tree_shares where tree_id = $1) and ",
+        is_not_over!()
     );
-    Ok(on_engine!(tx, |conn| query_as(SQL).bind(top.0).fetch_one(conn).await)?)
-}
-
-/// Lets nobody else begin a task in the tree under a run before the end of the transaction.
-pub async fn lock_tree(tx: &mut Tx<'_>, top: RunId) -> DbResult<()> {
-    const SQL: &str = "select run_id from runs where run_id = $1 for update";
-    if tx.engine() == super::Engine::Postgres {
-        on_engine!(tx, |conn| query(SQL).bind(top.0).execute(conn).await.map(drop))?;
-    }
-    Ok(())
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(tree.0).fetch_one(conn).await)?)
 }
 
 /// Notes that something may come of a task that its parent does not know.
@@ -168,15 +185,17 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Threads on which nothing is at work, and of whose tasks on this server something has come that their agent may not know.
+/// Threads on which nothing is at work, and of whose tasks something has come that their agent may not know.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select distinct t.parent_thread from background_tasks t \
         join threads p on p.thread_id = t.parent_thread \
-        where t.watched and t.url is null and p.status in ('idle', 'error') \
-        and not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
+        where t.watched and p.status in ('idle', 'error') and case when t.url is null then \
+        not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
         and r.status in ('pending', 'running')) \
         and (t.told_run is null or t.told_run is distinct from (select r.run_id from runs r \
-        where r.thread_id = t.task_id and r.depth = 0 order by r.created_at desc, r.run_id desc limit 1)) limit $1";
+        where r.thread_id = t.task_id and r.depth = 0 order by r.created_at desc, r.run_id desc limit 1)) \
+        else t.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
+        and (t.told_run is null or t.told_run is distinct from t.seen_run) end limit $1";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }

@@ -255,6 +255,17 @@ pub async fn abandon(
     drop_pending(tx, thread, lanes, now).await.map(drop)
 }
 
+/// Notes that run `by` goes on where the dropped questions of these lanes had stopped it.
+pub async fn goes_on_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId) -> DbResult<()> {
+    const SQL: &str = "update interrupts set resumed_by = $3 where thread_id = $1 and lane = $2 \
+        and status = 'dropped' and resumed_by is null";
+    for lane in lanes {
+        let lane = lane_id(*lane);
+        on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(lane).bind(by.0).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
 /// What a question was before a run changed it.
 #[derive(Serialize, Deserialize)]
 struct Before {

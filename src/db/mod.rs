@@ -15,6 +15,7 @@ pub mod crons;
 pub mod definitions;
 pub mod deliveries;
 mod engine;
+pub mod errands;
 mod error;
 pub mod events;
 mod fold;
@@ -30,6 +31,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 pub mod threads;
+pub mod trees;
 pub mod workers;
 mod writer;
 

@@ -13,13 +13,13 @@ use uuid::Uuid;
 
 pub use below::{members, tree};
 pub use claims::{
-    Claim, Holder, Trace, adopt_orphans, any_pending, cancels_of, check_fence, claim, end_fenced, first_seq,
-    is_to_stop, next_due, next_due_at, release, request_cancel, restore_children, set_child_status, some_pending,
-    some_running, stop_below, stop_children,
+    Claim, Holder, Trace, adopt_orphans, any_pending, caller_told, cancels_of, check_fence, claim, end_fenced,
+    first_seq, give_up, given_up, is_given_up, is_to_stop, next_due, next_due_at, release, request_cancel,
+    restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
 };
 pub use order::{begun_after, begun_by};
 pub use queue::{Queue, queue};
-pub use usage::{set_usage, usage, usages};
+pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
 use super::json::{Cell, encode};

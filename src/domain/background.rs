@@ -12,8 +12,14 @@ use super::field::{FieldRule, Merge, Visibility};
 use super::id::{AssistantId, RunId, ThreadId};
 use super::limits::Limits;
 use super::message::Message;
+use super::run::RunStatus;
 use super::state::{State, Update};
 use super::time::Timestamp;
+use super::visibility::Visibility as Seen;
+
+mod remote;
+
+pub use remote::{Answered, Looks, RemoteWork};
 
 /// The field of the state that holds the tasks, by their ids.
 pub const FIELD: &str = "async_tasks";
@@ -45,6 +51,8 @@ pub struct BackgroundAgent {
     pub update_strategy: UpdateStrategy,
     /// Whether an idle parent is woken by what becomes of a task.
     pub notify_parent: bool,
+    /// How much clients see of its work.
+    pub visibility: Seen,
 }
 
 impl BackgroundAgent {
@@ -60,6 +68,7 @@ impl BackgroundAgent {
             webhook: subagent.webhook.clone(),
             update_strategy: subagent.update_strategy.unwrap_or_default(),
             notify_parent: subagent.notify_parent.unwrap_or(true),
+            visibility: subagent.visibility.unwrap_or_default(),
         })
     }
 }
@@ -110,9 +119,29 @@ impl TaskStatus {
         }
     }
 
+    /// How a task stands that was begun, or given a message, and has already come so far: its outcome is still to be told.
+    #[must_use]
+    pub fn untold(self) -> Self {
+        if self.is_outcome() { Self::Running } else { self }
+    }
+
     /// Whether it is worth telling: the task is over, or cannot go on without a human.
     pub fn is_outcome(self) -> bool {
         self.is_final() || self == Self::Waiting
+    }
+}
+
+impl From<RunStatus> for TaskStatus {
+    /// What a run of a task is doing, as far as its status tells.
+    fn from(status: RunStatus) -> Self {
+        match status {
+            RunStatus::Pending => Self::Pending,
+            RunStatus::Running => Self::Running,
+            RunStatus::Success => Self::Success,
+            RunStatus::Error => Self::Error,
+            RunStatus::Timeout => Self::Timeout,
+            RunStatus::Interrupted => Self::Cancelled,
+        }
     }
 }
 
@@ -151,7 +180,7 @@ impl BackgroundTask {
             thread_id: thread,
             run_id: run,
             superseded_run_ids: vec![],
-            status,
+            status: status.untold(),
             created_at: now.clone(),
             last_checked_at: now.clone(),
             last_updated_at: now,
@@ -190,9 +219,12 @@ impl BackgroundTask {
         task
     }
 
-    /// Whether what was `seen` is an outcome that the state does not know.
+    /// Whether what was `seen` is an outcome that the state does not know. That of a run which a newer one has
+    /// superseded is none.
     pub fn is_news(&self, seen: &Sight) -> bool {
-        seen.status.is_outcome() && !self.status.is_final() && (self.status != seen.status || self.run_id != seen.run)
+        let is_other = self.status != seen.status || self.run_id != seen.run;
+        let is_past = self.superseded_run_ids.contains(&seen.run);
+        seen.status.is_outcome() && !self.status.is_final() && is_other && !is_past
     }
 
     /// The write that makes the state know the task like this.
@@ -240,7 +272,7 @@ pub struct TaskRun {
 }
 
 /// How a task stands when one looks.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sight {
     /// Its newest run.
     pub run: String,
@@ -252,21 +284,46 @@ pub struct Sight {
     pub media: Vec<Value>,
     /// Why it failed, when it did.
     pub error: Option<String>,
-    /// The questions that it waits for, as `{id, value}`.
+    /// The questions that it waits for, as `{id, value}`, and maybe with the `response_schema` of a valid answer.
     pub interrupts: Vec<Value>,
+    /// Why it is not known how it stands now, when its server is out of reach: this is how it stood before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
+    /// Since when it is known to stand so; kept of tasks on other servers only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// The questions of it that were answered here lately; kept of tasks on other servers only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answered: Vec<Answered>,
 }
 
 impl Sight {
     /// A run that stands like this, without anything to say about it.
     pub fn of(run: impl Into<String>, status: TaskStatus) -> Self {
-        Self { run: run.into(), status, result: None, media: vec![], error: None, interrupts: vec![] }
+        let (interrupts, answered) = (vec![], vec![]);
+        Self {
+            run: run.into(),
+            status,
+            result: None,
+            media: vec![],
+            error: None,
+            interrupts,
+            lost: None,
+            since: None,
+            answered,
+        }
+    }
+
+    /// The questions that it waits for, as `{id, value}`.
+    pub fn asked(&self) -> Vec<Value> {
+        self.interrupts.iter().map(|asked| json!({"id": asked["id"], "value": asked["value"]})).collect()
     }
 
     fn told(&self) -> String {
         match self.status {
             TaskStatus::Success => format!("\n\nIts result:\n{}", cut(self.result.as_deref().unwrap_or(NOTHING_SAID))),
             TaskStatus::Waiting => {
-                let asked = Value::Array(self.interrupts.clone()).to_string();
+                let asked = Value::Array(self.asked()).to_string();
                 format!("\n\nIt asks:\n{}\n\nOnly a human can answer. Tell the user that the task waits.", cut(&asked))
             }
             TaskStatus::Error | TaskStatus::Timeout => {
@@ -299,9 +356,44 @@ pub struct Ancestry {
     /// How many levels of delegations may lie below, if somebody above limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub levels: Option<u32>,
-    /// What the whole tree under the top may use, if that is limited.
+    /// What the whole tree under the top may use, as it was written before there could be more than one such tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<Limits>>,
+    /// The trees that it belongs to and whose limits reach this far.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trees: Vec<LimitedTree>,
+    /// The subagent that began it; none for the main agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<Starter>,
+    /// How much clients see of it: never more than of who began it.
+    #[serde(default)]
+    pub visibility: Seen,
+}
+
+impl Ancestry {
+    /// The trees that it belongs to and whose limits reach this far.
+    pub fn limited(&self) -> Vec<LimitedTree> {
+        let before = || self.tree.iter().map(|limits| LimitedTree { top: self.top, limits: Limits::clone(limits) });
+        if self.trees.is_empty() { before().collect() } else { self.trees.clone() }
+    }
+}
+
+/// A run that limits what it and all below it use together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LimitedTree {
+    /// The run, the first one of those that went on with each other.
+    pub top: RunId,
+    /// The limits.
+    pub limits: Limits,
+}
+
+/// The subagent that began a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Starter {
+    /// Its run.
+    pub run: RunId,
+    /// The names of the agents from the main one down to it.
+    pub path: Vec<String>,
 }
 
 /// What the server remembers of a task.
@@ -333,6 +425,15 @@ pub struct TaskRecord {
     pub told: Option<RunId>,
     /// When it was begun.
     pub created_at: Timestamp,
+    /// What is known of the work, when another server does it.
+    pub remote: RemoteWork,
+}
+
+impl TaskRecord {
+    /// The run of the agent that began it, main agent or subagent.
+    pub fn starter(&self) -> RunId {
+        self.ancestry.starter.as_ref().map_or(self.parent_run, |starter| starter.run)
+    }
 }
 
 #[cfg(test)]
@@ -369,6 +470,9 @@ mod tests {
         let waiting = running.seen(&waits, Timestamp(0));
         assert!(!waiting.is_news(&waits));
         assert!(waiting.is_news(&Sight::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
+        let newer = running.with_run("r2");
+        assert!(!newer.is_news(&Sight::of("r1", TaskStatus::Cancelled)), "the run was superseded");
+        assert!(task(TaskStatus::Success).is_news(&done), "it was over before anybody heard that it had begun");
     }
 
     #[test]

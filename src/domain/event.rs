@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::checkpoint::{Entry, Lane};
 use super::id::{CheckpointId, RunId, TaskId};
 use super::interrupt::Interrupt;
+use super::limits::Totals;
 use super::machine::Failure;
 use super::run::{Run, RunStatus};
 use super::state::Update;
@@ -77,6 +78,13 @@ pub enum EventBody {
     Delta(Delta),
     /// A step begins. Not stored: what comes of the step tells later that it did.
     Begun(Work),
+    /// A piece of what a call that is being made will come to. Not stored: the result supersedes it.
+    Output {
+        /// The call's id.
+        call: String,
+        /// More text.
+        text: String,
+    },
 }
 
 impl EventBody {
@@ -84,7 +92,7 @@ impl EventBody {
     pub fn is_stored(&self) -> bool {
         match self {
             Self::Entry(_) | Self::Fact(_) => true,
-            Self::Delta(_) | Self::Begun(_) => false,
+            Self::Delta(_) | Self::Begun(_) | Self::Output { .. } => false,
         }
     }
 }
@@ -154,7 +162,17 @@ pub enum Fact {
         /// Whether it stopped to wait: for answers, or at a breakpoint of the client.
         #[serde(default)]
         waits: bool,
+        /// What was used by then; who stores it fills it in.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        used: Option<Box<Totals>>,
     },
+}
+
+impl Fact {
+    /// That an agent stopped and does not wait for anything.
+    pub fn over(status: RunStatus, error: Option<Failure>) -> Self {
+        Self::Ended { status, error, waits: false, used: None }
+    }
 }
 
 /// A piece of an answer.

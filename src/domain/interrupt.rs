@@ -132,12 +132,17 @@ pub struct Decisions {
 }
 
 impl Question {
+    /// Whether it is answered by decisions about calls.
+    pub fn wants_decisions(&self) -> bool {
+        self.kind != QuestionKind::Question
+    }
+
     /// Checks an answer before anything is stored.
     ///
     /// # Errors
     /// Names the part of the answer that is wrong and what would be right.
     pub fn check(&self, answer: &Value) -> Result<(), Invalid> {
-        if self.kind != QuestionKind::Question {
+        if self.wants_decisions() {
             self.check_decisions(answer)?;
         }
         let Ok(validator) = jsonschema::validator_for(&self.schema) else {

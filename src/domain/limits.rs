@@ -70,6 +70,97 @@ impl Usage {
     }
 }
 
+/// What is added to what was used, or taken from it, time aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Change {
+    /// Answers of models.
+    pub model_calls: i64,
+    /// Calls of tools.
+    pub tool_calls: i64,
+    /// Tokens that models read.
+    pub input_tokens: i64,
+    /// Tokens that models wrote.
+    pub output_tokens: i64,
+    /// Delegations.
+    pub children: i64,
+    /// Subagents that are under way.
+    pub under_way: i64,
+}
+
+impl Change {
+    /// What is used by doing this.
+    pub fn of(spending: Spending) -> Self {
+        match spending {
+            Spending::ModelCall => Self { model_calls: 1, ..Self::default() },
+            Spending::ToolCall => Self { tool_calls: 1, ..Self::default() },
+            Spending::Child => Self { children: 1, under_way: 1, ..Self::default() },
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            model_calls: self.model_calls.saturating_add(other.model_calls),
+            tool_calls: self.tool_calls.saturating_add(other.tool_calls),
+            input_tokens: self.input_tokens.saturating_add(other.input_tokens),
+            output_tokens: self.output_tokens.saturating_add(other.output_tokens),
+            children: self.children.saturating_add(other.children),
+            under_way: self.under_way.saturating_add(other.under_way),
+        }
+    }
+
+    /// What leads from `other` to this.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            model_calls: self.model_calls.saturating_sub(other.model_calls),
+            tool_calls: self.tool_calls.saturating_sub(other.tool_calls),
+            input_tokens: self.input_tokens.saturating_sub(other.input_tokens),
+            output_tokens: self.output_tokens.saturating_sub(other.output_tokens),
+            children: self.children.saturating_sub(other.children),
+            under_way: self.under_way.saturating_sub(other.under_way),
+        }
+    }
+
+    /// As what was used; the time is not known.
+    pub fn usage(&self) -> Usage {
+        let whole = |count: i64| u64::try_from(count).unwrap_or(0);
+        Usage {
+            model_calls: whole(self.model_calls),
+            tool_calls: whole(self.tool_calls),
+            input_tokens: whole(self.input_tokens),
+            output_tokens: whole(self.output_tokens),
+            children: whole(self.children),
+            seconds: 0.0,
+        }
+    }
+}
+
+impl From<&Usage> for Change {
+    fn from(used: &Usage) -> Self {
+        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        Self {
+            model_calls: whole(used.model_calls),
+            tool_calls: whole(used.tool_calls),
+            input_tokens: whole(used.input_tokens),
+            output_tokens: whole(used.output_tokens),
+            children: whole(used.children),
+            under_way: 0,
+        }
+    }
+}
+
+/// What was used by the time an agent stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Totals {
+    /// By its run itself.
+    pub own: Usage,
+    /// By its run and all below it, background tasks as far as they have come; told of the main agent only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Usage>,
+}
+
 /// Something that is about to be done, and counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spending {

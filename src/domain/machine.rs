@@ -423,14 +423,19 @@ impl Machine {
 
     /// The children that wait, in the order of their calls.
     pub fn parked_children(&self) -> Vec<RunId> {
+        self.parked_calls().into_iter().map(|(_, child)| child).collect()
+    }
+
+    /// The same, each with the place of its call.
+    pub fn parked_calls(&self) -> Vec<(usize, RunId)> {
         let Phase::Tools { calls } = &self.position.phase else {
             return vec![];
         };
-        let parked = |call: &Call| match call.fate {
-            Fate::Delegated { child, parked: true } => Some(child),
+        let parked = |(at, call): (usize, &Call)| match call.fate {
+            Fate::Delegated { child, parked: true } => Some((at, child)),
             Fate::Ready | Fate::Started | Fate::Asking | Fate::Delegated { .. } | Fate::Answered(_) => None,
         };
-        calls.iter().filter_map(parked).collect()
+        calls.iter().enumerate().filter_map(parked).collect()
     }
 
     /// The questions that wait for an answer.

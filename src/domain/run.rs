@@ -198,6 +198,12 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
+    /// How many steps an agent may take, if the request says so: the main agent, and each below it.
+    pub fn step_limit(&self) -> Option<u32> {
+        let limit = self.config.get("recursion_limit").and_then(Value::as_u64)?;
+        Some(u32::try_from(limit).unwrap_or(u32::MAX))
+    }
+
     /// What tools may know about the caller: the context, or the `configurable` of a request that has none.
     pub fn told(&self) -> &Map<String, Value> {
         match self.config.get("configurable").and_then(Value::as_object) {
@@ -235,6 +241,9 @@ pub struct Order {
     /// What a user interface shows while it is being done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_text: Option<String>,
+    /// The form of the result in place of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<Value>,
 }
 
 impl Run {
@@ -255,6 +264,16 @@ pub struct Command {
     pub update: Option<Value>,
     /// Where to go.
     pub goto: Vec<Goto>,
+    /// Subagents that waited and were cancelled: whoever waits for them goes on without.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub given_up: Vec<RunId>,
+}
+
+impl Command {
+    /// Whether it goes on with what waits.
+    pub fn goes_on(&self) -> bool {
+        !self.given_up.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+    }
 }
 
 /// Answers to open questions, by the id of the question. Already checked when it is stored.

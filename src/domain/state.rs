@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::field::{FieldRule, Visibility};
-use super::message::{Message, REMOVE_ALL, Role};
+use super::message::{Content, Message, REMOVE_ALL, Role};
 use super::time::Timestamp;
 
 /// The fields of a thread at one point of its history. Cloning copies pointers, not texts.
@@ -309,6 +309,18 @@ impl State {
             Some(Value::String(text)) => Some(text.clone()),
             Some(value) => Some(value.to_string()),
             None => self.messages.iter().rev().take_while(is_own).find_map(said),
+        }
+    }
+
+    /// What the agent said last that is no text: images, files.
+    pub fn media(&self) -> Vec<Value> {
+        let is_media = |block: &&Value| {
+            let kind = block.get("type").and_then(Value::as_str);
+            matches!(kind, Some("image" | "image_url" | "audio" | "input_audio" | "video" | "file"))
+        };
+        match self.last_ai().map(|message| &message.content) {
+            Some(Content::Blocks(blocks)) => blocks.iter().filter(is_media).cloned().collect(),
+            Some(Content::Text(_)) | None => vec![],
         }
     }
 

@@ -50,7 +50,9 @@ impl Visibility {
             (Self::Hidden, _) => None,
             (Self::Full, _)
             | (_, EventBody::Fact(Fact::Started { .. } | Fact::Asked { .. } | Fact::Ended { .. }))
-            | (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. })) => Some(Cow::Borrowed(event)),
+            | (Self::ToolsOnly, EventBody::Fact(Fact::Calling { .. }) | EventBody::Output { .. }) => {
+                Some(Cow::Borrowed(event))
+            }
             (Self::ToolsOnly, EventBody::Fact(Fact::Answered { head, call, writes })) => {
                 let fact = Fact::Answered { head: *head, call: *call, writes: only_calls(writes) };
                 Some(Cow::Owned(Event { body: EventBody::Fact(fact), ..event.clone() }))
@@ -143,7 +145,8 @@ mod tests {
 
     #[test]
     fn who_sees_the_status_sees_beginning_and_end_and_who_sees_nothing_not_even_that() {
-        let ended = event(EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false }));
+        let ended =
+            event(EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }));
         assert!(Visibility::Status.shown(&ended).is_some() && Visibility::Hidden.shown(&ended).is_none());
         let told = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
         assert!(Visibility::ToolsOnly.shown(&told).is_none());

@@ -1,4 +1,6 @@
-//! A reader of all that happens on a thread: its runs, one after the other, and what clients write in between.
+//! A reader of a thread run by run: it tells which run comes next, all of it from its beginning, that it is over, and what
+//! clients write in between. Who wants the events by their numbers, whatever run they belong to, takes a
+//! [`ThreadTail`](super::ThreadTail).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -2,6 +2,15 @@
 //!
 //! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads what is stored,
 //! then what is in memory, then waits. What is in memory is the same log, only newer.
+//!
+//! | Reader | Reads | For |
+//! |---|---|---|
+//! | [`Tail`] | one run with all below it, to its end | streams of runs |
+//! | [`Follow`] | the runs of a thread, each from its beginning to its end, and what clients write in between | `GET /threads/{id}/stream` |
+//! | [`ThreadTail`] | the events of a thread, by number, whatever run they belong to | the stream of a thread |
+//!
+//! This is not where events are made ([`crate::domain::event`]), stored ([`crate::db::events`]) or given a shape
+//! (`http::stream`). Whoever has stored a step tells it here, and after that only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

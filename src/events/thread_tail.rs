@@ -1,4 +1,5 @@
-//! A reader of everything that happens on a thread, run after run.
+//! A reader of a thread event by event, in the order of their numbers, from any number on. Who wants to know where runs
+//! begin and end takes a [`Follow`](super::Follow).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,6 +84,8 @@ impl ThreadTail {
                 rings.await;
             } else if timeout(QUIET, rings).await.is_err() {
                 self.quiet = true;
+                // Who waits needs no room for what he has read.
+                (self.waiting, self.origins) = (VecDeque::new(), None);
                 self.log.forget();
                 return Ok(Heard::Quiet);
             }

@@ -21,8 +21,18 @@ use crate::db::threads;
 pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
-    let read = api.db.read(move |tx| Box::pin(interrupts::pending(tx, page.limit.into(), page.offset.into())));
-    Ok(Json(read.await?.into()))
+    let (limit, offset) = (i64::from(page.limit), i64::from(page.offset));
+    let elsewhere = api.runs.pending_elsewhere(limit + offset).await?;
+    // Both lists are laid together before a page is cut.
+    let (most, skipped) = if elsewhere.is_empty() { (limit, offset) } else { (limit + offset, 0) };
+    let mut all = api.db.read(move |tx| Box::pin(interrupts::pending(tx, most, skipped))).await?;
+    if !elsewhere.is_empty() {
+        all.extend(elsewhere);
+        all.sort_by_key(|asked| asked.created_at);
+        let (skipped, most) = (page.offset as usize, page.limit as usize);
+        all = all.into_iter().skip(skipped).take(most).collect();
+    }
+    Ok(Json(all.into()))
 }
 
 /// Lists the questions of a thread in the order in which they were asked.
@@ -42,7 +52,13 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
             interrupts::of_thread(tx, thread, status).await.map(Some)
         })
     });
-    let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
+    let found = match read.await? {
+        Some(found) => found,
+        None => {
+            let asked = api.runs.asked_by_remote(thread).await?.ok_or_else(|| ApiError::no_thread(thread))?;
+            asked.into_iter().filter(|asked| status.is_none_or(|status| asked.status == status)).collect()
+        }
+    };
     Ok(Json(found.into()))
 }
 
@@ -56,8 +72,13 @@ pub(super) async fn get(State(api): State<Api>, path: InterruptPath) -> Answer<I
 
 async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
     let InterruptPath { thread_id, interrupt_id } = path;
-    let read = api.db.read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &interrupt_id).await }));
-    read.await?.ok_or_else(ApiError::no_interrupt)
+    let id = interrupt_id.clone();
+    let read = api.db.read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &id).await }));
+    if let Some(found) = read.await? {
+        return Ok(found);
+    }
+    let elsewhere = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
+    elsewhere.into_iter().rfind(|asked| asked.interrupt.id == interrupt_id).ok_or_else(ApiError::no_interrupt)
 }
 
 /// Answers a question; the run goes on with the answer. The same answer once more gives the same run.
@@ -66,7 +87,8 @@ async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
     responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),
         (status = 404, description = "There is no such question", body = ErrorBody),
         (status = 409, description = "It was answered otherwise, or no longer matters", body = ErrorBody),
-        (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody)))]
+        (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody),
+        (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
 pub(super) async fn resolve(
     State(api): State<Api>,
     path: InterruptPath,

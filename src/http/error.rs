@@ -331,6 +331,7 @@ impl From<ResolveError> for ApiError {
             }
             ResolveError::Invalid(error) => error.into(),
             ResolveError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
+            ResolveError::Elsewhere(message) => Self::new(StatusCode::BAD_GATEWAY, "peer_unavailable", message),
             ResolveError::Fault(error) => error.into(),
         }
     }

@@ -26,6 +26,7 @@ mod agents;
 mod approvals;
 mod assistants;
 mod commands;
+mod connections;
 mod cors;
 mod crons;
 mod deliveries;
@@ -49,6 +50,7 @@ mod traffic;
 mod waiting;
 pub mod wire;
 
+pub use connections::serve;
 pub use cors::CorsSettings;
 pub use openings::{OpeningLimits, Openings};
 

@@ -211,7 +211,8 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
             runs::list(tx, thread, status, page.limit.into(), page.offset.into()).await.map(Some)
         })
     });
-    let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
+    let mut found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
+    found.retain(|run| run.lineage.visibility > Visibility::Hidden);
     Ok(Json(found.into_iter().map(|run| select.pick(json(&RunView::from(run)))).collect()))
 }
 
@@ -222,7 +223,7 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
-    let used = api.db.read(move |tx| Box::pin(runs::usages(tx, root))).await?;
+    let used = api.db.read(move |tx| Box::pin(runs::usages_with_background(tx, root))).await?;
     Ok(Json(AnyRunView::of(run, &used)))
 }
 

@@ -8,7 +8,7 @@ use super::Api;
 use super::error::ApiError;
 use super::wire::state::{Scene, StateView, metadata_of};
 use crate::db::checkpoints::{self, HistoryQuery};
-use crate::db::{DbResult, Tx, interrupts, runs, threads};
+use crate::db::{DbResult, Tx, background, interrupts, runs, threads};
 use crate::domain::checkpoint::{Checkpoint, Lane};
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
@@ -106,9 +106,13 @@ fn name_of(api: &Api, graph: &str) -> String {
     card.map_or_else(|| graph.to_owned(), |card| card.name)
 }
 
-/// The child run with this namespace on a thread; `Some(None)` stands for the main agent, none for nobody.
+/// The child run with this namespace on a thread; `Some(None)` stands for the main agent, none for nobody whose state is
+/// seen.
 async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
-    let Some(task) = namespace.last() else { return Ok(Some(None)) };
+    let Some(task) = namespace.last() else {
+        let is_seen = background::visibility(tx, thread).await? == Visibility::Full;
+        return Ok(is_seen.then_some(None));
+    };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
     // What a subagent has in its state is part of what it does.
     let is_seen = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;

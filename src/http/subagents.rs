@@ -20,7 +20,7 @@ use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
-use crate::runtime::standing;
+use crate::runtime::known_of;
 
 /// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
@@ -54,10 +54,17 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
         Box::pin(async move {
             let mut tasks = vec![];
             for record in db::background::of_run(tx, id, limit).await? {
-                let standing = standing(tx, record.task).await?;
-                tasks.push(BackgroundTaskView::of(record, standing.run.map(|run| run.id), standing.status));
+                if record.ancestry.visibility == Visibility::Hidden {
+                    continue;
+                }
+                let (run, status) = known_of(tx, &record).await?;
+                tasks.push(BackgroundTaskView::of(record, run, status));
             }
-            Ok((db::runs::tree(tx, id, limit).await?, db::runs::usages(tx, root).await?, tasks))
+            let used = match root == id {
+                true => db::runs::usages_with_background(tx, root).await?,
+                false => db::runs::usages(tx, root).await?,
+            };
+            Ok((db::runs::tree(tx, id, limit).await?, used, tasks))
         })
     });
     let (mut all, used, background_tasks) = read.await?;

@@ -18,12 +18,13 @@ use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, Th
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, checkpoints, retention, threads};
+use crate::db::{DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
+use crate::domain::visibility::Visibility;
 use crate::runtime::NewThread;
 
 /// Makes a thread.
@@ -110,6 +111,10 @@ pub(super) async fn copy(
     Keyed(key, _): Keyed<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
+    let seen = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
+    if seen.await? != Visibility::Full {
+        return Err(ApiError::no_thread(from));
+    }
     let once = api.runs.copy_thread(from, key, made).await?.ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::answer(once, |copy| idempotency::shown(made(&copy)))
 }
@@ -191,6 +196,7 @@ async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
 /// A thread, where its state is to be found, and its open questions.
 pub(super) struct Glimpse {
     thread: Thread,
+    /// None also when clients do not see what is in it.
     head: Option<CheckpointId>,
     pub(super) asked: Vec<Asked>,
 }
@@ -205,7 +211,8 @@ impl Glimpse {
     }
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
-        let head = checkpoints::head(tx, thread.id, Lane::Main).await?.map(|head| head.id);
+        let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
+        let head = checkpoints::head(tx, thread.id, Lane::Main).await?.filter(|_| is_seen).map(|head| head.id);
         let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
         Ok(Self { thread, head, asked })
     }

@@ -23,6 +23,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::State;
+use crate::domain::visibility::Visibility;
 use crate::events::{After, Events, Tail};
 use crate::runtime::Runs;
 
@@ -80,6 +81,9 @@ impl Drop for Leave {
 pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
     let mut follower = Follower { thread: run.thread, state: State::default(), asked: vec![], end: None };
     follower.follow(&api.events, api.events.tail(&run, After::Start)).await?;
+    if run.lineage.visibility != Visibility::Full {
+        follower.state = State::default();
+    }
     Ok(follower.answer())
 }
 
@@ -124,7 +128,8 @@ impl Follower {
                 Fact::Calling { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. },
             )
             | EventBody::Delta(_)
-            | EventBody::Begun(_) => {}
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => {}
         }
         Ok(())
     }

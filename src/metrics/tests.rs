@@ -46,7 +46,7 @@ fn value(metrics: &Metrics, name: &str, labels: &[(&str, &str)]) -> Option<f64> 
 #[test]
 fn an_end_is_counted_with_its_status_and_how_long_it_took() {
     let metrics = metrics();
-    let ended = || EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false });
+    let ended = || EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None });
     metrics.work().happened(&event(Lane::Main, ended()), Duration::from_millis(30));
     metrics.work().happened(&event(Lane::Child(RunId::mint()), ended()), Duration::from_secs(9));
     let labels = [("agent", "boss"), ("status", "success")];

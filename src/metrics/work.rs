@@ -130,7 +130,11 @@ impl Work {
                 let new = entry.writes.iter().enumerate().filter(|(at, _)| !entry.shown.contains(at));
                 new.for_each(|(_, writes)| self.tools_answered(origin, writes));
             }
-            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) => {}
+            EventBody::Entry(_)
+            | EventBody::Fact(_)
+            | EventBody::Delta(_)
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => {}
         }
     }
 

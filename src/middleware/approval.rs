@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Middleware, Reaction, edited, open_calls};
 use crate::domain::call::{Answer, EDITED_CALLS};
-use crate::domain::definition::ApprovalRule;
+use crate::domain::definition::{ApprovalRule, FileRules};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
 use crate::domain::machine::Moment;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
@@ -23,6 +23,7 @@ use crate::tool::{Halt, Scope, Toolbox};
 /// The policy.
 pub struct Approval {
     rules: BTreeMap<String, ApprovalRule>,
+    files: FileRules,
     tools: Toolbox,
 }
 
@@ -30,7 +31,13 @@ impl Approval {
     /// Asks about calls as `rules` say, by tool; one whose name ends in `*` is about all tools that begin like it and have
     /// no rule of their own. An edit may name any of `tools`: all that the agent can call.
     pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: Toolbox) -> Self {
-        Self { rules, tools }
+        Self { rules, files: FileRules::default(), tools }
+    }
+
+    /// The same, which also asks about calls of file tools for which there is no such rule, as `files` say.
+    #[must_use]
+    pub fn with_files(self, files: FileRules) -> Self {
+        Self { files, ..self }
     }
 
     fn rule(&self, tool: &str) -> Option<&ApprovalRule> {
@@ -39,8 +46,12 @@ impl Approval {
         self.rules.get(tool).or_else(of_all)
     }
 
-    fn allowed(&self, tool: &str) -> &[DecisionKind] {
-        self.rule(tool).map_or(&[], ApprovalRule::allowed)
+    fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
+        match self.rule(&call.name) {
+            Some(rule) => rule.allowed(),
+            None if self.files.asks_about(call) => &DecisionKind::ALL,
+            None => &[],
+        }
     }
 
     /// The question about `calls`.
@@ -48,7 +59,7 @@ impl Approval {
         let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
         let configs: Vec<Value> = calls
             .iter()
-            .map(|call| json!({"action_name": call.name, "allowed_decisions": self.allowed(&call.name)}))
+            .map(|call| json!({"action_name": call.name, "allowed_decisions": self.allowed(call)}))
             .collect();
         Question {
             kind: QuestionKind::ToolApproval,
@@ -73,8 +84,8 @@ impl Approval {
 
     /// What a valid answer looks like: for each call, in order, one of the decisions allowed for it.
     fn answer_schema(&self, calls: &[ToolCall]) -> Value {
-        let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(&call.name))).collect();
-        let may_edit = calls.iter().any(|call| self.allowed(&call.name).contains(&DecisionKind::Edit));
+        let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(call))).collect();
+        let may_edit = calls.iter().any(|call| self.allowed(call).contains(&DecisionKind::Edit));
         let mut schema = json!({
             "type": "object",
             "properties": {"decisions": {
@@ -101,7 +112,7 @@ impl Middleware for Approval {
 
     async fn hook(&self, _: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
         let open = proposed(state);
-        let calls: Vec<ToolCall> = open.iter().filter(|call| !self.allowed(&call.name).is_empty()).cloned().collect();
+        let calls: Vec<ToolCall> = open.iter().filter(|call| !self.allowed(call).is_empty()).cloned().collect();
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }

@@ -17,8 +17,8 @@ use crate::domain::machine::{Jump, Moment};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope, background};
 
-/// How long it is waited for a task to say how it stands.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it is waited for a task to say how it stands. Another server gets half of it; then it is said what is known.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The policy.
 pub struct BackgroundWork {
@@ -32,9 +32,8 @@ impl BackgroundWork {
     }
 
     /// How a task stands; none if that cannot be seen for now.
-    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Option<Sight> {
-        let agent = self.agents.iter().find(|agent| agent.name == task.agent_name);
-        let looking = scope.tasks.look(scope, task, agent);
+    async fn look(scope: &Scope, task: &BackgroundTask) -> Option<Sight> {
+        let looking = scope.tasks.look(scope, task);
         match tokio::time::timeout(PATIENCE, looking).await {
             Ok(Ok(seen)) => Some(seen),
             Ok(Err(reason)) => {
@@ -49,10 +48,10 @@ impl BackgroundWork {
     }
 
     /// What the agent does not know yet, told.
-    async fn news(&self, scope: &Scope, state: &State) -> Update {
+    async fn news(scope: &Scope, state: &State) -> Update {
         let open: Vec<BackgroundTask> =
             BackgroundTask::all(state).into_iter().filter(|task| !task.status.is_final()).collect();
-        let seen = join_all(open.iter().map(|task| self.look(scope, task))).await;
+        let seen = join_all(open.iter().map(|task| Self::look(scope, task))).await;
         let (mut update, mut under_way) = (Update::none(), 0);
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
@@ -91,7 +90,7 @@ impl Middleware for BackgroundWork {
         if moment == Moment::AfterModel && !is_final_answer {
             return Ok(Reaction::default());
         }
-        let update = self.news(scope, state).await;
+        let update = Self::news(scope, state).await;
         let jump = (moment == Moment::AfterModel && !update.is_empty()).then_some(Jump::Model);
         Ok(Reaction { update, jump })
     }

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
 use crate::domain::call::Answer;
+use crate::domain::definition::FileRules;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
 use crate::domain::state::{File, State};
@@ -29,12 +30,13 @@ const FOLDER: &str = "/large_tool_results";
 /// The policy.
 pub struct Files {
     workspace: Arc<dyn Workspace>,
+    rules: FileRules,
 }
 
 impl Files {
-    /// File tools over `workspace`.
-    pub fn new(workspace: Arc<dyn Workspace>) -> Self {
-        Self { workspace }
+    /// File tools over `workspace`, that do what `rules` allow.
+    pub fn new(workspace: Arc<dyn Workspace>, rules: FileRules) -> Self {
+        Self { workspace, rules }
     }
 }
 
@@ -48,7 +50,11 @@ impl Middleware for Files {
         let schema = json!({"title": "Files", "type": "object", "additionalProperties": {"type": "object", "properties": {
             "content": {"type": "string"}, "encoding": {"enum": ["utf-8", "base64"]},
             "created_at": {"type": "string"}, "modified_at": {"type": "string"}}, "required": ["content"]}});
-        Contribution { tools: tools(&self.workspace), prompt: None, fields: vec![Field { name: "files", schema }] }
+        Contribution {
+            tools: tools(&self.workspace, &self.rules),
+            prompt: None,
+            fields: vec![Field { name: "files", schema }],
+        }
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {

@@ -12,6 +12,7 @@ use futures::stream::BoxStream;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::definition::AnswerFormat;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Question;
 use crate::domain::message::Message;
@@ -56,6 +57,8 @@ pub struct ModelRequest {
     pub tool_choice: ToolChoice,
     /// Provider settings merged into the request (`temperature`, `max_tokens`, …).
     pub settings: Map<String, Value>,
+    /// The form of the text of a final answer, to which the provider is to keep the model.
+    pub answer_format: Option<Arc<AnswerFormat>>,
     /// On whose behalf it is asked. Language models need not know.
     pub errand: Option<Arc<Errand>>,
 }
@@ -73,6 +76,8 @@ pub struct Errand {
     pub answers: Vec<(Question, Value)>,
     /// How many levels of delegation there may be below the run; not limited when absent.
     pub levels: Option<u32>,
+    /// How many steps each agent may take, if whoever began it all says so.
+    pub step_limit: Option<u32>,
     /// How long it may take; as long as it likes when absent.
     pub time: Option<Duration>,
     /// Tells that the work is not wanted any more.

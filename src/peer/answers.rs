@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use super::workplace::ERRAND;
 use crate::domain::run::RunStatus;
 
 /// A thread there.
@@ -32,6 +33,11 @@ pub struct PeerRun {
 }
 
 impl PeerRun {
+    /// Whether it was begun from here under this key.
+    pub fn is_errand(&self, key: &str) -> bool {
+        self.is_noted(ERRAND, key)
+    }
+
     /// Whether it bears this note.
     pub fn is_noted(&self, key: &str, value: &str) -> bool {
         self.metadata.as_ref().and_then(|notes| notes.get(key)?.as_str()) == Some(value)

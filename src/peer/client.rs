@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::address::{AddressRules, Gate};
 use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::domain::Invalid;
+use crate::domain::background::Looks;
 
 /// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,6 +33,9 @@ const LISTENED_TO: usize = 512;
 /// The header by which a server of our kind recognises a request that it has seen before.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
+/// The header that says what kind of key is sent along.
+const SCHEME: &str = "x-auth-scheme";
+
 /// Starts a task that ends by itself.
 pub type Spawn = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
 
@@ -40,8 +44,10 @@ pub type Spawn = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>
 pub struct Reach {
     /// Where servers may be that a client named. Those that the owner named may be anywhere.
     pub rules: AddressRules,
-    /// For how long a server may be out of reach before work there is given up.
+    /// For how long a server may be out of reach before work there is given up that somebody waits for.
     pub patience: Duration,
+    /// When work is looked at that nobody waits for.
+    pub looks: Looks,
 }
 
 /// Other servers, and how they are reached. Cheap to clone.
@@ -51,6 +57,7 @@ pub struct Peers {
     guarded: Client,
     rules: Arc<AddressRules>,
     pub(super) patience: Duration,
+    looks: Looks,
     pub(super) ears: Arc<Semaphore>,
     pub(super) spawn: Spawn,
 }
@@ -67,7 +74,25 @@ impl Peers {
         // A proxy would lead past the rules.
         let guarded = client().no_proxy().dns_resolver(Arc::new(Gate(Arc::clone(&rules)))).build()?;
         let ears = Arc::new(Semaphore::new(LISTENED_TO));
-        Ok(Self { anywhere: client().build()?, guarded, rules, patience: reach.patience, ears, spawn })
+        Ok(Self {
+            anywhere: client().build()?,
+            guarded,
+            rules,
+            patience: reach.patience,
+            looks: reach.looks,
+            ears,
+            spawn,
+        })
+    }
+
+    /// When work is looked at that nobody waits for.
+    pub fn looks(&self) -> &Looks {
+        &self.looks
+    }
+
+    /// For how long a server may be out of reach before work there is given up that somebody waits for.
+    pub fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// Checks the address of a server that a client named.
@@ -161,9 +186,15 @@ impl PeerError {
             Self::Misunderstood(_) => false,
         }
     }
+
+    /// Whether it is certain that the request had no effect: the server itself said that it did not want it.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { status: 400..=407 | 409..=499, .. })
+    }
 }
 
-type Answer<T> = Result<T, PeerError>;
+/// What another server answers, or why it is of no use.
+pub type Answer<T> = Result<T, PeerError>;
 
 impl Peer {
     /// Its name, for those who read about it: where it is, without what may be secret in the address.
@@ -300,7 +331,8 @@ impl Peer {
         let said = serde_json::from_slice::<Value>(&body).ok().and_then(|body| detail(&body));
         let mut said = said.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
         // A server that echoes what it was sent must not hand our secrets on.
-        for secret in self.headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+        let secrets = self.headers.values().filter(|value| value.is_sensitive());
+        for secret in secrets.filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
             said = said.replace(secret, "***");
         }
         PeerError::Refused { status, said: said.chars().take(SHOWN_CHARS).collect() }
@@ -338,7 +370,8 @@ pub(super) fn why(error: &reqwest::Error) -> String {
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
-    let mut headers = HeaderMap::new();
+    // So the field's platform tells those who come with a key of its own; another server does not mind.
+    let mut headers = HeaderMap::from_iter([(HeaderName::from_static(SCHEME), HeaderValue::from_static("langsmith"))]);
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
         let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;

@@ -5,6 +5,7 @@
 //! one is begun. What the other server makes of the time of its own death is its affair; here it is waited for with
 //! patience.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,13 +14,15 @@ use futures::future::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::answers::{PeerRun, PeerState, PeerThread};
+use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
 use super::frames::Frames;
 use super::question;
+use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, Workplace, failure};
+use crate::domain::id::RunId;
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
 
@@ -29,18 +32,10 @@ mod transcript;
 use speech::Speech;
 use transcript::transcript;
 
-/// The note on a run by which it is found again.
-const ERRAND: &str = "adjutant_errand";
 /// The class of most errors.
 const CLASS: &str = "RemoteAgentError";
-/// The first pause before something is tried or looked at again; each further one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// After how long without a sign of life a stream counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How many of the newest runs of a thread are looked through for one of ours.
-const LOOKED_THROUGH: u32 = 20;
 /// How many events may wait to be passed on.
 const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
@@ -82,8 +77,9 @@ impl Model for Delegate {
         let told = request.messages.iter().rev().find(|message| message.is_human());
         let told = told.map(|message| message.content.text()).unwrap_or_default();
         let (say, heard) = mpsc::channel(ROOM);
-        let turn =
-            Turn { thread: thread_of(&errand), key: key_of(&errand), to: self.clone(), errand, run: Mutex::default() };
+        let place = workplace(self.peer.clone(), errand.run);
+        let (run, asked) = (Mutex::default(), AtomicBool::default());
+        let turn = Turn { place, key: key_of(&errand), to: self.clone(), errand, run, asked };
         let end = Arc::new(turn).take(told, Speech::new(say.clone()));
         let work = async move { drop(say.send(end.await).await) }.boxed();
         Ok(stream::unfold((heard, Some(work)), |(mut heard, mut work)| async move {
@@ -102,9 +98,9 @@ impl Model for Delegate {
     }
 }
 
-/// The thread there on which a run from here has its work done.
-fn thread_of(errand: &Errand) -> Uuid {
-    Uuid::new_v5(&errand.run.0, b"thread")
+/// Where a run from here has its work done.
+pub fn workplace(peer: Peer, run: RunId) -> Workplace {
+    Workplace { peer, thread: Uuid::new_v5(&run.0, b"thread") }
 }
 
 /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
@@ -116,10 +112,12 @@ fn key_of(errand: &Errand) -> String {
 struct Turn {
     to: Delegate,
     errand: Arc<Errand>,
-    thread: Uuid,
+    place: Workplace,
     key: String,
     /// The run, once it is known.
     run: Mutex<Option<Uuid>>,
+    /// Whether one was asked for: it may begin after the answer is not waited for any more.
+    asked: AtomicBool,
 }
 
 impl Turn {
@@ -136,9 +134,13 @@ impl Turn {
     }
 
     async fn work(&self, told: String, speech: &mut Speech) -> Result<ModelEvent, ModelError> {
-        let notes = self.notes();
-        self.patiently(|| self.to.peer.create_thread(self.thread, &notes)).await?;
-        let run = self.begin(told).await?;
+        let (order, key) = (self.order(told), (self.key.as_str(), self.to.peers.patience));
+        self.asked.store(true, Ordering::Relaxed);
+        let begun = self.place.begin(&self.notes(), order, key).await;
+        let run = begun.map_err(|not_begun| {
+            self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
+            self.lost(&not_begun.error)
+        })?;
         *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run.run_id);
         let run = self.wait_for(run, speech).await?;
         match run.status {
@@ -148,7 +150,7 @@ impl Turn {
                 return Err(self.failed(&self.reason(run.status).await?));
             }
         }
-        let state = self.patiently(|| self.to.peer.state(self.thread)).await?;
+        let state = self.patiently(|| self.to.peer.state(self.place.thread)).await?;
         let state: PeerState = state.ok_or_else(|| self.failed("its thread is gone there"))?;
         let questions = state.questions();
         if !questions.is_empty() {
@@ -159,38 +161,14 @@ impl Turn {
         Ok(ModelEvent::Done(Box::new(answer)))
     }
 
-    /// The run of this turn: begun before, or begun now.
-    async fn begin(&self, told: String) -> Result<PeerRun, ModelError> {
-        let (peer, since, mut pause) = (&self.to.peer, Instant::now(), FIRST_PAUSE);
-        let order = self.order(told);
-        loop {
-            let runs = self.patiently(|| peer.runs(self.thread, LOOKED_THROUGH)).await?;
-            if let Some(run) = runs.into_iter().find(|run| run.is_noted(ERRAND, &self.key)) {
-                return Ok(run);
-            }
-            match peer.create_run(self.thread, &order, &self.key).await {
-                Ok(run) => return Ok(run),
-                // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
-                Err(error) if error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. }) => {
-                    if since.elapsed() >= self.to.peers.patience {
-                        return Err(self.given_up(&error));
-                    }
-                    sleep(self.spread(pause)).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                Err(error) => return Err(self.failed(&error.to_string())),
-            }
-        }
-    }
-
     fn order(&self, told: String) -> RunOrder {
         let answers = &self.errand.answers;
         let input = || json!({"messages": [{"role": "user", "content": told}]});
         let mut metadata = self.notes();
-        metadata.insert(ERRAND.to_owned(), self.key.clone().into());
         if let Some(levels) = self.errand.levels {
             metadata.insert(LEVELS.to_owned(), levels.into());
         }
+        let steps = self.to.step_limit.into_iter().chain(self.errand.step_limit).min();
         RunOrder {
             assistant_id: self.to.graph_id.to_string(),
             input: answers.is_empty().then(input),
@@ -199,7 +177,7 @@ impl Turn {
             stream_mode: vec!["messages-tuple"],
             stream_resumable: true,
             multitask_strategy: "reject",
-            config: self.to.step_limit.map(|limit| ("recursion_limit".to_owned(), limit.into())).into_iter().collect(),
+            config: steps.map(|limit| ("recursion_limit".to_owned(), limit.into())).into_iter().collect(),
             ..RunOrder::default()
         }
     }
@@ -226,10 +204,10 @@ impl Turn {
                 }
                 drop(ear);
             }
-            let found = self.patiently(|| peer.run(self.thread, id)).await?;
+            let found = self.patiently(|| peer.run(self.place.thread, id)).await?;
             run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
             if !run.status.is_final() {
-                sleep(self.spread(pause)).await;
+                sleep(self.place.spread(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
@@ -238,7 +216,7 @@ impl Turn {
 
     /// Passes on what the run tells until it has nothing more to tell. False if nothing was heard at all.
     async fn listen(&self, run: Uuid, speech: &mut Speech) -> bool {
-        let Ok(mut response) = self.to.peer.listen(self.thread, run, speech.place()).await else {
+        let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
             return false;
         };
         let (mut frames, mut heard) = (Frames::default(), false);
@@ -253,17 +231,10 @@ impl Turn {
 
     /// Why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, ModelError> {
-        let thread = self.patiently(|| self.to.peer.thread(self.thread)).await?;
-        let told = thread.and_then(|thread: PeerThread| thread.error);
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let told = told.and_then(|error| {
-            let parts = [text(&error), error.get("error").and_then(text), error.get("message").and_then(text)];
-            let parts: Vec<String> = parts.into_iter().flatten().collect();
-            (!parts.is_empty()).then(|| parts.join(": "))
-        });
+        let thread = self.patiently(|| self.to.peer.thread(self.place.thread)).await?;
         let what = if status == RunStatus::Timeout { "its run took too long there" } else { "its run failed there" };
-        let shown = |told: String| told.chars().take(2_000).collect::<String>();
-        Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {}", shown(told))))
+        let told = thread.and_then(|thread| failure(&thread));
+        Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {told}")))
     }
 
     /// Asks until there is an answer, for as long as the owner has patience.
@@ -271,26 +242,13 @@ impl Turn {
     where
         F: Future<Output = Result<T, PeerError>>,
     {
-        let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
-        loop {
-            let error = match ask().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) if error.may_pass() => error,
-                Err(error) => return Err(self.failed(&error.to_string())),
-            };
-            if since.elapsed() + pause > self.to.peers.patience {
-                return Err(self.given_up(&error));
-            }
-            tracing::debug!(run = %self.errand.run, place = %self.to.peer.place(), %error, "another server is out of reach");
-            sleep(self.spread(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
+        self.place.patiently(self.to.peers.patience, ask).await.map_err(|error| self.lost(&error))
     }
 
-    /// A pause of about this length: many that wait for one server shall not come back at one moment.
-    fn spread(&self, pause: Duration) -> Duration {
-        let share = u32::from(self.errand.run.0.as_bytes()[15]);
-        pause * 3 / 4 + pause * share / 512
+    /// That the other server is of no use, or was not for too long.
+    fn lost(&self, error: &PeerError) -> ModelError {
+        let is_given_up = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
+        if is_given_up { self.given_up(error) } else { self.failed(&error.to_string()) }
     }
 
     fn failed(&self, why: &str) -> ModelError {
@@ -311,19 +269,16 @@ impl Turn {
         ModelError::Elsewhere { class: "LimitExceededError".to_owned(), message }
     }
 
-    /// Has the run stopped there, if there is one.
-    async fn dismiss(&self) -> Result<(), PeerError> {
+    /// Has the run stopped there, if there is one. False if one was asked for that cannot be seen yet.
+    async fn dismiss(&self) -> Result<bool, PeerError> {
         let known = *self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = match known {
             Some(run) => Some(run),
-            None => {
-                let runs = self.to.peer.runs(self.thread, LOOKED_THROUGH).await?;
-                runs.into_iter().find(|run| run.is_noted(ERRAND, &self.key)).map(|run| run.run_id)
-            }
+            None => self.place.find(&self.key).await?.map(|run| run.run_id),
         };
         match run {
-            Some(run) => self.to.peer.cancel(self.thread, run).await.map(drop),
-            None => Ok(()),
+            Some(run) => self.to.peer.cancel(self.place.thread, run).await.map(|_| true),
+            None => Ok(!self.asked.load(Ordering::Relaxed)),
         }
     }
 }
@@ -348,7 +303,8 @@ impl Drop for Dismissal {
             let mut pause = FIRST_PAUSE;
             for _ in 0..DISMISSALS {
                 match turn.dismiss().await {
-                    Ok(()) => return,
+                    Ok(true) => return,
+                    Ok(false) => {}
                     Err(error) => {
                         let (run, place) = (turn.errand.run, turn.to.peer.place());
                         tracing::warn!(%run, %place, %error, "could not have work stopped at another server");

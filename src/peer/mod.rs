@@ -3,7 +3,8 @@
 //! [`Peer`] is a client of one of them. [`Delegate`] is an agent there that stands in for a language model here: a
 //! subagent that lives elsewhere is the same loop as every other, which asks that agent where others ask a model. So it
 //! has a run, a history, questions, limits and an end like all of them, and nothing else knows where the work is done.
-//! Neighbours: [`crate::agent`] assembles such agents, [`crate::model`] says what it takes to stand in for a model.
+//! A [`Workplace`] is a thread there on which work is done
+//! for which nobody here waits. Neighbours: [`crate::agent`] assembles such agents, [`crate::model`] says what it takes to stand in for a model.
 
 pub mod address;
 pub mod answers;
@@ -11,7 +12,10 @@ pub mod client;
 pub mod delegate;
 mod frames;
 mod question;
+mod workplace;
 
 pub use address::AddressRules;
 pub use client::{Peer, PeerError, Peers, Reach, RunOrder};
 pub use delegate::Delegate;
+pub use question::{passed_on, resume};
+pub use workplace::{NotBegun, Workplace};

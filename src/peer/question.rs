@@ -7,7 +7,7 @@ use crate::domain::interrupt::{DecisionKind, Question, QuestionKind};
 
 /// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
 /// here like those of our own agents.
-pub(super) fn passed_on(interrupt: PeerInterrupt) -> Question {
+pub fn passed_on(interrupt: PeerInterrupt) -> Question {
     let PeerInterrupt { id, value, response_schema } = interrupt;
     let schema = response_schema.filter(Value::is_object);
     let list = |name: &str| value.get(name).and_then(Value::as_array).filter(|list| !list.is_empty());
@@ -44,7 +44,7 @@ fn decisions(count: usize, configs: &[Value]) -> Value {
 }
 
 /// How these answers are taken back to the server that asked: the answer itself when there is one question, else by id.
-pub(super) fn resume(answers: &[(Question, Value)]) -> Value {
+pub fn resume(answers: &[(Question, Value)]) -> Value {
     if let [(_, only)] = answers {
         return only.clone();
     }

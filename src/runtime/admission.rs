@@ -106,9 +106,7 @@ pub(super) async fn start_as(
         return Ok(Err(invalid.into()));
     }
     let mut run = lay_out(id, wish, &cast, (&thread, settings), now);
-    if run.request.background.is_none() {
-        run.request.background = background::inherited(tx, &thread).await?;
-    }
+    background::place(tx, &thread, &mut run).await?;
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
         return Ok(Err(refusal));
     }
@@ -191,13 +189,18 @@ fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &wish.request;
     let assistant = &cast.assistant.settings;
     match thread.config.get("configurable") {
-        Some(Value::Object(before)) if wish.resume.is_some() && context.is_empty() && !before.is_empty() => {
+        Some(Value::Object(before)) if goes_on(wish) && context.is_empty() && !before.is_empty() => {
             let mut config = config.clone();
             config.insert("configurable".to_owned(), before.clone().into());
             assistant.laid_under(&config, before)
         }
         Some(_) | None => assistant.laid_under(config, context),
     }
+}
+
+/// Whether a wish goes on with what waits.
+fn goes_on(wish: &Wish) -> bool {
+    wish.resume.is_some() || wish.request.command.as_ref().is_some_and(Command::goes_on)
 }
 
 /// The run that is wished for, on this thread and with these settings.
@@ -349,6 +352,7 @@ pub(super) async fn child(
         due_at: now,
     };
     db::runs::insert(tx, &run, None).await?;
+    background::note_errand(tx, &run, wish.url.as_deref()).await?;
     Ok(Ok(run))
 }
 

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use super::desk::Desk;
+use super::giving_up::{self, Teller};
+use super::worker::Worker;
 use super::{CancelError, Runs, Webhooks, admission};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
@@ -34,13 +37,15 @@ impl CancelAction {
 
 impl Runs {
     /// Stops a run: the main agent's with all below it, or a subagent's with all below that, of which its caller then gets
-    /// an error result and goes on. Returns when it has been told, not when it has stopped: follow its events for that.
+    /// an error result and goes on; one that waits for a human is over at once. Returns when it has been told, not when it has stopped: follow its events for that.
     ///
     /// # Errors
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
         let (now, webhooks) = (self.0.clock.now(), Arc::clone(&self.0.webhooks));
-        self.0
+        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
+        let teller = self
+            .0
             .db
             .write(move |tx| {
                 Box::pin(async move {
@@ -48,13 +53,20 @@ impl Runs {
                         return Ok(Err(CancelError::NoRun));
                     };
                     match found.status {
-                        RunStatus::Pending => admission::withdraw(tx, &found, action, (&*webhooks, now)).await.map(Ok),
+                        RunStatus::Pending => {
+                            admission::withdraw(tx, &found, action, (&*webhooks, now)).await?;
+                            Ok(Ok(None))
+                        }
                         RunStatus::Running if found.lineage.depth > 0 && action == CancelAction::Rollback => {
                             Ok(Err(CancelError::NoUndo))
                         }
                         RunStatus::Running => {
                             db::runs::request_cancel(tx, run, action.word()).await?;
-                            Ok(Ok(()))
+                            Ok(Ok(None))
+                        }
+                        RunStatus::Interrupted if found.lineage.depth > 0 => {
+                            let given_up = giving_up::give_up(tx, &found, action, (&house, occasion)).await?;
+                            Ok(given_up.map(Some))
                         }
                         RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
                             Ok(Err(CancelError::Over))
@@ -63,7 +75,12 @@ impl Runs {
                 })
             })
             .await??;
-        self.0.stop(run, action);
+        match teller {
+            Some(Teller::Started(admitted)) => drop(self.take_up(*admitted, permit)),
+            Some(Teller::AtWork(hears)) => drop(self.0.parked.stop(hears)),
+            Some(Teller::Next) => {}
+            None => drop(self.0.stop(run, action)),
+        }
         self.0.bell.notify_one();
         self.0.webhooks.ring();
         Ok(())
@@ -109,6 +126,34 @@ impl Runs {
         self.0.bell.notify_one();
         self.0.webhooks.ring();
         Ok(stopped)
+    }
+}
+
+impl Worker {
+    /// Undoes what a run did.
+    pub(super) async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
+        self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
+        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
+        let last = log.is_open().then(|| log.reserve(1));
+        let desk = Arc::clone(desk);
+        let undone = self
+            .db
+            .write(move |tx| {
+                Box::pin(async move {
+                    if !desk.holds_lease(tx, now).await? {
+                        return Ok(());
+                    }
+                    if let Some(ledger) = desk.ledger.get() {
+                        ledger.close(tx, now, 0).await?;
+                    }
+                    admission::undo(tx, &desk.run, last, now).await
+                })
+            })
+            .await;
+        if let Some(last) = last {
+            log.abandon(last, 1);
+        }
+        undone
     }
 }
 

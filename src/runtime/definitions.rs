@@ -9,6 +9,7 @@ use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
 use crate::domain::definition::check::{Surroundings, check_agent};
 use crate::domain::definition::{
     AgentDefinition, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark, Severity,
@@ -81,7 +82,9 @@ impl Registry {
                 let mut versions = vec![];
                 for agent in agents {
                     let place = Provenance::File(agent.place);
-                    versions.push(keep(tx, &agent.graph_id, &agent.definition, &place, now).await?);
+                    // Its servers may hold secrets; runs use those that there are when they need them.
+                    let definition = agent.definition.without_servers();
+                    versions.push(keep(tx, &agent.graph_id, &definition, &place, now).await?);
                     let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
                     assistants::register(tx, &assistant).await?;
                 }
@@ -278,8 +281,8 @@ impl Runs {
 
     /// Takes over what files define now. Runs that began keep to what they began with.
     ///
-    /// When a part of it does not fit this server, which has the tools and providers with which it began, nothing of it
-    /// is taken over, and the former definitions say why.
+    /// MCP servers are started, replaced and stopped. When a part of it does not fit this server, which has the other tools
+    /// and the providers with which it began, nothing of it is taken over, and the former definitions say why.
     ///
     /// # Errors
     /// When the database fails.
@@ -287,16 +290,23 @@ impl Runs {
         let registry = &self.0.registry;
         let mut around = registry.around();
         around.agents.extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
-        let misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent, &around)).collect();
+        around.mcp_servers = files.servers.keys().cloned().collect();
+        let mut misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent, &around)).collect();
+        let (tools, servers) = (&registry.workshop.servers, files.all_servers());
+        misfits.extend(tools.verify(&servers).err().map(|invalid| (None, misfit(invalid))));
         if !misfits.is_empty() {
             self.refuse_files(misfits).await;
             return Ok(());
         }
         let mut sources = registry.sources.lock().await;
-        if sources.are_of(&files) {
+        let is_known = sources.are_of(&files);
+        if !is_known {
+            registry.store_files(&mut sources, files).await?;
+        }
+        // They were found good just now.
+        if !tools.replace(&servers).unwrap_or(false) && is_known {
             return Ok(());
         }
-        registry.store_files(&mut sources, files).await?;
         registry.replace(&sources);
         tracing::info!(agents = sources.files.len(), "definitions read again from their files");
         Ok(())
@@ -328,6 +338,11 @@ impl Runs {
         });
         told.collect()
     }
+}
+
+/// Why no agent of a file may have a server.
+fn misfit(invalid: Invalid) -> Remark {
+    Remark { field: invalid.field, ..Finding::error(FieldPath::default(), invalid.reason).into() }
 }
 
 fn may_be_changed(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {

@@ -1,9 +1,10 @@
 //! What the journals of one run of the main agent share: who writes, for which run, and by what right.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Webhooks;
 use super::children::Children;
+use super::ledger::Ledger;
 use super::registry::Registry;
 use super::turns::Turns;
 use crate::agent::Stop;
@@ -35,6 +36,10 @@ pub(super) struct Desk {
     pub(super) turns: Turns,
     /// Where the subagents at work are noted.
     pub(super) children: Arc<Children>,
+    /// Where it is noted who waits to hear of subagents that wait.
+    pub(super) parked: Arc<Children>,
+    /// Where it is written down what the run uses together with runs on other threads, if it does.
+    pub(super) ledger: OnceLock<Arc<Ledger>>,
 }
 
 impl Desk {

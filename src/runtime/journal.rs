@@ -19,11 +19,11 @@ use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
-use crate::domain::limits::Usage;
+use crate::domain::limits::{Totals, Usage};
 use crate::domain::machine::{Failure, Machine, Phase, Position};
 use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::tool::budget::Meter;
+use crate::tool::budget::{Budget, Meter};
 
 mod commit;
 
@@ -41,6 +41,8 @@ pub(super) struct LaneJournal {
     began: Timestamp,
     /// What the run has used; none for who only writes down that it is over.
     meter: Option<Arc<Meter>>,
+    /// What the main agent may use, with all below it.
+    budget: Option<Budget>,
     /// What of it is stored, time aside.
     stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
@@ -50,15 +52,21 @@ pub(super) struct LaneJournal {
 }
 
 impl LaneJournal {
+    /// Shows what is not to be stored to those who are there.
+    fn show(&self, body: EventBody) {
+        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
+        self.desk.log.say(|seq| Event { seq, run, at, origin, body });
+    }
+
     pub(super) fn main(
         desk: Arc<Desk>,
         segment: Option<i64>,
-        (stop, meter): (CancellationToken, Option<Arc<Meter>>),
+        (stop, budget): (CancellationToken, Option<Budget>),
     ) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        let stored = Mutex::default();
-        Self { desk, run, origin, segment: Mutex::new(segment), began, meter, stored, stop, _at_work: None }
+        let (stored, meter) = (Mutex::default(), budget.as_ref().map(|budget| Arc::clone(budget.meter())));
+        Self { desk, run, origin, segment: Mutex::new(segment), began, meter, budget, stored, stop, _at_work: None }
     }
 
     fn child_journal(
@@ -74,14 +82,14 @@ impl LaneJournal {
             segment: Mutex::new(segment),
             began: self.desk.clock.now(),
             meter: Some(Arc::clone(meter)),
+            budget: None,
             stored: Mutex::default(),
             stop: at_work.stop().clone(),
             _at_work: Some(at_work),
         })
     }
 
-    /// Notes that a child of this lane is about to work. Done before its row is written or read: who cancels it looks at
-    /// the row first, and so either is seen in the row, or finds it here.
+    /// Notes that a child is about to work, before its row is written or read: who cancels it looks at the row first.
     fn enters(&self, child: RunId) -> AtWork {
         self.desk.children.enter(child, self.stop.child_token())
     }
@@ -95,7 +103,7 @@ impl LaneJournal {
     }
 
     /// Numbers the notes and lays out what is to be written.
-    fn lay_out(&self, machine: &Machine, notes: Vec<Note>) -> Batch {
+    fn lay_out(&self, machine: &Machine, notes: Vec<Note>, rest: Option<Rest>) -> Batch {
         let (at, (notes, items)) = (self.desk.clock.now(), split(notes));
         let count = notes.len();
         let first = self.desk.log.reserve(count);
@@ -112,6 +120,7 @@ impl LaneJournal {
             ended: None,
             report: None,
             used: self.used(at),
+            rest,
             events: vec![],
             turn: self.desk.turns.take(),
         };
@@ -119,7 +128,6 @@ impl LaneJournal {
             let body = match note {
                 Note::Entry { entry, position } => self.lay_out_entry(&mut batch, machine, (entry, position), seq),
                 Note::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
-                // Taken out before: it has no number.
                 Note::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
@@ -158,14 +166,15 @@ impl LaneJournal {
         EventBody::Entry(entry)
     }
 
-    fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, fact: Fact, seq: i64) -> EventBody {
-        match &fact {
+    fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
+        match &mut fact {
             Fact::Asked { interrupts, .. } => {
                 let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
                 let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
                 batch.asked.extend(asked);
             }
-            Fact::Ended { status, error, .. } => {
+            Fact::Ended { status, error, used, .. } => {
+                *used = batch.rest.and_then(|rest| self.totals(rest, batch.at)).map(Box::new);
                 let waits = machine.position.phase != Phase::Ended;
                 batch.ended = Some((*status, error.clone(), waits));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
@@ -180,6 +189,26 @@ impl LaneJournal {
         }
         batch.facts.push((seq, fact.clone()));
         EventBody::Fact(fact)
+    }
+
+    /// What was used by `at`, if `rest` is what is not in the meter.
+    fn totals(&self, Rest { own, others, under_way: _ }: Rest, at: Timestamp) -> Option<Totals> {
+        let own = self.meter.as_ref().map(|meter| meter.usage(at)).or(own)?;
+        Some(Totals { own, tree: (self.origin.lane == Lane::Main).then(|| own.plus(others)) })
+    }
+
+    /// What is to be known of what was used when the run ends, besides what its meter says.
+    async fn rest(&self) -> DbResult<Rest> {
+        let (run, now) = (self.run, self.desk.clock.now());
+        let whole = self.budget.as_ref().map(Budget::whole);
+        let under_way = whole.map_or(0, Meter::under_way);
+        if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
+            return Ok(Rest { under_way, ..Rest::default() });
+        }
+        let read = self.desk.db.read(move |tx| Box::pin(db::runs::usages_with_background(tx, run)));
+        let mut used = read.await?;
+        let own = used.remove(&run).unwrap_or_default();
+        Ok(Rest { own: Some(own), under_way, others: used.into_values().fold(Usage::default(), Usage::plus) })
     }
 
     fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
@@ -241,6 +270,15 @@ impl LaneJournal {
     }
 }
 
+/// What a run and those below it have used, by what is stored.
+#[derive(Clone, Copy, Default)]
+struct Rest {
+    own: Option<Usage>,
+    others: Usage,
+    /// Subagents that are under way still, waiting.
+    under_way: u64,
+}
+
 /// The events among the notes, and what is to be remembered without being one.
 fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
     let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
@@ -256,7 +294,9 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
 #[async_trait]
 impl Journal for LaneJournal {
     async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
-        let mut batch = self.lay_out(machine, notes);
+        let ends = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Ended { .. })));
+        let rest = if ends { Some(self.rest().await.map_err(|error| fault(self.desk.run.id, &error))?) } else { None };
+        let mut batch = self.lay_out(machine, notes, rest);
         let (first, count) = (batch.first, batch.count);
         let events = std::mem::take(&mut batch.events);
         let has_report = batch.report.is_some();
@@ -289,13 +329,15 @@ impl Journal for LaneJournal {
 
     fn say(&self, delta: Delta) {
         self.desk.metrics.work().said(&self.origin, &delta);
-        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
-        self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Delta(delta) });
+        self.show(EventBody::Delta(delta));
     }
 
     fn begin(&self, work: Work) {
-        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
-        self.desk.log.say(|seq| Event { seq, run, at, origin, body: EventBody::Begun(work) });
+        self.show(EventBody::Begun(work));
+    }
+
+    fn put_out(&self, call: String, text: String) {
+        self.show(EventBody::Output { call, text });
     }
 
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
@@ -385,6 +427,16 @@ impl Journal for LaneJournal {
             let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
             (run.lineage, Child { id: child, machine, order, stop, meter, known, input, journal })
         }))
+    }
+
+    async fn given_up(&self, child: RunId) -> Result<(), Stop> {
+        // Enlisted before the look, or who gives it up right after it would not be heard.
+        let waits = self.desk.parked.enter(child, CancellationToken::new());
+        let read = self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
+        if !read.await.map_err(|error| fault(self.desk.run.id, &error))? {
+            waits.stop().cancelled().await;
+        }
+        Ok(())
     }
 
     async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {

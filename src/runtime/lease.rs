@@ -79,7 +79,7 @@ impl Worker {
             match heard {
                 Ok(Ring::Queue) => self.bell.notify_one(),
                 Ok(Ring::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
-                Ok(Ring::Cancel(_)) => {}
+                Ok(Ring::Cancel(run)) => drop(self.parked.stop(run)),
                 Ok(Ring::Ended(thread)) => self.events.stir(thread),
                 Err(RecvError::Lagged(_)) => {
                     self.bell.notify_one();

@@ -1,7 +1,10 @@
 //! From a wish to a running loop: starting, resuming, cancelling.
 //!
-//! Whoever wants to change a run or a thread asks [`Runs`]; nobody else may. Neighbours: [`crate::http`] above asks,
-//! [`crate::agent`] below runs.
+//! Only [`Runs`] changes runs and threads. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
+//!
+//! Why a run was refused or waits: `admission.rs`. Who carries it out, and what if that process dies: `worker.rs`, `lease.rs`.
+//! What is one transaction: `journal/`. Where an answer goes: `resume.rs`. Which agents there are: `registry.rs`.
+//! Nothing here knows HTTP or SQL text; what has to be durable goes through a journal or one `db.write`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +33,10 @@ mod children;
 mod crons;
 mod definitions;
 mod desk;
+mod giving_up;
 mod journal;
 mod lease;
+mod ledger;
 mod opening;
 mod refusal;
 mod registry;
@@ -46,7 +51,7 @@ mod writing;
 
 pub use answering::{Reply, RespondError};
 pub use assistants::AssistantCard;
-pub use background::standing;
+pub use background::known_of;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use definitions::DefinitionError;
@@ -192,7 +197,7 @@ impl Runs {
         let runs = Self(Arc::clone(&worker));
         runs.0.shutdown.spawn("webhooks", worker.carry());
         runs.0.shutdown.spawn("crons", runs.clone().keep_time());
-        runs.0.shutdown.spawn("background tasks", runs.clone().keep_waking());
+        runs.0.shutdown.spawn("background tasks", runs.clone().look_after_tasks());
         Ok(runs)
     }
 
@@ -295,9 +300,11 @@ impl Runs {
         interrupt: InterruptId,
         answer: Value,
     ) -> Result<RunId, ResolveError> {
-        let assistant = match self.question(thread, &interrupt, &answer).await? {
-            Standing::Open(assistant) => assistant,
-            Standing::AnsweredBy(run) => return Ok(run),
+        let assistant = match self.question(thread, &interrupt, &answer).await {
+            Ok(Standing::Open(assistant)) => assistant,
+            Ok(Standing::AnsweredBy(run)) => return Ok(run),
+            Err(ResolveError::NoInterrupt) => return self.resolve_elsewhere(thread, &interrupt, answer).await,
+            Err(error) => return Err(error),
         };
         let request = RunRequest { stream_mode: vec!["values".to_owned()], ..RunRequest::default() };
         let wish = Wish {

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 
 use super::desk::Desk;
-use super::resume;
+use super::ledger::Ledger;
+use super::{giving_up, resume};
 use crate::agent::Note;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
+use crate::domain::background::{Ancestry, LimitedTree};
 use crate::domain::checkpoint::Lane;
+use crate::domain::definition::check::BACKGROUND_TOOLS;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
-use crate::domain::limits::Usage;
+use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Machine, Phase, Plan};
 use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
-use crate::tool::budget::{Budget, Meter};
+use crate::tool::budget::{Budget, Meter, Pool};
 
 /// A machine that is ready to be driven.
 pub(super) struct Opening {
@@ -49,12 +52,14 @@ const GAP: i64 = 1 << 20;
 pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     let run = &desk.run;
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+    if run.attempt > 1 || goes_on(&run.request) {
+        let (thread, id) = (run.thread, run.id);
+        desk.db.write(move |tx| Box::pin(giving_up::deliver(tx, thread, id))).await?;
+    }
     let found = find(desk, run, answers).await?;
     desk.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
-    if let Some(limit) = run.request.config.get("recursion_limit").and_then(serde_json::Value::as_u64) {
-        plan.step_limit = u32::try_from(limit).unwrap_or(u32::MAX);
-    }
+    plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
     let Found { mut machine, segment, own, .. } = found;
     let budget = budget(desk, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
@@ -95,13 +100,18 @@ struct Spent {
 impl Spent {
     async fn in_tree(tx: &mut Tx<'_>, run: RunId) -> DbResult<Self> {
         let used = db::runs::usages(tx, run).await?;
-        let own = used.get(&run).copied().unwrap_or_default();
-        let whole = Usage { seconds: own.seconds, ..used.into_values().fold(Usage::default(), Usage::plus) };
-        Ok(Self { own, whole })
+        let stored = used.get(&run).copied().unwrap_or_default();
+        // A task may have begun whose call has not come back.
+        let begun = u64::try_from(db::trees::delegations(tx, run).await?).unwrap_or(0);
+        let own = Usage { children: stored.children.max(begun), ..stored };
+        let whole = used.into_values().fold(Usage::default(), Usage::plus);
+        let children = whole.children + (own.children - stored.children);
+        Ok(Self { own, whole: Usage { seconds: own.seconds, children, ..whole } })
     }
 
-    /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input.
-    async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Self> {
+    /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input,
+    /// which it is.
+    async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
         let (mut spent, mut asked) = (Self::default(), db::interrupts::resumed(tx, thread).await?);
         let mut last = run;
         // Taken out, so that no two runs can lead to each other.
@@ -110,31 +120,48 @@ impl Spent {
             spent = Self { own: spent.own.plus(own), whole: spent.whole.plus(whole) };
             last = before;
         }
-        Ok(spent)
+        Ok((spent, last))
     }
 }
 
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
 async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     let (run, thread, now) = (desk.run.id, desk.run.thread, desk.clock.now());
-    let answers = desk.run.request.command.as_ref().and_then(|command| command.resume.as_ref());
-    let (again, resumes) = (desk.run.attempt > 1, answers.is_some_and(|answers| !answers.is_empty()));
-    let (spent, before) = if again || resumes {
+    let (again, resumes) = (desk.run.attempt > 1, desk.run.request.command.as_ref().is_some_and(Command::goes_on));
+    let (spent, (before, first)) = if again || resumes {
         let read = desk.db.read(move |tx| {
             Box::pin(async move {
                 let spent = if again { Spent::in_tree(tx, run).await? } else { Spent::default() };
-                let before = if resumes { Spent::before(tx, thread, run).await? } else { Spent::default() };
+                let before = if resumes { Spent::before(tx, thread, run).await? } else { (Spent::default(), run) };
                 Ok((spent, before))
             })
         });
         read.await?
     } else {
-        (Spent::default(), Spent::default())
+        (Spent::default(), (Spent::default(), run))
     };
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
     limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
-    Ok(Budget::of_main(limits, meter, Meter::new(spent.whole, now).after(before.whole)))
+    let ledger = Ledger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
+    if let Some(ledger) = &ledger {
+        // The first one stays: a run is opened once under a claim.
+        drop(desk.ledger.set(Arc::clone(ledger)));
+    }
+    let pool = ledger.map(|ledger| ledger as Arc<dyn Pool>);
+    Ok(Budget::of_member(limits, meter, Meter::new(spent.whole, now).after(before.whole), pool))
+}
+
+/// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
+/// begin background tasks. All runs take them in the same order.
+fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
+    let mut trees = desk.run.request.background.as_ref().map(Ancestry::limited).unwrap_or_default();
+    let has_others = known.agent.subagents.as_ref().is_some_and(|roster| roster.refers());
+    let begins_tasks = has_others || known.agent.toolbox.get(BACKGROUND_TOOLS[0]).is_some();
+    let own = known.agent.limits.tree.as_deref().filter(|tree| begins_tasks && **tree != Limits::default());
+    trees.extend(own.map(|limits| LimitedTree { top: first, limits: limits.clone() }));
+    trees.sort_by_key(|tree| tree.top);
+    trees
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
@@ -155,7 +182,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
 /// Whether a request goes on with what is under way, rather than beginning something.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
-        Some(command) => command.resume.as_ref().is_some_and(|answers| !answers.is_empty()),
+        Some(command) => command.goes_on(),
         None => request.input.is_none(),
     }
 }
@@ -188,7 +215,7 @@ fn obey(
     if let Some(place) = place {
         machine.go_to(plan, place);
     }
-    place.is_none() && command.resume.as_ref().is_none_or(Resume::is_empty)
+    place.is_none() && !command.goes_on()
 }
 
 /// Reads where the thread stands, after delivering the answers that the run brings.

@@ -80,6 +80,9 @@ pub enum ResolveError {
     /// The thread is busy.
     #[error("the thread is busy")]
     Busy,
+    /// Another server asks, and the answer could not be taken there.
+    #[error("{0}")]
+    Elsewhere(String),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),

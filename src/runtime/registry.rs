@@ -11,6 +11,7 @@ use crate::agent::assemble::{Agents, Known, Workshop};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::check::{Surroundings, check_agent};
+use crate::domain::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
 use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
@@ -38,6 +39,17 @@ pub struct FileAgents {
     pub agents: Vec<FileAgent>,
     /// What is odd about them, each with its `graph_id`; without one it is about all of them.
     pub remarks: Vec<(Option<String>, Remark)>,
+    /// The MCP servers that the configuration has for all agents.
+    pub servers: BTreeMap<String, McpServerDefinition>,
+}
+
+impl FileAgents {
+    /// All MCP servers of files: those for all agents, and those that agents have for themselves.
+    pub fn all_servers(&self) -> OwnedServers {
+        let common = self.servers.iter().map(|(name, server)| ((McpOwner::Everyone, name.clone()), server.clone()));
+        let own = self.agents.iter().flat_map(|agent| agent.definition.own_servers(&agent.graph_id));
+        common.chain(own).collect()
+    }
 }
 
 /// An agent that a file defines.
@@ -104,7 +116,8 @@ impl Sources {
     pub(super) fn are_of(&self, files: &FileAgents) -> bool {
         let is_known = |agent: &FileAgent| {
             self.files.get(&agent.graph_id).is_some_and(|version| {
-                version.definition == agent.definition && version.provenance.file() == Some(&agent.place)
+                version.definition == agent.definition.without_servers()
+                    && version.provenance.file() == Some(&agent.place)
             })
         };
         self.refusals.is_empty()
@@ -188,7 +201,7 @@ impl Registry {
     fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
         let DefinitionVersion { graph_id, definition, .. } = version;
         let referred = definition.subagents.iter().filter_map(|subagent| subagent.graph_id.clone());
-        let around = Surroundings { agents: referred.collect(), ..self.around.clone() };
+        let around = Surroundings { agents: referred.collect(), ..self.around() };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
         let gone = definition.strangers(&agents);
@@ -198,7 +211,8 @@ impl Registry {
 
     /// What a definition may refer to now.
     pub(super) fn around(&self) -> Surroundings {
-        Surroundings { agents: self.records().keys().cloned().collect(), ..self.around.clone() }
+        let (agents, mcp_servers) = (self.records().keys().cloned().collect(), self.workshop.servers.common());
+        Surroundings { agents, mcp_servers, ..self.around.clone() }
     }
 
     /// The agent of a definition; none if its remarks forbid it.

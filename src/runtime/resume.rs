@@ -1,6 +1,6 @@
 //! Answers to open questions: which question, whether the answer is valid, and the way down to whoever asked.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::StartError;
 use crate::db::interrupts::{Asked, AskedStatus};
@@ -16,7 +16,8 @@ pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<A
     db::interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await
 }
 
-/// Marks the open questions of the thread as answered by `run`: `answer` is one answer to the only one, or a map by id.
+/// Marks the open questions of the thread as answered by `run`: `answer` is one answer to the only one, a map by id, or a
+/// list in the order in which they were asked.
 /// Everything is checked before anything is written. Whoever asked hears of it when the run begins.
 pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> DbResult<Result<Resume, StartError>> {
     let open = pending(tx, run.thread).await?;
@@ -48,11 +49,39 @@ fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value
         };
         return by_id.iter().map(find).collect();
     }
-    match open {
-        [] => Ok(vec![]),
-        [only] => Ok(vec![(only, answer.clone())]),
+    match (open, answer) {
+        ([], _) => Ok(vec![]),
+        (open, Value::Array(list)) if open.iter().all(|asked| asked.interrupt.question.wants_decisions()) => {
+            in_order(open, list)
+        }
+        ([only], _) => Ok(vec![(only, answer.clone())]),
         _ => Err(StartError::AmbiguousAnswer(ids())),
     }
+}
+
+/// The answers of a list: one for each question, or one decision for each call that is asked about.
+fn in_order<'a>(open: &'a [Asked], list: &[Value]) -> Result<Vec<(&'a Asked, Value)>, StartError> {
+    let are_decisions = list.iter().all(|one| one.get("type").is_some());
+    let calls: usize = open.iter().map(|asked| asked.interrupt.question.calls.len()).sum();
+    if are_decisions && list.len() == calls {
+        let mut rest = list;
+        let mut take = |asked: &'a Asked| {
+            let (own, after) = rest.split_at(asked.interrupt.question.calls.len());
+            rest = after;
+            (asked, json!({"decisions": own}))
+        };
+        return Ok(open.iter().map(&mut take).collect());
+    }
+    if !are_decisions && list.len() == open.len() {
+        let answer = |one: &Value| if one.is_array() { json!({"decisions": one}) } else { one.clone() };
+        return Ok(open.iter().zip(list.iter().map(answer)).collect());
+    }
+    let wanted = format!(
+        "must be a list of {calls} decisions, one for each call, or of {} answers, one for each question; it has {} entries",
+        open.len(),
+        list.len()
+    );
+    Err(Invalid::new("command.resume", wanted).into())
 }
 
 fn is_id(key: &str) -> bool {
@@ -72,19 +101,29 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, run: RunId, answe
             continue;
         }
         store(tx, &machine, run).await?;
-        let mut lane = asked.lane;
-        while let Lane::Child(child) = lane {
-            lane = parent_lane(tx, child).await?;
-            let mut machine = position(tx, thread, lane).await?;
-            machine.unpark(child);
-            store(tx, &machine, run).await?;
-        }
+        clear_way(tx, thread, asked.lane, run).await?;
     }
     Ok(())
 }
 
+/// Lets everybody above `lane` who waits for it go on with it.
+pub(super) async fn clear_way(tx: &mut Tx<'_>, thread: ThreadId, mut lane: Lane, by: RunId) -> DbResult<()> {
+    while let Lane::Child(child) = lane {
+        lane = parent_lane(tx, child).await?;
+        unpark(tx, thread, (lane, child), by).await?;
+    }
+    Ok(())
+}
+
+/// Lets the agent of `lane` go on with `child`.
+pub(super) async fn unpark(tx: &mut Tx<'_>, thread: ThreadId, (lane, child): (Lane, RunId), by: RunId) -> DbResult<()> {
+    let mut machine = position(tx, thread, lane).await?;
+    machine.unpark(child);
+    store(tx, &machine, by).await
+}
+
 /// The lane of the agent that delegated to `child`.
-async fn parent_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
+pub(super) async fn parent_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
     let run = db::runs::get_by_id(tx, child).await?;
     Ok(match run.map(|run| run.lineage) {
         Some(lineage) if lineage.depth > 1 => lineage.parent.map_or(Lane::Main, Lane::Child),
@@ -93,7 +132,7 @@ async fn parent_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane> {
 }
 
 /// Where a lane stands, without its state.
-async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Machine> {
+pub(super) async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Machine> {
     let head = db::checkpoints::head(tx, thread, lane).await?;
     Ok(head.map_or_else(Machine::default, |head| Machine {
         head: Some(head.id),

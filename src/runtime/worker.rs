@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -19,8 +19,7 @@ use super::journal::LaneJournal;
 use super::opening::{self, Opening};
 use super::registry::Registry;
 use super::turns::Turns;
-use super::{CancelAction, Runs, Store, Webhooks};
-use crate::agent::assemble::Known;
+use super::{CancelAction, Store, Webhooks};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::{self, Db, DbResult, Engine};
 use crate::domain::event::Fact;
@@ -31,8 +30,8 @@ use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
-use crate::tool::budget::Budget;
-use crate::tool::{Scope, Voice};
+
+mod scope;
 
 /// How often the queue is looked at even if nobody rang: another process may have left something.
 const LOOK: Duration = Duration::from_secs(1);
@@ -65,8 +64,9 @@ pub(super) struct Worker {
     /// Rung when a run may begin.
     pub(super) bell: Notify,
     active: Mutex<HashMap<RunId, Active>>,
-    /// The runs of subagents at work in this process.
+    /// The runs of subagents at work in this process, and of those that wait while their callers are.
     pub(super) children: Arc<Children>,
+    pub(super) parked: Arc<Children>,
     /// Rung when a run has left `active`.
     left: Notify,
     /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
@@ -105,6 +105,7 @@ impl Worker {
             bell: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
+            parked: Arc::default(),
             left: Notify::new(),
             queued: AtomicBool::new(true),
             has_company: AtomicBool::new(false),
@@ -256,6 +257,8 @@ impl Worker {
             registry: Arc::clone(&self.registry),
             turns: Turns::default(),
             children: Arc::clone(&self.children),
+            parked: Arc::clone(&self.parked),
+            ledger: OnceLock::new(),
         }
     }
 
@@ -281,7 +284,7 @@ impl Worker {
             }
         };
         let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
-        let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(Arc::clone(budget.meter()))));
+        let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
         if run.attempt > ATTEMPTS {
             let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
             return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
@@ -312,27 +315,6 @@ impl Worker {
         }
     }
 
-    fn scope(self: &Arc<Self>, run: &Run, known: &Known, (stop, budget): (CancellationToken, Budget)) -> Scope {
-        Scope {
-            agent: known.agent.name.clone(),
-            path: run.lineage.path.clone().into(),
-            thread: run.thread,
-            run: run.id,
-            assistant: run.assistant,
-            depth: 0,
-            context: Arc::new(run.request.told().clone()),
-            context_scoping: known.context_scoping,
-            clock: Arc::clone(&self.clock),
-            store: Arc::new(self.store.clone()),
-            tasks: Arc::new(Runs::of(Arc::clone(self))),
-            task: None,
-            stop,
-            budget,
-            voice: Voice::default(),
-            answer: None,
-        }
-    }
-
     async fn fail(&self, desk: &Arc<Desk>, machine: &Machine, failure: Failure) {
         let mut notes = vec![];
         match opening::open_log(desk).await {
@@ -347,7 +329,7 @@ impl Worker {
             }
         }
         let journal = LaneJournal::main(Arc::clone(desk), None, (CancellationToken::new(), None));
-        notes.push(Note::Fact(Fact::Ended { status: RunStatus::Error, error: Some(failure), waits: false }));
+        notes.push(Note::Fact(Fact::over(RunStatus::Error, Some(failure))));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
@@ -360,7 +342,7 @@ impl Worker {
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
                 let error = Some(Failure::cancelled());
-                let ended = Fact::Ended { status: RunStatus::Interrupted, error, waits: false };
+                let ended = Fact::over(RunStatus::Interrupted, error);
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
@@ -370,29 +352,6 @@ impl Worker {
         if let Err(error) = done {
             tracing::error!(run = %desk.run.id, %error, "could not store that a run was cancelled");
         }
-    }
-
-    /// Undoes what a run did.
-    async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
-        self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
-        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
-        let last = log.is_open().then(|| log.reserve(1));
-        let desk = Arc::clone(desk);
-        let undone = self
-            .db
-            .write(move |tx| {
-                Box::pin(async move {
-                    if !desk.holds_lease(tx, now).await? {
-                        return Ok(());
-                    }
-                    super::admission::undo(tx, &desk.run, last, now).await
-                })
-            })
-            .await;
-        if let Some(last) = last {
-            log.abandon(last, 1);
-        }
-        undone
     }
 
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run

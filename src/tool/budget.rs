@@ -4,10 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::domain::limits::{Limits, Spending, Usage};
+use crate::domain::limits::{Change, Limits, Spending, Usage};
 use crate::domain::time::Timestamp;
 
 mod background;
+mod pool;
+
+pub use pool::{Pool, Refused};
 
 /// The deepest level of a tree that nobody limits.
 const NO_FLOOR: u32 = u32::MAX;
@@ -44,6 +47,11 @@ impl Meter {
         self
     }
 
+    /// How many subagents are under way.
+    pub fn under_way(&self) -> u64 {
+        self.counts().under_way
+    }
+
     /// What was used by `now`.
     pub fn usage(&self, now: Timestamp) -> Usage {
         self.at(self.counts().used, now)
@@ -74,6 +82,18 @@ impl Counts {
             }
         }
     }
+
+    fn take_back(&mut self, spending: Spending) {
+        let less = |count: &mut u64| *count = count.saturating_sub(1);
+        match spending {
+            Spending::ModelCall => less(&mut self.used.model_calls),
+            Spending::ToolCall => less(&mut self.used.tool_calls),
+            Spending::Child => {
+                less(&mut self.used.children);
+                less(&mut self.under_way);
+            }
+        }
+    }
 }
 
 /// What one agent may still use. Cheap to clone.
@@ -83,7 +103,16 @@ pub struct Budget {
     meter: Arc<Meter>,
     /// The deepest level at which there may be an agent below this one.
     floor: u32,
-    tree: Arc<(Limits, Meter)>,
+    tree: Arc<Whole>,
+}
+
+/// What a main agent and all below it may still use together.
+#[derive(Debug)]
+struct Whole {
+    limits: Limits,
+    meter: Meter,
+    /// Where it is counted together with runs on other threads.
+    pool: Option<Arc<dyn Pool>>,
 }
 
 /// Why something was not done: a limit forbids it.
@@ -107,9 +136,14 @@ impl fmt::Display for Exceeded {
 impl Budget {
     /// The budget of a main agent; `whole` counts what the whole tree uses.
     pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter) -> Self {
+        Self::of_member(limits, meter, whole, None)
+    }
+
+    /// The same for one that works together with other runs, and counts what it uses there, too.
+    pub fn of_member(limits: Limits, meter: Arc<Meter>, whole: Meter, pool: Option<Arc<dyn Pool>>) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
         let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR));
-        Self { limits: Arc::new(limits), meter, floor, tree: Arc::new((of_tree, whole)) }
+        Self { limits: Arc::new(limits), meter, floor, tree: Arc::new(Whole { limits: of_tree, meter: whole, pool }) }
     }
 
     /// The budget of a subagent at level `depth` below an agent with this one.
@@ -124,7 +158,7 @@ impl Budget {
     /// # Errors
     /// The limit that forbids it; nothing was counted then.
     pub fn spend(&self, spending: Spending, now: Timestamp) -> Result<(), Exceeded> {
-        let (limits, whole) = &*self.tree;
+        let Whole { limits, meter: whole, pool: _ } = &*self.tree;
         let (mut own, mut all) = (self.meter.counts(), whole.counts());
         let broken = |of_tree, limits: &Limits, used: Usage, under_way| {
             let broken = limits.broken_by(spending, &used, under_way);
@@ -158,8 +192,9 @@ impl Budget {
             let exceeded = Exceeded { limit: "wall_s", value: most.to_string(), of_tree };
             Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
         };
-        let both = [left(false, &self.limits, &self.meter), left(true, &self.tree.0, &self.tree.1)];
-        both.into_iter().flatten().min_by_key(|(left, _)| *left)
+        let together = self.pool().and_then(|pool| pool.time_left(now));
+        let all = [left(false, &self.limits, &self.meter), left(true, &self.tree.limits, &self.tree.meter), together];
+        all.into_iter().flatten().min_by_key(|(left, _)| *left)
     }
 
     /// Does `work`, for as long as there is time.
@@ -180,23 +215,38 @@ impl Budget {
 
     /// Counts tokens that were used.
     pub fn add_tokens(&self, input: u64, output: u64) {
-        for meter in [&*self.meter, &self.tree.1] {
+        for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
             counts.used.input_tokens = counts.used.input_tokens.saturating_add(input);
             counts.used.output_tokens = counts.used.output_tokens.saturating_add(output);
         }
+        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let (input_tokens, output_tokens) = (whole(input), whole(output));
+        self.note(Change { input_tokens, output_tokens, ..Change::default() });
     }
 
     /// Notes that a subagent goes on that was set to work earlier, maybe by another process.
     pub fn child_goes_on(&self) {
-        for meter in [&*self.meter, &self.tree.1] {
+        for meter in [&*self.meter, &self.tree.meter] {
             meter.counts().under_way += 1;
         }
+        self.note(Change { under_way: 1, ..Change::default() });
     }
 
     /// Notes that a subagent has come to its end.
     pub fn child_done(&self) {
-        for meter in [&*self.meter, &self.tree.1] {
+        self.leaves();
+        self.note(Change { under_way: -1, ..Change::default() });
+    }
+
+    fn note(&self, change: Change) {
+        if let Some(pool) = self.pool() {
+            pool.note(change);
+        }
+    }
+
+    fn leaves(&self) {
+        for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
             counts.under_way = counts.under_way.saturating_sub(1);
         }
@@ -209,7 +259,7 @@ impl Budget {
 
     /// What the whole tree has used.
     pub fn whole(&self) -> &Meter {
-        &self.tree.1
+        &self.tree.meter
     }
 }
 

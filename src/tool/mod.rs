@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::Value;
 
 use crate::domain::call::Answer;
+use crate::domain::definition::mcp::ToolNames;
 use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
@@ -35,7 +37,7 @@ pub mod voice;
 pub use arguments::ArgumentCheck;
 pub use items::Items;
 pub use scope::Scope;
-pub use voice::Voice;
+pub use voice::{Voice, Word};
 
 /// A tool.
 #[async_trait]
@@ -90,6 +92,13 @@ impl Delegation {
         let order = Order { description: work.into(), ..Order::default() };
         Self { subagent: subagent.into(), order }
     }
+
+    /// The same with this form of the result (`response_format`) in the place of the subagent's own.
+    #[must_use]
+    pub fn in_form(mut self, format: Option<Value>) -> Self {
+        self.order.response_format = format;
+        self
+    }
 }
 
 /// Why something did not run to its end.
@@ -130,9 +139,13 @@ pub struct Toolbox {
     tools: BTreeMap<String, Arc<dyn Tool>>,
     specs: Vec<Arc<ToolSpec>>,
     /// Those that are not spoken of.
-    hidden: BTreeSet<String>,
+    hidden: ToolNames,
     /// Those that come and go. They never take the place of one that stays.
     sources: Vec<Arc<dyn ToolSource>>,
+    /// Those that are not there, whoever brings them.
+    excluded: BTreeSet<String>,
+    /// Descriptions in the place of the tools' own.
+    described: BTreeMap<String, String>,
 }
 
 impl Toolbox {
@@ -150,14 +163,26 @@ impl Toolbox {
 
     /// The same, of which these are not spoken of: something else tells when they are there.
     #[must_use]
-    pub fn hiding(self, names: &[String]) -> Self {
-        Self { hidden: names.iter().cloned().collect(), ..self }
+    pub fn hiding(self, hidden: ToolNames) -> Self {
+        Self { hidden, ..self }
     }
 
     /// The same, with tools that come and go.
     #[must_use]
     pub fn with_sources(self, sources: Vec<Arc<dyn ToolSource>>) -> Self {
         Self { sources, ..self }
+    }
+
+    /// The same without the tools of these names, whoever brings them.
+    #[must_use]
+    pub fn excluding(self, names: impl Iterator<Item = String>) -> Self {
+        Self { excluded: names.collect(), ..self }
+    }
+
+    /// The same with these descriptions in the place of the tools' own.
+    #[must_use]
+    pub fn describing(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
+        Self { described: descriptions.collect(), ..self }
     }
 
     fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
@@ -167,14 +192,22 @@ impl Toolbox {
 
     /// The tool of this name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Tool>> {
+        if self.excluded.contains(name) {
+            return None;
+        }
         let stays = self.tools.get(name).cloned();
         stays.or_else(|| self.passing().find(|tool| tool.spec().name == name))
     }
 
     /// All that there are now as the model sees them, in their order.
     pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
-        let stay = self.specs.iter().cloned();
-        stay.chain(self.passing().map(|tool| Arc::clone(tool.spec()))).collect()
+        let all = self.specs.iter().cloned().chain(self.passing().map(|tool| Arc::clone(tool.spec())));
+        let there = all.filter(|spec| !self.excluded.contains(&spec.name));
+        let described = |spec: Arc<ToolSpec>| match self.described.get(&spec.name) {
+            Some(text) => Arc::new(ToolSpec { description: text.clone(), ..ToolSpec::clone(&spec) }),
+            None => spec,
+        };
+        there.map(described).collect()
     }
 
     /// The names of those that are spoken of.
@@ -198,6 +231,47 @@ pub fn unknown<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Named(Arc<ToolSpec>);
+
+    #[async_trait]
+    impl Tool for Named {
+        fn spec(&self) -> &Arc<ToolSpec> {
+            &self.0
+        }
+
+        async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+            Ok(CallOutcome::Answer(Answer::error(call, "")))
+        }
+    }
+
+    struct Passing(&'static str);
+
+    impl ToolSource for Passing {
+        fn tools(&self) -> Vec<Arc<dyn Tool>> {
+            vec![named(self.0)]
+        }
+    }
+
+    fn named(name: &str) -> Arc<dyn Tool> {
+        let (name, description) = (name.to_owned(), "Its own words.".to_owned());
+        Arc::new(Named(Arc::new(ToolSpec { name, description, parameters: serde_json::json!({}) })))
+    }
+
+    #[test]
+    fn a_tool_that_is_excluded_is_not_there_and_one_that_is_described_anew_is_seen_so_whoever_brings_it() {
+        let sources = ["passes", "goes"].map(|name| Arc::new(Passing(name)) as Arc<dyn ToolSource>);
+        let toolbox = Toolbox::new([named("stays"), named("leaves")]).with_sources(sources.to_vec());
+        let toolbox = toolbox.excluding(["leaves", "goes"].map(str::to_owned).into_iter());
+        let anew = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
+        let toolbox = toolbox.describing(anew.into_iter());
+        let seen: Vec<String> =
+            toolbox.specs().iter().map(|spec| format!("{}: {}", spec.name, spec.description)).collect();
+        assert_eq!(seen, ["stays: How stays.", "passes: How passes."]);
+        assert_eq!(toolbox.names(), ["stays", "passes"]);
+        assert!(toolbox.get("leaves").is_none() && toolbox.get("goes").is_none());
+        assert!(toolbox.get("stays").is_some() && toolbox.get("passes").is_some());
+    }
 
     #[test]
     fn a_model_that_called_an_unknown_tool_learns_which_there_are() {

@@ -114,7 +114,7 @@ impl RemoteTool {
         let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         if status == StatusCode::OK && is_in_lines(&response) {
-            let answer = self.read_lines(scope, response).await?;
+            let answer = self.read_lines(scope, &call.id, response).await?;
             return self.outcome(scope, call, answer).await;
         }
         let text = self.read(response).await?;
@@ -127,7 +127,7 @@ impl RemoteTool {
     }
 
     /// Reads an answer in lines: tells clients at once what lines without a result bring, up to the line with the result.
-    async fn read_lines(&self, scope: &Scope, mut response: Response) -> Result<Value, Failure> {
+    async fn read_lines(&self, scope: &Scope, call: &str, mut response: Response) -> Result<Value, Failure> {
         let (mut line, mut length) = (Vec::new(), 0);
         while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
             length += chunk.len();
@@ -137,31 +137,42 @@ impl RemoteTool {
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n")
-                    && let Some(result) = self.take_line(scope, &std::mem::take(&mut line)).await?
+                    && let Some(result) = self.take_line(scope, call, &std::mem::take(&mut line)).await?
                 {
                     return Ok(result);
                 }
             }
         }
-        let last = self.take_line(scope, &line).await?;
+        let last = self.take_line(scope, call, &line).await?;
         last.ok_or_else(|| self.misunderstood("the answer ended before the line with the result"))
     }
 
     /// Tells what a line brings, or gives it back when it is the result.
-    async fn take_line(&self, scope: &Scope, line: &[u8]) -> Result<Option<Value>, Failure> {
+    async fn take_line(&self, scope: &Scope, call: &str, line: &[u8]) -> Result<Option<Value>, Failure> {
         if line.trim_ascii().is_empty() {
             return Ok(None);
         }
         let mut line: Value = serde_json::from_slice(line)
             .map_err(|error| self.misunderstood(&format!("a line of the answer is not JSON ({error})")))?;
         let is_result = |name: &str| line.get(name).is_some_and(|value| !value.is_null());
-        if is_result("content") || is_result("delegate") || line.get("custom").is_none() {
+        let tells = ["custom", "output"].iter().any(|name| line.get(name).is_some());
+        if is_result("content") || is_result("delegate") || !tells {
             return Ok(Some(line));
         }
-        let Value::Array(words) = line["custom"].take() else {
-            return Err(self.misunderstood("`custom` in a line of the answer is not a list"));
-        };
-        self.tell(scope, words).await;
+        match line["output"].take() {
+            Value::Null => {}
+            Value::String(text) => scope.voice.tell_output(call, text).await,
+            Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                return Err(self.misunderstood("`output` in a line of the answer is not a text"));
+            }
+        }
+        match line["custom"].take() {
+            Value::Null => {}
+            Value::Array(words) => self.tell(scope, words).await,
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
+                return Err(self.misunderstood("`custom` in a line of the answer is not a list"));
+            }
+        }
         Ok(None)
     }
 
@@ -201,7 +212,8 @@ impl RemoteTool {
             .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
         self.tell(scope, answer.custom).await;
         if let Some(wish) = answer.delegate {
-            return Ok(CallOutcome::Delegate(Delegation::to(wish.subagent_type, wish.description)));
+            let wish = Delegation::to(wish.subagent_type, wish.description).in_form(wish.response_format);
+            return Ok(CallOutcome::Delegate(wish));
         }
         let Some(content) = answer.content else {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
@@ -292,6 +304,8 @@ fn is_in_lines(response: &Response) -> bool {
 struct Wish {
     description: String,
     subagent_type: String,
+    #[serde(default)]
+    response_format: Option<Value>,
 }
 
 fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {

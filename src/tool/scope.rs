@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::time::{Clock, Timestamp};
+use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::{Items, Voice};
@@ -27,6 +28,10 @@ pub struct Scope {
     pub assistant: AssistantId,
     /// How many delegations deep: 0 for the main agent.
     pub depth: u32,
+    /// The run of the subagent that this is; none for the main agent.
+    pub subagent: Option<RunId>,
+    /// How much clients see of it.
+    pub visibility: Visibility,
     /// What the requester said about itself and the work, for all agents of the run; see [`Scope::own_context`].
     pub context: Arc<Map<String, Value>>,
     /// Which entries of it reach whom.
@@ -40,6 +45,8 @@ pub struct Scope {
     /// The task of the call that is being made: unique over all threads, and the same when the call is made again after a
     /// crash. None outside of calls.
     pub task: Option<TaskId>,
+    /// How many steps each agent of the run may take, when its request says so.
+    pub step_limit: Option<u32>,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
     /// What the agent may still use.
@@ -79,12 +86,15 @@ impl Scope {
             run: RunId(uuid::Uuid::from_u128(2)),
             assistant: AssistantId(uuid::Uuid::from_u128(3)),
             depth: 1,
+            subagent: None,
+            visibility: Visibility::Full,
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             tasks: Arc::new(crate::tool::background::NoTasks),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
+            step_limit: None,
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
             voice: Voice::default(),

@@ -1,23 +1,37 @@
-//! What tools and policies tell clients while they work: the stream mode `custom`.
+//! What tools and policies tell clients while they work: the stream mode `custom`, and pieces of results.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::{Mutex, mpsc};
 
-/// How many words may wait until the loop has stored them. Who tells more waits.
+/// How many words may wait until the loop has passed them on. Who tells more waits.
 const UNHEARD: usize = 64;
 
 /// Tells the clients of a run something. Each agent of a run has its own; clones are handles of the same.
 ///
-/// What is told is stored before clients see it, in the order in which it was told and before the result of whoever told
-/// it. A step that a crash makes the server repeat tells it again.
+/// Clients get it in the order in which it was told and before the result of whoever told it. A step that a crash makes the
+/// server repeat tells it again.
 #[derive(Clone)]
 pub struct Voice(Arc<Line>);
 
+/// What is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Word {
+    /// Any JSON. It is stored before clients see it.
+    Custom(Value),
+    /// A piece of what a call will come to. It is not stored: the result supersedes it.
+    Output {
+        /// The call's id.
+        call: String,
+        /// More text.
+        text: String,
+    },
+}
+
 struct Line {
-    mouth: mpsc::Sender<Value>,
-    ear: Mutex<mpsc::Receiver<Value>>,
+    mouth: mpsc::Sender<Word>,
+    ear: Mutex<mpsc::Receiver<Word>>,
 }
 
 impl Default for Voice {
@@ -30,17 +44,27 @@ impl Default for Voice {
 impl Voice {
     /// Tells clients `value`, any JSON. Waits while too much is told at once.
     pub async fn tell(&self, value: Value) {
+        self.say(Word::Custom(value)).await;
+    }
+
+    /// Tells clients, who may want to show it at once, the next piece of the text that the call of this id will come to.
+    /// Waits while too much is told at once.
+    pub async fn tell_output(&self, call: &str, text: impl Into<String>) {
+        self.say(Word::Output { call: call.to_owned(), text: text.into() }).await;
+    }
+
+    async fn say(&self, word: Word) {
         // The other end lives as long as this one.
-        let _ = self.0.mouth.send(value).await;
+        let _ = self.0.mouth.send(word).await;
     }
 
     /// Waits for the next word.
-    pub async fn heard(&self) -> Option<Value> {
+    pub async fn heard(&self) -> Option<Word> {
         self.0.ear.lock().await.recv().await
     }
 
     /// What was told and not heard yet.
-    pub fn unheard(&self) -> Vec<Value> {
+    pub fn unheard(&self) -> Vec<Word> {
         let Ok(mut ear) = self.0.ear.try_lock() else { return vec![] };
         std::iter::from_fn(|| ear.try_recv().ok()).collect()
     }

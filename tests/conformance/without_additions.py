@@ -25,7 +25,9 @@ def plain(event):
     data = params.get("data")
     if isinstance(data, dict):
         data = dict(data)
-        data.pop("usage", None) if event["method"] == "lifecycle" else None
+        if event["method"] == "lifecycle":
+            data.pop("usage", None)
+            data.pop("tree_usage", None)
         if event["method"] == "messages" and data.get("event") == "content-block-delta" and "delta" in data:
             data.pop("content", None)
         if event["method"] == "input.requested":

@@ -17,7 +17,7 @@ async fn seen(human: &Human, path: &str) -> Option<Value> {
 }
 
 /// Everything has come to its end: one task, one thread of it, one run there, one message about it.
-async fn all_is_told_once(server: &TestServer, alice: &Human) {
+pub(crate) async fn all_is_told_once(server: &TestServer, alice: &Human) {
     let is_over = async |human: &Human| {
         let runs = seen(human, "/runs?limit=100").await;
         let all = runs.as_ref().and_then(Value::as_array);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::sse::Frame;
+use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{TestServer, call, on_both_engines, script, task};
 
 /// The data of the custom events, and the depth at which they were told.
@@ -40,5 +41,26 @@ on_both_engines! {
         assert_eq!(told(&frames), [(1, json!({"done": 0.5})), (1, json!("almost")), (1, json!(1))]);
         let quiet = alice.listens(&text, json!({"stream_mode": ["custom"]})).await.rest().await;
         assert_eq!(told(&quiet), []);
+    }
+
+    async fn pieces_of_a_result_are_seen_while_its_tool_is_at_work(server: TestServer) {
+        let viewer = Viewer::of_new(&server);
+        server.tools.hold("progress");
+        let mut stream = viewer.opens(json!({"channels": ["tools", "lifecycle"]})).await;
+        let research = script().calls(call("p1", "progress", json!({}))).says("found");
+        viewer.starts("agent", script().calls(task("t1", "researcher", research)).says("done")).await;
+        let piece = stream.until(|frame| data(frame)["event"] == "tool-output-delta").await.pop().unwrap();
+        assert_eq!(data(&piece), &json!({"event": "tool-output-delta", "tool_call_id": "p1", "delta": "all "}));
+        assert_eq!((depth(&piece), &piece.data["params"]["agent_name"]), (1, &json!("researcher")));
+        server.tools.let_go("progress");
+        let live = until_ends(&mut stream, 1).await;
+        let of_tool = |frame: &&Frame| frame.event == "tools" && data(frame)["tool_call_id"] == "p1";
+        let events = |frames: &[Frame]| -> Vec<Value> {
+            frames.iter().filter(of_tool).map(|frame| data(frame)["event"].clone()).collect()
+        };
+        assert_eq!(events(&live), ["tool-output-delta", "tool-finished"]);
+        // Who comes later gets the result, with the pieces or without them.
+        let later = events(&viewer.looks_back(1).await);
+        assert_eq!((&later[0], later.last().unwrap()), (&json!("tool-started"), &json!("tool-finished")));
     }
 }

@@ -151,6 +151,54 @@ on_both_engines! {
         assert!(client.put("/agents/post", large).await.refused(422).contains("bytes of JSON"));
     }
 
+    async fn whatever_is_sent_as_a_definition_is_taken_or_refused_with_the_field(server: TestServer) {
+        let client = server.client();
+        let good = json!({"name": "a", "description": "Does this and that.", "system_prompt": "Do."});
+        let with = |key: &str, value: Value| {
+            let mut body = json!({"model": "scripted:lab"});
+            body[key] = value;
+            body
+        };
+        let subagent = |key: &str, value: Value| {
+            let mut one = good.clone();
+            one[key] = value;
+            with("subagents", json!([one]))
+        };
+        let heap: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("k{at}"), json!(1))).collect();
+        let cases = [
+            (json!({"model": "scripted:a\u{0}"}), "model: contains the character U+0000"),
+            (with("name", json!("a\u{0}")), "name: contains the character U+0000"),
+            (with("name", json!("a\nb")), "name: \"a\\nb\" must be one line"),
+            (with("limits", json!([1])), "limits: must be a table, not a list"),
+            (with("general_purpose_subagent", json!([true])), "general_purpose_subagent: must be a table, not a list"),
+            (with("subagents", json!([[]])), "subagents[0]: must be a table, not a list"),
+            (with("subagents", json!([null, 1])), "subagents[0]: must be a table, not nothing"),
+            (with("task_description", json!(" ")), "task_description: must not be blank"),
+            (with("middleware", json!([{"x": 1}])), "middleware[0]: must have a `name`"),
+            (with("response_format", json!("Finding")), "response_format: must be a JSON Schema of an object"),
+            (with("excluded_tools", json!(["nope"])), "excluded_tools[0]: the agent has no tool `nope`"),
+            (with("tool_description_overrides", json!({"ls": ""})), "tool_description_overrides.ls: must be given"),
+            (subagent("name", json!(" a")), "subagents[0].name: \" a\" must be one line"),
+            (subagent("name", json!("n".repeat(129))), "subagents[0].name: must have at most 128 characters"),
+            (subagent("mode", json!(3)), "subagents[0].mode: must be a word, not a whole number"),
+            (subagent("description", json!("x\u{0}")), "subagents[0].description: contains the character U+0000"),
+            (subagent("inherit", json!({"tools": 1})), "subagents[0].inherit.tools: must be true or false"),
+            (subagent("response_format", json!({"schema": 3, "strategy": "tool"})), "subagents[0].response_format.schema"),
+            (Value::Object(heap), "more may be wrong than these 100 things"),
+        ];
+        for (body, expected) in cases {
+            let told = client.put("/agents/post", body.clone()).await.refused(422);
+            assert!(told.contains(expected), "{expected}: {told}");
+            let verdict = client.post("/agents/validate", json!({"definition": body})).await.ok();
+            assert_eq!(verdict["valid"], false);
+        }
+        for name in ["..", ".a", "search", "a%00b", "a%2Fb"] {
+            let told = client.put(&format!("/agents/{name}"), json!({"model": "scripted:lab"})).await;
+            assert!(matches!(told.status, 404 | 405 | 422), "{name}: {told:?}");
+        }
+        assert_eq!(client.post("/agents/search", json!({"source": "http"})).await.ok(), json!([]), "nothing is stored");
+    }
+
     async fn what_a_file_defines_is_changed_in_the_file(server: TestServer) {
         let client = server.client();
         let shown = client.get("/agents/agent").await.ok();

@@ -83,6 +83,28 @@ on_both_engines! {
         assert_eq!((server.tools.keys_of("send_email").len(), server.tools.keys_of("lookup").len()), (2, 1));
     }
 
+    async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(server: TestServer) {
+        let (yes, no) = (json!({"type": "approve"}), json!({"type": "reject", "message": "no"}));
+        for list in [json!([no, yes]), json!([{"decisions": [no]}, {"decisions": [yes]}]), json!([[no], [yes]])] {
+            let alice = server.human("agent").await;
+            alice.says(two_mailers()).await;
+            let [_, second] = both(&alice).await;
+            let before = server.tools.calls_of("send_email").len();
+            let wrong = alice.tries_to_resume(json!([yes])).await.refused(422);
+            assert!(wrong.contains("a list of 2 decisions") && wrong.contains("it has 1 entries"), "{wrong}");
+            alice.resumes(list).await.finishes().await;
+            let sent = server.tools.calls_of("send_email").split_off(before);
+            assert_eq!(sent.len(), 1);
+            assert_eq!(sent[0]["args"]["to"], second.requests()[0]["args"]["to"]);
+        }
+        // One question is answered by the decisions alone, too.
+        let alice = server.human("agent").await;
+        let text = script().calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent"))).says("done");
+        alice.says(text).await;
+        alice.resumes(json!([yes])).await.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls task", "task: sent", "ai: done"]);
+    }
+
     async fn an_answer_that_could_be_for_either_is_refused_with_their_ids(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(two_mailers()).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestServer, eventually, lookup, on_both_engines, script, task};
+use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 fn tells_its_instructions() -> String {
     script().turn(json!({"echo_system": true})).to_string()
@@ -79,6 +79,59 @@ on_both_engines! {
         alice.says(script().calls(task("t1", "general-purpose", "x")).says("done")).await;
         let said = alice.transcript().await;
         assert!(said[2].contains("`double`, `heir`, `orphan`"), "{}", said[2]);
+    }
+
+    async fn a_subagent_may_add_tools_and_approvals_to_those_of_its_parent(server: TestServer) {
+        let more = json!({"name": "more", "description": "Has more tools.", "system_prompt": "You have more.",
+            "tools": ["note"], "interrupt_on": {"note": true}, "inherit": {"tools": true, "interrupt_on": true}});
+        let other = json!({"name": "other", "description": "Has other tools.", "system_prompt": "You have others.",
+            "tools": ["note"], "interrupt_on": {"note": true}});
+        let agent = json!({"model": "scripted:lab", "tools": ["lookup", "send_email"], "subagents": [more, other],
+            "interrupt_on": {"send_email": true}});
+        server.client().put("/agents/giver", agent).await.ok();
+        let alice = server.human("giver").await;
+        let calls = ["more", "other"].map(|who| task(who, who, tells_its_tools()));
+        alice.says(script().calls_all(calls).says("done")).await;
+        let said = alice.transcript().await;
+        let has = |line: &str| ["lookup", "send_email", "note"].map(|tool| line.contains(tool));
+        assert_eq!((has(&said[2]), has(&said[3])), ([true; 3], [false, false, true]), "{said:#?}");
+
+        let bob = server.human("giver").await;
+        let both = [mail("m1", "bob"), call("n1", "note", json!({"update": {"x": 1}})), lookup("l1", "x")];
+        bob.asks(script().calls(task("t1", "more", script().calls_all(both).says("all done"))).says("done")).await
+            .finishes().await;
+        let question = bob.question().await;
+        let asked: Vec<&Value> = question.requests().iter().map(|one| &one["name"]).collect();
+        assert_eq!(asked, ["send_email", "note"]);
+    }
+
+    async fn a_subagent_may_have_nothing_of_its_parents_files_and_state(server: TestServer) {
+        let mut lodger = json!({"name": "lodger", "description": "Lives for itself.", "system_prompt": "You are alone.",
+            "inherit": {"files": false, "state": false}});
+        let agent = |lodger: &Value| json!({"model": "scripted:lab", "tools": ["note"], "subagents": [lodger]});
+        let plays = async |kept: bool| {
+            let alice = server.human("landlord").await;
+            let work = script()
+                .calls(call("r1", "read_file", json!({"file_path": "/mine.txt"})))
+                .calls(call("w1", "write_file", json!({"file_path": "/theirs.txt", "content": "x"})))
+                .calls(call("n1", "note", json!({"update": {"y": 2}})))
+                .says("done");
+            let own = [call("n0", "note", json!({"update": {"x": 1}})),
+                call("w0", "write_file", json!({"file_path": "/mine.txt", "content": "m"}))];
+            let run = alice.asks(script().calls_all(own).calls(task("t1", "lodger", work)).says("done")).await;
+            run.finishes().await;
+            let values = alice.state().await["values"].clone();
+            let child = run.children().await[0]["run_id"].as_str().unwrap().to_owned();
+            let below = server.client().get(&alice.path(&format!("/runs/{child}/state"))).await.ok()["values"].clone();
+            assert_eq!((values["files"].get("/theirs.txt").is_some(), values.get("y").is_some()), (kept, kept), "{values:#}");
+            assert_eq!((below["files"].get("/mine.txt").is_some(), below.get("x").is_some()), (kept, kept), "{below:#}");
+            assert_eq!(values["files"]["/mine.txt"]["content"], "m");
+        };
+        server.client().put("/agents/landlord", agent(&lodger)).await.ok();
+        plays(false).await;
+        lodger["inherit"] = json!({});
+        server.client().put("/agents/landlord", agent(&lodger)).await.ok();
+        plays(true).await;
     }
 
     async fn policies_are_known_by_name_or_refused_with_the_list(server: TestServer) {

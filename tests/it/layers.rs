@@ -186,10 +186,57 @@ fn no_file_is_too_long() {
 }
 
 #[test]
+fn every_file_says_at_its_top_what_it_is() {
+    let is_silent = |source: &&Source| {
+        let is_test = source.place.contains("/tests/") || source.place.ends_with("tests.rs");
+        !is_test && !source.text.starts_with("//! ")
+    };
+    let silent: Vec<String> = sources().iter().filter(is_silent).map(|source| source.place.clone()).collect();
+    assert!(silent.is_empty(), "these files do not say what they are: {}", silent.join(", "));
+}
+
+#[test]
 fn no_module_has_a_name_that_says_nothing() {
     let is_empty = |source: &&Source| {
         Path::new(&source.place).with_extension("").iter().any(|part| EMPTY_NAMES.iter().any(|name| part == *name))
     };
     let empty: Vec<String> = sources().iter().filter(is_empty).map(|source| source.place.clone()).collect();
     assert!(empty.is_empty(), "these names say nothing: {}", empty.join(", "));
+}
+
+/// The agents that a configuration, or the text of a program that writes one, defines.
+fn agents_in(text: &str) -> Vec<&str> {
+    let heads = text.match_indices("[agents.").filter(|(at, _)| !text[..*at].ends_with('['));
+    let names = heads.filter_map(|(at, head)| text[at + head.len()..].split(']').next());
+    names.filter(|name| !name.contains(['.', '{', '"', '\n'])).collect()
+}
+
+/// What adds an agent of a name that is there already breaks every test that uses the configuration.
+#[test]
+fn agents_of_the_tests_have_names_of_their_own() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let standard = fs::read_to_string(folder.join("support/agents.toml")).expect("the configuration of the tests");
+    let known = agents_in(&standard);
+    assert!(known.len() > 10, "the agents were not found");
+    let mut wrong: Vec<String> = known
+        .iter()
+        .enumerate()
+        .filter(|(at, name)| known[..*at].contains(*name))
+        .map(|(_, name)| format!("support/agents.toml has two agents `{name}`"))
+        .collect();
+    let mut files = Vec::new();
+    collect(&folder, &mut files);
+    for file in files.iter().filter(|file| !file.ends_with("layers.rs")) {
+        let text = fs::read_to_string(file).expect("the file can be read");
+        let place = file.strip_prefix(&folder).expect("the file is below the tests").display().to_string();
+        let taken = agents_in(&text).into_iter().filter(|name| known.contains(name)).map(str::to_owned);
+        wrong.extend(taken.map(|name| format!("{place} adds an agent `{name}`, which support/agents.toml has")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_agent_is_found_by_its_head_and_not_by_what_belongs_to_it() {
+    let text = "[agents.a]\n[[agents.a.subagents]]\n[agents.b.state.x]\n[agents.c]\n[agents.{name}]";
+    assert_eq!(agents_in(text), ["a", "c"]);
 }

@@ -175,12 +175,14 @@ on_both_engines! {
         assert_eq!(transcript(&alice.says("hello").await).last().unwrap(), "ai: echo: hello");
     }
 
-    async fn the_limit_of_a_run_does_not_reach_its_subagents(server: TestServer) {
+    async fn the_limit_of_steps_is_handed_down_to_subagents(server: TestServer) {
         let alice = server.human("agent").await;
-        let long = (0..10).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).says("found");
-        let text = script().calls(task("t1", "researcher", long)).says("done");
-        let run = alice.starts(alice.wish(text, json!({"config": {"recursion_limit": 6}}))).await;
-        assert_eq!(transcript(&run.finishes().await), ["human: …", "ai calls task", "task: found", "ai: done"]);
+        let long = |rounds: u32| (0..rounds).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).says("found");
+        let calls = [task("t1", "researcher", long(10)), task("t2", "researcher", long(1))];
+        let run = alice.starts(alice.wish(script().calls_all(calls).says("done"), json!({"config": {"recursion_limit": 6}}))).await;
+        let said = transcript(&run.finishes().await);
+        assert!(said[2].starts_with("task failed: The subagent `researcher` failed (GraphRecursionError)"), "{said:#?}");
+        assert_eq!(said[3..], ["task: found", "ai: done"], "each counts its own steps");
     }
 
     async fn a_body_that_is_too_large_is_refused(server: TestServer) {

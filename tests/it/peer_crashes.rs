@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::peers::{Peer, far};
 use crate::support::actors::Human;
-use crate::support::{TestServer, lookup, mail, on_both_engines, script};
+use crate::support::door::Way;
+use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
 
 /// Numbers without an order.
 struct Chance(u64);
@@ -138,6 +139,25 @@ on_both_engines! {
             let runs = peer.server.client().get(&format!("/threads/{thread}/runs")).await.ok();
             assert_eq!((threads.as_array().map(Vec::len), runs.as_array().map(Vec::len)), (Some(1), Some(1)), "{mark}");
         }
+        peer.finish().await;
+    }
+
+    async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server: TestServer) {
+        let peer = Peer::of(&server).await;
+        server.moves_into_a_process().await;
+        peer.server.tools.hold("lookup");
+        let alice = server.human("caller").await;
+        let research = script().calls(lookup("c1", "x")).says("it is known");
+        let run = alice.asks(script().calls(far("t1", research)).says("done")).await;
+        peer.server.tools.called("lookup", 1).await;
+        // Nobody there hears of it, and who was about to tell it again and again is dead.
+        peer.door.is(Way::Shut);
+        run.is_cancelled("interrupt").await.ok();
+        eventually(async || run.status().await == "interrupted").await;
+        server.is_killed_and_started_again().await;
+        peer.door.is(Way::Open);
+        eventually(async || peer.runs().await[0]["status"] == "interrupted").await;
+        peer.server.tools.let_go("lookup");
         peer.finish().await;
     }
 }

@@ -16,7 +16,7 @@ use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_
 /// A server whose agents are subagents of one that is under test.
 pub(crate) struct Peer {
     pub(crate) server: TestServer,
-    door: Door,
+    pub(crate) door: Door,
 }
 
 impl Peer {
@@ -27,9 +27,14 @@ impl Peer {
 
     /// The same; the first server waits for the second one for so many seconds.
     async fn waited_for(server: &TestServer, seconds: f64) -> Self {
+        Self::named_by(server, |base| agents(base, seconds)).await
+    }
+
+    /// A second server, and the first one is configured with what is made of the address of the second.
+    pub(crate) async fn named_by(server: &TestServer, lines: impl Fn(&str) -> String) -> Self {
         let peer = TestServer::start(server.engine).await.expect("there was one of this kind");
         let door = Door::before(peer.client()).await;
-        server.is_configured_with(&agents(&door.base, seconds)).await;
+        server.is_configured_with(&lines(&door.base)).await;
         Self { server: peer, door }
     }
 
@@ -41,7 +46,7 @@ impl Peer {
     }
 
     /// The runs there, newest first.
-    async fn runs(&self) -> Vec<Value> {
+    pub(crate) async fn runs(&self) -> Vec<Value> {
         let path = format!("/threads/{}/runs", self.thread().await["thread_id"].as_str().expect("an id"));
         self.server.client().get(&path).await.ok().as_array().expect("a list").clone()
     }
@@ -138,10 +143,15 @@ on_both_engines! {
     async fn what_an_agent_on_another_server_says_is_streamed_here_as_it_says_it(server: TestServer) {
         let peer = Peer::of(&server).await;
         let alice = server.human("caller").await;
-        let work = script().says("one two three four").to_string();
+        peer.server.tools.hold("lookup");
+        let work = script().calls(lookup("c1", "x")).says("one two three four").to_string();
         let input = json!({"messages": [{"role": "user", "content": script().calls(far("t1", work)).says("done").to_string()}]});
         let wish = json!({"assistant_id": "caller", "input": input, "stream_mode": ["messages-tuple"], "stream_subgraphs": true});
-        let events = server.client().post_stream(&alice.path("/runs/stream"), wish).await.rest().await;
+        let mut stream = server.client().post_stream(&alice.path("/runs/stream"), wish).await;
+        // Once something was heard from there, the other server is listened to: what it says from now on comes as it says it.
+        stream.until(|event| event.event.starts_with("messages|tools:")).await;
+        peer.server.tools.let_go("lookup");
+        let events = stream.rest().await;
         let below = events.iter().filter(|event| event.event.starts_with("messages|tools:"));
         let pieces: Vec<&Value> = below.map(|event| &event.data).filter(|data| data[1]["lc_agent_name"] == "far").collect();
         let chunks: Vec<&str> = pieces.iter().filter(|data| data[0]["type"] == "AIMessageChunk").filter_map(|data| data[0]["content"].as_str()).collect();

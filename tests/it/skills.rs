@@ -128,6 +128,22 @@ on_both_engines! {
         assert!(said[11].contains("send_email"), "{}", said[11]);
     }
 
+    async fn a_tool_of_a_skill_is_there_once_the_skill_is_pinned_and_on_no_other_thread(server: TestServer) {
+        let asked = || script().calls(mail("m1", "a@b.c")).turn(json!({"echo_tools": true}));
+        let alice = server.human("skilled").await;
+        let mut pinned = input("Here is how to do it.", files());
+        pinned["input"]["pinned_skills"] = json!(["mailing"]);
+        alice.starts(pinned).await.finishes().await;
+        alice.says(asked()).await;
+        let said = alice.transcript().await;
+        assert!(said.last().unwrap().contains("send_email"), "{said:#?}");
+        assert_eq!(server.tools.calls_of("send_email").len(), 1);
+        let bob = server.human("skilled").await;
+        bob.starts(input(asked(), files())).await.finishes().await;
+        assert!(!bob.transcript().await.last().unwrap().contains("send_email"));
+        assert_eq!(server.tools.calls_of("send_email").len(), 1);
+    }
+
     async fn an_agent_without_file_tools_can_read_its_skills_and_nothing_else(server: TestServer) {
         let alice = server.human("bookworm").await;
         let asked = script()

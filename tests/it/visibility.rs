@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use crate::background::{notifications, start};
 use crate::support::actors::{Human, Run};
 use crate::support::viewer::Viewer;
-use crate::support::{TestServer, lookup, mail, on_both_engines, script, task};
+use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task};
 
 /// One subagent of each kind, and below two of them another one that shows all.
 const AGENTS: &str = r#"
@@ -39,6 +40,40 @@ system_prompt = "Mark: secretly."
 visibility = "hidden"
 tools = ["lookup", "send_email"]
 interrupt_on = { send_email = true }
+"#;
+
+/// An agent whose background agents show that they work, or nothing.
+const CURTAIN: &str = r#"
+[agents.curtain]
+model = "scripted:lab"
+system_prompt = "You stand in front."
+
+[[agents.curtain.subagents]]
+name = "dim"
+description = "Shows that it works."
+graph_id = "stagehand"
+visibility = "status"
+
+[[agents.curtain.subagents]]
+name = "dark"
+description = "Shows nothing."
+graph_id = "stagehand"
+visibility = "hidden"
+
+[agents.stagehand]
+model = "scripted:lab"
+system_prompt = "Mark: secretly."
+tools = ["lookup", "send_email"]
+interrupt_on = { send_email = true }
+"#;
+
+/// An agent whose general-purpose subagent shows nothing.
+const SECRETIVE: &str = r#"
+[agents.secretive]
+model = "scripted:lab"
+system_prompt = "You are secretive."
+tools = ["lookup"]
+general_purpose_subagent = { visibility = "hidden", system_prompt = "Mark: secretly." }
 "#;
 
 /// The kinds, each with a mark that its model alone says, and a query whose result its tool alone tells.
@@ -171,6 +206,68 @@ on_both_engines! {
         }
         alice.approves(&question).await.finishes().await;
         assert_eq!(alice.transcript().await[2..], ["task: sent", "ai: done"]);
+    }
+
+    async fn the_general_purpose_subagent_is_seen_as_its_agent_says(server: TestServer) {
+        server.is_configured_with(SECRETIVE).await;
+        let alice = server.human("secretive").await;
+        let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
+        let work = script().calls(task("t1", "general-purpose", script().turn(musing).says("done"))).says("all done");
+        let modes = json!({"stream_mode": ["values", "updates", "messages-tuple", "events"], "stream_subgraphs": true});
+        let frames = alice.listens(work, modes).await.rest().await;
+        assert_eq!(found(&format!("{frames:?}")), [""; 0]);
+        assert_eq!(alice.transcript().await[2..], ["task: done", "ai: all done"]);
+        assert_eq!(alice.run(&alice.runs().await[0]).children().await, Vec::<Value>::new());
+        let looks = Viewer::of(&server, &alice.thread).looks_back(1).await;
+        assert_eq!(found(&format!("{looks:?}")), [""; 0]);
+    }
+
+    async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
+        server.is_configured_with(CURTAIN).await;
+        let (client, alice) = (server.client(), server.human("curtain").await);
+        let work = || {
+            let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
+            script().turn(musing).calls(mail("m1", "bob")).says("done")
+        };
+        let calls = [start("a1", "dim", work()), start("a2", "dark", work())];
+        let run = alice.asks(script().calls_all(calls).says("under way")).await;
+        run.finishes().await;
+        let wanted = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "interrupted"});
+        eventually(async || client.post("/threads/search", wanted.clone()).await.ok().as_array().map(Vec::len) == Some(2)).await;
+        let threads = client.post("/threads/search", wanted.clone()).await.ok();
+        assert_eq!(found(&threads.to_string()), [""; 0]);
+        let tree = client.get(&format!("{}/tree", run.path)).await.ok();
+        let names: Vec<&Value> = tree["background_tasks"].as_array().unwrap().iter().map(|task| &task["agent_name"]).collect();
+        assert_eq!(names, ["dim"]);
+        for thread in threads.as_array().unwrap() {
+            let is_dark = thread["metadata"]["subagent_name"] == "dark";
+            let own = alice.on(thread["thread_id"].as_str().unwrap());
+            let runs = own.runs().await;
+            assert_eq!(runs.is_empty(), is_dark);
+            for path in ["", "/state", "/state?subgraphs=true", "/history"] {
+                let shown = client.get(&own.path(path)).await.ok();
+                assert_eq!(found(&shown.to_string()), [""; 0], "{path}: {shown:#}");
+            }
+            assert_eq!(client.post(&own.path("/copy"), json!({})).await.status, 404);
+            let values = json!({"values": {"files": {}}, "ids": [thread["thread_id"]]});
+            assert_eq!(client.post("/threads/search", values).await.ok(), json!([]));
+            let known = alice.state().await["values"]["async_tasks"][&own.thread]["run_id"].clone();
+            let shown = client.get(&own.path(&format!("/runs/{}", known.as_str().unwrap()))).await;
+            assert_eq!(shown.status, if is_dark { 404 } else { 200 });
+            if let Some(run) = runs.first() {
+                let looks = Viewer::of(&server, &own.thread).looks_back(1).await;
+                assert_eq!(found(&format!("{looks:?}")), [""; 0]);
+                let joined = own.run(run).finishes().await;
+                assert_eq!(found(&joined.to_string()), [""; 0], "{joined:#}");
+            }
+            let approved = json!({"decisions": [{"type": "approve"}]});
+            own.resolves(&own.question().await, approved).await.ok();
+        }
+        let over = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "idle"});
+        eventually(async || client.post("/threads/search", over.clone()).await.ok().as_array().map(Vec::len) == Some(2)).await;
+        assert_eq!(server.tools.calls_of("send_email").len(), 2);
+        eventually(async || notifications(&alice).await.iter().filter(|told| told["status"] == "success").count() == 2).await;
+        eventually(async || alice.status().await == "idle").await;
     }
 
     async fn a_word_that_is_none_is_refused(server: TestServer) {

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::Delegating;
+use super::{Delegating, Shares};
 use crate::domain::background::BackgroundAgent;
 use crate::domain::definition::enclosed::seen;
-use crate::domain::definition::{self, ApprovalRule, Enclosed, SkillSource, StoreRule, SubagentDefinition, UntilTool};
+use crate::domain::definition::mcp::McpOwner;
+use crate::domain::definition::{
+    self, ApprovalRule, Enclosed, Permission, SkillSource, StoreRule, SubagentDefinition, UntilTool,
+};
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::middleware::Middleware;
@@ -20,6 +23,8 @@ use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
 #[derive(Clone)]
 pub(super) struct Draft {
     pub(super) name: String,
+    /// Whose MCP servers it may name.
+    pub(super) servers: McpOwner,
     pub(super) model: String,
     pub(super) settings: Map<String, Value>,
     pub(super) system_prompt: String,
@@ -35,6 +40,13 @@ pub(super) struct Draft {
     pub(super) skills: Vec<SkillSource>,
     pub(super) skill_tools: Vec<String>,
     pub(super) memory: Vec<String>,
+    /// The tools that it does not have although it would.
+    pub(super) excluded: Vec<String>,
+    /// Descriptions of tools in the place of their own.
+    pub(super) described: BTreeMap<String, String>,
+    pub(super) shares: Shares,
+    /// Which files it may read and change.
+    pub(super) permissions: Vec<Permission>,
     pub(super) enclosed: Arc<Enclosed>,
     pub(super) step_limit: u32,
     pub(super) limits: Limits,
@@ -63,6 +75,7 @@ impl Draft {
             tools: fork.tools.clone().unwrap_or_else(|| self.tools.clone()),
             policies: self.policies.iter().cloned().chain(own).collect(),
             interrupt_on: fork.interrupt_on.clone().unwrap_or_else(|| self.interrupt_on.clone()),
+            permissions: fork.permissions.clone().unwrap_or_else(|| self.permissions.clone()),
             response_format: fork.response_format.clone(),
             context_schema: None,
             todos: self.todos || fork.todos,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop, plan};
-use crate::agent::{Agent, Forks};
+use crate::agent::{Agent, Forks, Shares};
 use crate::domain::definition::{Mode, SubagentDefinition};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::middleware::Middleware;
@@ -48,8 +48,10 @@ impl Workshop {
             subagents: None,
             forks: Forks::default(),
             is_fork: subagent.mode == Mode::Fork,
+            shares: Shares::default(),
             display_text: subagent.display_text.clone(),
             runnable: None,
+            url: subagent.url.clone(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use crate::agent::Agent;
-use crate::domain::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt};
+use crate::domain::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
 use crate::domain::id::AssistantId;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;
@@ -37,15 +37,19 @@ pub struct Known {
     pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
+    /// Its subagents that are agents of other servers.
+    remote: Arc<[SubagentDefinition]>,
+    /// Whether the owner of this server defined it, and not a client.
+    is_owners: bool,
     /// The same agent as it is where it may not delegate; built when first needed.
     alone: Arc<LazyLock<Arc<Agent>, BuildAlone>>,
 }
 
 impl Known {
-    /// The agent of a definition; `alone` builds it as it is where it may not delegate.
+    /// The agent of a definition, which may be that of the owner of this server; `alone` builds it as it is where it may not delegate.
     pub(super) fn new(
         graph_id: &str,
-        definition: &AgentDefinition,
+        (definition, is_owners): (&AgentDefinition, bool),
         agent: Arc<Agent>,
         alone: impl FnOnce() -> Arc<Agent> + Send + 'static,
     ) -> Self {
@@ -56,6 +60,8 @@ impl Known {
             on_pending_interrupt: definition.on_pending_interrupt,
             context_scoping: definition.context_scoping,
             agent,
+            remote: definition.subagents.iter().filter(|subagent| subagent.url.is_some()).cloned().collect(),
+            is_owners,
             alone: Arc::new(LazyLock::new(Box::new(alone))),
         }
     }
@@ -64,6 +70,12 @@ impl Known {
     #[must_use]
     pub fn stored_as(&self, digest: &Digest) -> Self {
         Self { digest: digest.clone(), ..self.clone() }
+    }
+
+    /// The subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
+    pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
+        let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
+        self.remote.iter().find(is_it).map(|subagent| (subagent, self.is_owners))
     }
 
     /// The agent as it is where it may not delegate.

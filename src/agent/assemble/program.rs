@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop};
-use crate::agent::{Agent, Forks, Runnable};
+use crate::agent::{Agent, Forks, Runnable, Shares};
 use crate::domain::definition::{AgentDefinition, Mode, SubagentDefinition};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, Plan};
@@ -37,6 +37,8 @@ impl Workshop {
             subagents: None,
             forks: Forks::default(),
             is_fork: subagent.mode == Mode::Fork,
+            shares: Shares::default(),
+            url: None,
             display_text: subagent.display_text.clone(),
             runnable: Some(found.unwrap_or_else(|| Arc::new(Missing(name.to_owned())))),
         }

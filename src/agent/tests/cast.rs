@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use crate::agent::Agent;
 use crate::agent::assemble::plan;
 use crate::agent::roster::{Build, Roster};
+use crate::agent::{Agent, Shares};
 use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::interrupt::{Question, QuestionKind};
@@ -224,8 +224,10 @@ pub(super) fn agent_of(
         subagents: roster,
         forks: crate::agent::Forks::default(),
         is_fork: false,
+        shares: Shares::default(),
         display_text: None,
         runnable: None,
+        url: None,
     }
 }
 
@@ -237,7 +239,7 @@ pub(super) fn roster(
 ) -> Arc<Roster> {
     let builders = ["one", "two"].map(|name| {
         let world = Arc::clone(world);
-        let build: Build = Box::new(move |roster| agent_of(name, &world, roster, policies(&world)));
+        let build: Build = Box::new(move |roster, _| agent_of(name, &world, roster, policies(&world)));
         (name.to_owned(), build)
     });
     Roster::new(depth, builders, BTreeMap::new(), BTreeMap::new())

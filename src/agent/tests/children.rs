@@ -180,7 +180,7 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
         let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
         assert_eq!(results, [cancelled, "done"], "after {last}");
         let (status, error) = (RunStatus::Interrupted, Some(Failure::cancelled()));
-        let ended = Fact::Ended { status, error, waits: false };
+        let ended = Fact::Ended { status, error, waits: false, used: None };
         assert_eq!(stage.store.facts(Lane::Child(*first)).last(), Some(&ended), "after {last}");
     }
     assert!(met > 3, "{met}");

@@ -82,7 +82,7 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     let builders = ["one", "two"].map(|name| {
         let (world, limits) = (Arc::clone(world), below.clone());
         let build: Build =
-            Box::new(move |roster| Agent { limits: limits.clone(), ..agent_of(name, &world, roster, policies()) });
+            Box::new(move |roster, _| Agent { limits: limits.clone(), ..agent_of(name, &world, roster, policies()) });
         (name.to_owned(), build)
     });
     let roster = Roster::new(3, builders, BTreeMap::new(), BTreeMap::new());

@@ -275,6 +275,8 @@ impl Journal for Memory {
 
     fn begin(&self, _: Work) {}
 
+    fn put_out(&self, _: String, _: String) {}
+
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
         tokio::task::yield_now().await;
         if wish.lineage.depth > wish.max_depth {
@@ -313,5 +315,9 @@ impl Journal for Memory {
 
     async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
         Ok(self.store.questions(Lane::Child(child)))
+    }
+
+    async fn given_up(&self, _: RunId) -> Result<(), Stop> {
+        std::future::pending().await
     }
 }

@@ -89,7 +89,6 @@ const TOOLS: &str = r#"{"tools": [
 #[test]
 fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
     let place = Place::with(&[
-        ("adjutant.toml", LOOKUP),
         (
             "agents/w/agent.json",
             r#"{"name": "my-agent", "description": "Helps.", "model": "scripted:x", "backend": {"type": "state"},
@@ -105,8 +104,10 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!((agent.name.as_deref(), agent.model.as_str()), (Some("my-agent"), "scripted:x"));
-    assert_eq!(agent.tools, ["lookup"]);
-    assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [(&"lookup".to_owned(), &ApprovalRule::Switch(true))]);
+    assert_eq!(agent.tools, ["s/lookup"]);
+    let rule = (&"s/lookup".to_owned(), &ApprovalRule::Switch(true));
+    assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [rule]);
+    assert_eq!(agent.mcp_servers["s"].url.as_deref(), Some("https://example.com/mcp"));
     assert_eq!(subagents(agent), [("scout", "Finds sources.", "You find.")]);
     let scout = &agent.subagents[0];
     assert_eq!((scout.model.as_deref(), scout.tools.as_deref()), (Some("scripted:y"), Some([].as_slice())));
@@ -141,7 +142,8 @@ fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
         ("agents/w/AGENTS.md", "x"),
         (
             "agents/w/tools.json",
-            r#"{"tools": [{"name": "nope", "mcp_server_url": "u"}, {"name": "x"}], "interrupt_config": {"x": true}}"#,
+            r#"{"tools": [{"name": "nope", "mcp_server_url": "u"}, {"name": "x"}],
+                "interrupt_config": {"x": true, "http://a.b::x": true, "http://a.b::y": false}, "more": 1}"#,
         ),
         ("agents/v/agent.json", "{\n  \"name\": nope}"),
         ("agents/v/AGENTS.md", "x"),
@@ -159,9 +161,11 @@ agents/w/agent.json: error: tools: unknown key; allowed are: name, description, 
 agents/w/agent.json: error: name: must be given
 agents/w/agent.json: error: runtime: goes without `model` only: both say which model it is
 agents/w/agent.json: error: backend.type: must be `state` or `sandbox`
+agents/w/tools.json: error: tools[0].mcp_server_url: is no address: relative URL without a base
 agents/w/tools.json: error: tools[1]: must have a `name` and an `mcp_server_url`
 agents/w/tools.json: error: interrupt_config.x: must be `<server url>::<tool>`
-agents/w/tools.json: error: [0]: there is no tool `nope`; declared are: none"
+agents/w/tools.json: error: interrupt_config.http://a.b::x: names a server of which no tool is listed
+agents/w/tools.json: error: more: unknown key; allowed are: tools, interrupt_config"
     );
 }
 
@@ -293,7 +297,7 @@ fn what_else_lies_in_a_folder_is_named() {
     let place = Place::with(&[
         ("agents/README.txt", ""),
         ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/mcp.json", "{}"),
+        ("agents/w/memories/x.md", ""),
         ("agents/w/notes.txt", ""),
         ("agents/w/tools.json", "{}"),
         ("agents/x/.keep", ""),
@@ -302,7 +306,7 @@ fn what_else_lies_in_a_folder_is_named() {
         place.complaints(),
         "\
 agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
-agents/w/mcp.json: warning: is not read: what its servers offer is declared under `[tools]`
+agents/w/memories: warning: is not read: what outlasts a thread is kept in the Store
 agents/w/notes.txt: warning: is not read
 agents/w/tools.json: warning: is not read: it goes with an agent.json
 agents/x: error: has neither an AGENTS.md nor an agent.toml"

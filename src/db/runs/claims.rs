@@ -247,6 +247,38 @@ pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunI
     Ok(rows.into_iter().map(|(run, action)| (RunId(run), action)).collect())
 }
 
+/// Notes that the caller of a subagent that waited is still to be told that it is over.
+pub async fn give_up(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
+    const SQL: &str = "update runs set cancel = 'interrupt' where run_id = $1 and depth > 0";
+    on_engine!(tx, |conn| query(SQL).bind(child.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Notes that the caller of a subagent knows, or is about to, that it was cancelled.
+pub async fn caller_told(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
+    const SQL: &str = "update runs set cancel = null where run_id = $1 and cancel is not null";
+    on_engine!(tx, |conn| query(SQL).bind(child.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// The runs of subagents on a thread that were cancelled, and whose callers may not have been told.
+pub async fn given_up(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+    const SQL: &str = "select run_id from runs where thread_id = $1 \
+        and depth > 0 and status = 'interrupted' and cancel is not null order by run_id";
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(ids.into_iter().map(RunId).collect())
+}
+
+/// Whether the caller of a run, or of one below it, is still to be told that it was cancelled.
+pub async fn is_given_up(tx: &mut Tx<'_>, top: RunId) -> DbResult<bool> {
+    const SQL: &str = concat!(
+        with_tree!(),
+        "select exists (select 1 from runs where run_id in (select member from tree) \
+         and depth > 0 and status = 'interrupted' and cancel is not null)"
+    );
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(top.0).fetch_one(conn).await)?)
+}
+
 /// Whether somebody has asked that the run stop.
 pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from runs where run_id = $1 and cancel is not null)";
@@ -314,7 +346,7 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
 /// Lets the runs of subagents that do not belong to run `by` do again what they did before it.
 pub async fn restore_children(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
     const SQL: &str = "update runs set status = coalesce(before, status), error = null, before = null, \
-        touched_by = null where touched_by = $1";
+        cancel = null, touched_by = null where touched_by = $1";
     on_engine!(tx, |conn| query(SQL).bind(by.0).execute(conn).await.map(drop))?;
     Ok(())
 }

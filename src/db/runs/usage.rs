@@ -32,7 +32,21 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
 /// What the runs of a tree have used, each by itself; those that have used nothing are left out.
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
-    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?;
+    read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
+}
+
+/// The same, and what the background tasks have used that were begun in the tree, at any depth.
+pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
+    const SQL: &str = "with recursive below(member) as (select r.run_id from background_tasks t \
+        join runs r on r.thread_id = t.task_id where t.parent_run = $1 \
+        union select r.run_id from below join background_tasks t on t.parent_run = below.member \
+        join runs r on r.thread_id = t.task_id) \
+        select run_id, usage from runs where root_id = $1 and usage is not null \
+        union all select run_id, usage from runs where run_id in (select member from below) and usage is not null";
+    read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
+}
+
+fn read(rows: Vec<(Uuid, String)>) -> DbResult<HashMap<RunId, Usage>> {
     let read =
         |(id, usage): (Uuid, String)| Ok((RunId(id), Cell { table: TABLE, column: "usage", id: &id }.decode(&usage)?));
     rows.into_iter().map(read).collect()

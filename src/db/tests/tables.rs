@@ -45,6 +45,7 @@ async fn are_the_same_on_both_engines() {
             "definition_versions",
             "definitions",
             "deliveries",
+            "errands",
             "events",
             "idempotency_keys",
             "interrupts",
@@ -54,6 +55,8 @@ async fn are_the_same_on_both_engines() {
             "thread_terms",
             "threads",
             "threads_to_index",
+            "tree_shares",
+            "trees",
             "workers"
         ]
     );

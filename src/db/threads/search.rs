@@ -11,12 +11,13 @@ use uuid::Uuid;
 
 use super::{ThreadRow, columns};
 use crate::db::engine::{Contains, on_engine};
-use crate::db::{DbError, DbResult, Tx, checkpoints};
+use crate::db::{DbError, DbResult, Tx, background, checkpoints};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{Filter, Term};
 use crate::domain::id::ThreadId;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::visibility::Visibility;
 
 /// How many threads are fetched and sorted at most; with more, the index of the order is walked.
 const FEW: i64 = 1000;
@@ -297,7 +298,10 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             )));
         }
         for thread in threads {
-            if wanted.values.matches(&values_of(tx, thread.id).await?) {
+            // Of what clients do not see they find nothing.
+            if wanted.values.matches(&values_of(tx, thread.id).await?)
+                && background::visibility(tx, thread.id).await? == Visibility::Full
+            {
                 matching.push(thread);
             }
         }

@@ -10,10 +10,12 @@ use serde_json::Value;
 use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
 use super::super::state::is_private;
-use super::finding::{FieldPath, Finding, Segment, suggestion};
-use super::mcp::McpReference;
+use super::answer;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::mcp::{McpReference, check_servers};
 use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
+mod names;
 mod policies;
 mod skills;
 mod tool;
@@ -82,19 +84,23 @@ pub struct Surroundings {
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
 pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surroundings) -> Vec<Finding> {
-    let mut check = Check { around, findings: Vec::new() };
+    let mut check = Check::new(around);
+    check.servers.extend(agent.mcp_servers.keys().cloned());
     let top = FieldPath::default();
-    if !is_word(graph_id, 128, ".") {
-        check.error(&top, format!("the graph_id `{graph_id}` must be 1 to 128 letters, digits, `_`, `-` or `.`"));
+    if let Some(problem) = names::graph_id_problem(graph_id) {
+        check.error(&top, problem);
     }
+    check.names(agent);
     check.not_blank(&top.then("name"), agent.name.as_deref());
     check.not_blank(&top.then("description"), agent.description.as_deref());
     check.model(&top.then("model"), &agent.model);
+    check.findings.extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
     check.tools(&top.then("tools"), &agent.tools);
-    check.answer_schema(&top.then("response_format"), agent.response_format.as_ref());
     if let Some(schema) = &agent.context_schema {
         check.schema(&top.then("context_schema"), schema);
     }
+    check.not_blank(&top.then("task_description"), agent.task_description.as_deref());
+    check.not_blank(&top.then("task_system_prompt"), agent.task_system_prompt.as_deref());
     check.steps(&top.then("recursion_limit"), agent.recursion_limit);
     check.limits(&top.then("limits"), agent.limits.as_ref(), true);
     if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
@@ -115,6 +121,9 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     // What is written in other words counts as what it means.
     let resolved = agent.resolved();
     check.approvals(&top.then("interrupt_on"), &resolved.interrupt_on, &toolset::approvable(&resolved));
+    let changed = (agent.excluded_tools.as_slice(), &agent.tool_description_overrides);
+    check.changed_tools(&top, changed, &toolset::approvable(&resolved));
+    check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
     check.findings.extend(agent.check_registered(around));
@@ -123,7 +132,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
 
 /// Checks the name of a model, which stands in `field`.
 pub fn check_model(field: &FieldPath, model: &str, around: &Surroundings) -> Vec<Finding> {
-    let mut check = Check { around, findings: Vec::new() };
+    let mut check = Check::new(around);
     check.model(field, model);
     check.findings
 }
@@ -143,6 +152,13 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
         && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
+/// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
+pub(super) fn is_known_tool(name: &str, around: &Surroundings) -> bool {
+    POLICY_TOOLS.contains(&name)
+        || around.tools.contains(name)
+        || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
+}
+
 /// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
 fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
     let Some(reference) = McpReference::read(tool) else { return tools.contains(tool) };
@@ -154,7 +170,15 @@ fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
 
 struct Check<'a> {
     around: &'a Surroundings,
+    /// The MCP servers whose tools can be named here.
+    servers: BTreeSet<String>,
     findings: Vec<Finding>,
+}
+
+impl<'a> Check<'a> {
+    fn new(around: &'a Surroundings) -> Self {
+        Self { around, servers: around.mcp_servers.clone(), findings: Vec::new() }
+    }
 }
 
 impl Check<'_> {
@@ -207,7 +231,7 @@ impl Check<'_> {
             } else if POLICY_TOOLS.contains(&tool.as_str()) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
             } else if let Some(reference) = McpReference::read(tool) {
-                let problem = reference.problem(&self.around.mcp_servers);
+                let problem = reference.problem(&self.servers);
                 problem.into_iter().for_each(|problem| self.error(&field, problem));
             } else if !self.around.tools.contains(tool) {
                 let known = self.around.tools.iter().map(String::as_str);
@@ -314,7 +338,7 @@ impl Check<'_> {
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);
-            self.tools_of(&field, &resolved.subagents[at], resolved);
+            self.tools_of(&field, subagent, (&resolved.subagents[at], resolved));
         }
     }
 
@@ -333,14 +357,17 @@ impl Check<'_> {
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
         }
+        self.findings.extend(check_servers(&field.then("mcp_servers"), &subagent.mcp_servers));
+        let outer = self.servers.clone();
+        self.servers.extend(subagent.mcp_servers.keys().cloned());
         if let Some(tools) = &subagent.tools {
             self.tools(&field.then("tools"), tools);
         }
+        self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
+        self.servers = outer;
         if let Some(store) = &subagent.store {
             self.findings.extend(store.check(&field.then("store")));
         }
-        self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
-        self.answer_schema(&field.then("response_format"), subagent.response_format.as_ref());
         self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
         self.limits(&field.then("limits"), subagent.limits.as_ref(), false);
         self.not_blank(&field.then("use_instructions"), subagent.use_instructions.as_deref());
@@ -348,12 +375,25 @@ impl Check<'_> {
     }
 
     /// What a subagent says about its tools, seen with all that it has.
-    fn tools_of(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+    fn tools_of(
+        &mut self,
+        field: &FieldPath,
+        own: &SubagentDefinition,
+        (subagent, parent): (&SubagentDefinition, &AgentDefinition),
+    ) {
         if let Some(rules) = &subagent.interrupt_on {
+            // Those of its parent may concern tools that it does not have.
+            let is_parents = |name: &&String| own.inherit.interrupt_on && parent.interrupt_on.contains_key(*name);
+            let rules = rules.iter().filter(|(name, _)| !is_parents(name));
+            let rules = rules.map(|(name, rule)| (name.clone(), rule.clone())).collect();
             let mut tools = toolset::of_subagent(subagent, parent);
             tools.insert("task");
-            self.approvals(&field.then("interrupt_on"), rules, &tools);
+            self.approvals(&field.then("interrupt_on"), &rules, &tools);
         }
+        let tools = toolset::of_subagent(subagent, parent);
+        let changed = (subagent.excluded_tools.as_slice(), &subagent.tool_description_overrides);
+        self.changed_tools(field, changed, &tools);
+        self.answer(field, subagent.response_format.as_ref(), &tools);
         self.until(&field.then("until_tool"), subagent, parent);
     }
 
@@ -372,24 +412,38 @@ impl Check<'_> {
         }
     }
 
-    fn answer_schema(&mut self, field: &FieldPath, schema: Option<&Value>) {
-        if let Some(schema) = schema {
-            self.schema(field, schema);
+    /// The form of the answer of an agent with these tools, which is told in `field`.
+    fn answer(&mut self, field: &FieldPath, format: Option<&Value>, tools: &BTreeSet<&str>) {
+        let field = field.then("response_format");
+        let found = format.map(|format| answer::check(&field, format, |name| tools.contains(name)));
+        self.findings.extend(found.unwrap_or_default());
+    }
+
+    /// What is said in `field` about single tools of an agent that has these.
+    fn changed_tools(
+        &mut self,
+        field: &FieldPath,
+        (excluded, described): (&[String], &BTreeMap<String, String>),
+        tools: &BTreeSet<&str>,
+    ) {
+        let names = described.keys().map(|name| (field.then("tool_description_overrides").then(name), name));
+        let excluded = excluded.iter().enumerate();
+        let all = names.chain(excluded.map(|(at, name)| (field.then("excluded_tools").then(at), name)));
+        let is_task = |name: &str| matches!(name, "task" | "get_task_instructions");
+        for (place, name) in all.filter(|(_, name)| !is_among(name, tools) && !is_task(name)) {
+            let known = suggestion(name, tools.iter().copied(), "it has");
+            self.error(&place, format!("the agent has no tool `{name}`; {known}"));
+        }
+        for (name, text) in described {
+            self.required(&field.then("tool_description_overrides").then(name), text, "the model chooses by it");
         }
     }
 
-    /// A schema that tools and structured answers can have: a valid one, of an object.
+    /// A schema that arguments of tools and contexts can have: a valid one, of an object.
     fn schema(&mut self, field: &FieldPath, schema: &Value) {
         if schema.get("type").and_then(Value::as_str) != Some("object") {
             return self.error(field, "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …");
         }
-        if let Err(error) = jsonschema::validator_for(schema) {
-            let mut place = field.clone();
-            for step in error.instance_path().to_string().split('/').filter(|step| !step.is_empty()) {
-                let segment = step.parse().map_or_else(|_| Segment::from(step), Segment::Index);
-                place.0.push(segment);
-            }
-            self.error(&place, format!("is not valid in a JSON Schema: {error}"));
-        }
+        self.findings.extend(answer::schema_problem(field, schema));
     }
 }

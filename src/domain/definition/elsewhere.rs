@@ -65,13 +65,9 @@ impl SubagentDefinition {
             }
         };
         if self.graph_id.is_some() {
-            findings.extend(self.unbuilt().map(|what| Finding::error(field.then("graph_id"), what)));
             findings.extend(self.stranger(field, agents));
             if !self.is_background() {
                 findings.extend(self.only_background(field));
-            } else if self.visibility.is_some() {
-                let message = "goes with `async = false` only: a background task has a thread of its own";
-                findings.push(Finding::error(field.then("visibility"), message));
             }
             if self.url.is_none() && !self.headers.is_empty() {
                 let message = "goes with `url` only: nothing is sent to an agent on this server";
@@ -82,14 +78,6 @@ impl SubagentDefinition {
         let webhook = self.webhook.as_deref().and_then(address_problem);
         findings.extend(webhook.map(|problem| Finding::error(field.then("webhook"), problem)));
         findings
-    }
-
-    /// What this server cannot do yet. It is refused, since leaving it out would be something else than what was meant.
-    fn unbuilt(&self) -> Option<&'static str> {
-        match (self.is_background(), self.location()) {
-            (true, Location::Remote { .. }) => Some("background subagents on other servers are not supported yet"),
-            (_, Location::Inside | Location::Local(_)) | (false, Location::Remote { .. }) => None,
-        }
     }
 
     /// That there is no such agent on this server.
@@ -113,27 +101,35 @@ impl SubagentDefinition {
         wrong(field, given, "goes with `graph_id` only: it is about an agent defined elsewhere")
     }
 
-    /// The fields that say how an agent is made, which the other agent's own definition says.
-    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
-        let given = [
+    /// The fields that say how an agent is made, and whether they are given.
+    pub(super) fn making(&self) -> [(&'static str, bool); 19] {
+        [
             ("system_prompt", !self.system_prompt.is_empty()),
             ("model", self.model.is_some()),
             ("tools", self.tools.is_some()),
             ("interrupt_on", self.interrupt_on.is_some()),
+            ("permissions", self.permissions.is_some()),
             ("response_format", self.response_format.is_some()),
             ("todos", self.todos),
             ("skills", !self.skills.is_empty()),
             ("skill_tools", !self.skill_tools.is_empty()),
+            ("mcp_servers", !self.mcp_servers.is_empty()),
             ("memory", !self.memory.is_empty()),
+            ("excluded_tools", !self.excluded_tools.is_empty()),
+            ("tool_description_overrides", !self.tool_description_overrides.is_empty()),
             ("store", self.store.is_some()),
             ("until_tool", self.until_tool.is_some()),
             ("model_settings", self.model_settings.is_some()),
-            ("runnable", self.runnable.is_some()),
             ("middleware", !self.middleware.is_empty()),
             ("inherit", self.inherit != Inherit::default()),
             ("block_middleware", !self.block_middleware.is_empty()),
-            ("mode", self.mode != Mode::default()),
-        ];
+        ]
+    }
+
+    /// Those of them that are given although the other agent's own definition says it.
+    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
+        let more = [("runnable", self.runnable.is_some()), ("mode", self.mode != Mode::default())];
+        let given = self.making().into_iter().chain(more);
         let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
         if graph_id.trim().is_empty() {
             findings.push(Finding::error(field.then("graph_id"), "must not be blank: it names an agent"));
@@ -161,7 +157,11 @@ fn secret_problem(url: &str) -> Option<String> {
 }
 
 /// The fields that are given and should not be.
-pub(super) fn wrong<const N: usize>(field: &FieldPath, given: [(&str, bool); N], why: &str) -> Vec<Finding> {
+pub(super) fn wrong<'n>(
+    field: &FieldPath,
+    given: impl IntoIterator<Item = (&'n str, bool)>,
+    why: &str,
+) -> Vec<Finding> {
     let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
     wrong.map(|(name, _)| Finding::error(field.then(name), why)).collect()
 }
@@ -207,9 +207,7 @@ mod tests {
         let subagent: SubagentDefinition = serde_json::from_value(text).expect("a subagent");
         let agents = BTreeSet::from(["writer".to_owned()]);
         let findings = subagent.check_location(&FieldPath::default(), &agents);
-        // What is not built is another matter.
-        let findings = findings.into_iter().filter(|finding| !finding.message.ends_with("not supported yet"));
-        findings.map(|finding| finding.field.to_string()).collect()
+        findings.into_iter().map(|finding| finding.field.to_string()).collect()
     }
 
     #[test]

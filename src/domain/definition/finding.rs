@@ -143,8 +143,14 @@ impl fmt::Display for Finding {
     }
 }
 
+/// What is longer than this, in bytes, was not meant as a word that is known.
+const LONGEST_WORD: usize = 128;
+
 /// The word among `known` that was probably meant by `word`.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > LONGEST_WORD {
+        return None;
+    }
     let close = |other: &str| strsim::damerau_levenshtein(&word.to_lowercase(), &other.to_lowercase());
     known
         .into_iter()

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::policy::SKILLS;
 use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, is_default};
+use crate::domain::visibility::Visibility;
 
 /// The subagent that every agent has unless told otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +32,9 @@ pub struct GeneralPurpose {
     /// Which of its calls need approval, when not the agent's rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
+    /// How much clients see of its work; all of it when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub visibility: Option<Visibility>,
     /// Policies of its own, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub middleware: Vec<Policy>,
@@ -55,6 +59,7 @@ impl Default for GeneralPurpose {
             model: None,
             tools: None,
             interrupt_on: None,
+            visibility: None,
             middleware: vec![],
             inherit: Inherit::default(),
             block_middleware: vec![],
@@ -93,8 +98,11 @@ impl AgentDefinition {
             model: general.model.clone(),
             tools: general.tools.clone(),
             interrupt_on: general.interrupt_on.clone(),
+            visibility: general.visibility,
             skills: if has_skills { self.skills.clone() } else { vec![] },
             skill_tools: if has_skills { self.skill_tools.clone() } else { vec![] },
+            excluded_tools: self.excluded_tools.clone(),
+            tool_description_overrides: self.tool_description_overrides.clone(),
             middleware: general.middleware.clone(),
             inherit: general.inherit.clone(),
             block_middleware: general.block_middleware.clone(),

@@ -8,7 +8,7 @@ use super::policy::{APPROVAL, MEMORY, SKILLS, STORE, TODOS, name_problem};
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
 /// What a subagent has from its parent.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Inherit {
     /// Whether its instructions begin with its parent's.
@@ -17,6 +17,35 @@ pub struct Inherit {
     pub memory: bool,
     /// Which of its parent's policies it has, before its own.
     pub middleware: InheritedPolicies,
+    /// Whether it has its parent's tools besides those that it names.
+    pub tools: bool,
+    /// Whether its parent's approvals hold where it has no rule of its own, although it has some.
+    pub interrupt_on: bool,
+    /// Whether it shares its parent's files.
+    #[serde(skip_serializing_if = "is_true")]
+    pub files: bool,
+    /// Whether it shares the fields of its parent's state.
+    #[serde(skip_serializing_if = "is_true")]
+    pub state: bool,
+}
+
+impl Default for Inherit {
+    fn default() -> Self {
+        Self {
+            prompt: false,
+            memory: false,
+            middleware: InheritedPolicies::default(),
+            tools: false,
+            interrupt_on: false,
+            files: true,
+            state: true,
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_true(truth: &bool) -> bool {
+    *truth
 }
 
 /// Which of its parent's policies a subagent has.
@@ -57,8 +86,10 @@ impl SubagentDefinition {
     /// The same with what it has from its parent in its own fields.
     pub(super) fn inheriting(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.clone();
-        let (inherit, blocked) =
-            (std::mem::take(&mut subagent.inherit), std::mem::take(&mut subagent.block_middleware));
+        let blocked = std::mem::take(&mut subagent.block_middleware);
+        let inherit = subagent.inherit.clone();
+        // What it shares stays said there; all else is put into its own fields.
+        subagent.inherit = Inherit { files: inherit.files, state: inherit.state, ..Inherit::default() };
         let is_blocked = |name: &str| blocked.iter().any(|blocked| blocked == name);
         if inherit.prompt {
             let parts = [parent.system_prompt.as_str(), self.system_prompt.as_str()];
@@ -71,6 +102,15 @@ impl SubagentDefinition {
         }
         if is_blocked(STORE) && subagent.store.is_none() {
             subagent.store = Some(StoreRule::default());
+        }
+        if let (true, Some(own)) = (inherit.tools, &mut subagent.tools) {
+            let missing: Vec<String> = parent.tools.iter().filter(|tool| !own.contains(tool)).cloned().collect();
+            own.splice(0..0, missing);
+        }
+        if let (true, false, Some(own)) = (inherit.interrupt_on, is_blocked(APPROVAL), &mut subagent.interrupt_on) {
+            let rules = parent.interrupt_on.iter().map(|(tool, rule)| (tool.clone(), rule.clone()));
+            let missing: Vec<_> = rules.filter(|(tool, _)| !own.contains_key(tool)).collect();
+            own.extend(missing);
         }
         if is_blocked(APPROVAL) && subagent.interrupt_on.is_none() {
             subagent.interrupt_on = Some(Default::default());

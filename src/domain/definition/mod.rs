@@ -1,5 +1,15 @@
 //! What a file or a request may say about an agent, and about a tool.
 //!
+//! | To see | Open |
+//! |---|---|
+//! | the fields | this file; of parts `general`, `policy`, `inherit`, `permission`, `answer`, `store`, `source`, `elsewhere` |
+//! | what is refused, and the words of it | `check` and the `check` of each part; `read` and `strict` for wrong shapes |
+//! | what is said in several ways and means one thing | `policy` (`resolved`), `inherit`, `profile`, `deprecated` |
+//! | what is kept of a definition, and files beside it | `record`, `enclosed` |
+//!
+//! A new field has a place in the struct here, in a check, in `agent::assemble` (`draft.rs` carries it to the agent), in
+//! `making` if a subagent elsewhere cannot have it, and in the README.
+//!
 //! Every field has a default, so that a definition with mistakes can be read as far as it goes and all of them be
 //! told at once: [`read()`] tells what has the wrong shape, [`check`] what makes no sense.
 
@@ -17,6 +27,7 @@ use super::interrupt::DecisionKind;
 use super::limits::Limits;
 use super::visibility::Visibility;
 
+mod answer;
 pub mod check;
 pub mod deprecated;
 mod dialect;
@@ -28,13 +39,17 @@ mod headers;
 mod inherit;
 mod judge;
 pub mod mcp;
+mod permission;
 mod policy;
+mod profile;
 mod program;
 mod read;
 mod record;
 mod source;
 mod store;
+mod strict;
 
+pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use dialect::{ContextScoping, Mode, TaskDialect, UnknownSubagent, UntilTool};
 pub use elsewhere::{Location, UpdateStrategy};
 pub use enclosed::Enclosed;
@@ -43,7 +58,10 @@ pub use general::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::Headers;
 pub use inherit::{Inherit, InheritedPolicies};
 pub use judge::{Judgement, judge};
+use mcp::McpServerDefinition;
+pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
+pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
 pub use source::{LabelledSource, Named, SkillSource, source_problem};
@@ -65,11 +83,17 @@ pub struct AgentDefinition {
     pub system_prompt: String,
     /// Names of declared tools.
     pub tools: Vec<String>,
+    /// MCP servers for it and its subagents alone, by name. Those of files are not stored with the definition.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mcp_servers: BTreeMap<String, McpServerDefinition>,
     /// The agents it can delegate to.
     pub subagents: Vec<SubagentDefinition>,
     /// The tools whose calls a human has to approve.
     pub interrupt_on: BTreeMap<String, ApprovalRule>,
-    /// JSON Schema of the final answer, when it shall be structured.
+    /// Which files it may read and change; all, when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub permissions: Vec<Permission>,
+    /// JSON Schema of the final answer, when it shall be structured, or a table with it; see [`AnswerFormat`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
     /// JSON Schema of the context of every run; anything goes when absent.
@@ -88,6 +112,12 @@ pub struct AgentDefinition {
     /// Files that are a part of its instructions and that it may keep up to date.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<String>,
+    /// The tools that it does not have although it would.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub excluded_tools: Vec<String>,
+    /// The descriptions of tools, in the place of their own.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tool_description_overrides: BTreeMap<String, String>,
     /// What it can remember beyond the thread.
     pub store: StoreRule,
     /// How many steps one run may take.
@@ -151,10 +181,16 @@ pub struct SubagentDefinition {
     /// Names of declared tools; the parent's when absent, none when empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
+    /// MCP servers for it alone, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mcp_servers: BTreeMap<String, McpServerDefinition>,
     /// The tools whose calls a human has to approve; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
-    /// JSON Schema of the result, when it shall be structured.
+    /// Which files it may read and change; what its parent may, when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Vec<Permission>>,
+    /// JSON Schema of the result, when it shall be structured, or a table with it; see [`AnswerFormat`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
     /// Whether it has `write_todos`.
@@ -168,6 +204,12 @@ pub struct SubagentDefinition {
     /// Files that are a part of its instructions; never inherited.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<String>,
+    /// The tools that it does not have although it would; never inherited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub excluded_tools: Vec<String>,
+    /// The descriptions of tools, in the place of their own; never inherited.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tool_description_overrides: BTreeMap<String, String>,
     /// What it can remember beyond the thread; what its parent can, when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<StoreRule>,

@@ -260,6 +260,45 @@ impl SubagentDefinition {
     }
 }
 
+/// Gives a resolved subagent these policies, as far as it does not have them.
+pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
+    let said = Said::by(policies);
+    subagent.limits = Said::default().limits(subagent.limits.as_ref()).or_else(|| said.limits(None));
+    subagent.todos |= said.todos;
+    let is_idle = subagent.store.as_ref().is_none_or(|store| *store == StoreRule::default());
+    subagent.store = said.store.filter(|_| is_idle).or(subagent.store.take());
+    if subagent.skills.is_empty() {
+        (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or_default();
+    }
+    if subagent.memory.is_empty() {
+        subagent.memory = said.memory.unwrap_or_default();
+    }
+    if subagent.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
+        subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on.take());
+    }
+    let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
+    let new: Vec<Policy> = policies.iter().filter(|policy| !is_listed(&policy.name)).cloned().collect();
+    subagent.middleware.extend(new);
+}
+
+/// Takes the policies of these names from a resolved subagent.
+pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
+    subagent.middleware.retain(|policy| !names.contains(&policy.name));
+    for name in names {
+        match name.as_str() {
+            TODOS => subagent.todos = false,
+            STORE => subagent.store = Some(StoreRule::default()),
+            SKILLS => (subagent.skills, subagent.skill_tools) = Default::default(),
+            MEMORY => subagent.memory.clear(),
+            APPROVAL => subagent.interrupt_on = Some(BTreeMap::new()),
+            UNTIL => subagent.until_tool = None,
+            MODEL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.model_calls.take())),
+            TOOL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.tool_calls.take())),
+            _ => {}
+        }
+    }
+}
+
 /// What is wrong with listed policies; `fields` tells which fields say what a stock policy would be told.
 pub(super) fn check(
     list: &FieldPath,
@@ -304,6 +343,9 @@ pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> 
     }
     if STOCK.contains(&name) || around.middleware.contains(name) {
         return None;
+    }
+    if name.is_empty() {
+        return Some("must have a `name`, which is a text".to_owned());
     }
     let known = STOCK.into_iter().chain(around.middleware.iter().map(String::as_str));
     Some(format!("there is no policy `{name}`; {}", suggestion(name, known, "there are")))

@@ -3,7 +3,7 @@
 use super::check::Surroundings;
 use super::elsewhere::wrong;
 use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, Inherit, SubagentDefinition};
+use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
     /// What is wrong with the names of programs in it.
@@ -26,24 +26,7 @@ impl SubagentDefinition {
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Finding::error(field.then("runnable"), message));
         }
-        let senseless = [
-            ("model", self.model.is_some()),
-            ("model_settings", self.model_settings.is_some()),
-            ("system_prompt", !self.system_prompt.is_empty()),
-            ("tools", self.tools.is_some()),
-            ("interrupt_on", self.interrupt_on.is_some()),
-            ("response_format", self.response_format.is_some()),
-            ("middleware", !self.middleware.is_empty()),
-            ("inherit", self.inherit != Inherit::default()),
-            ("block_middleware", !self.block_middleware.is_empty()),
-            ("todos", self.todos),
-            ("skills", !self.skills.is_empty()),
-            ("skill_tools", !self.skill_tools.is_empty()),
-            ("memory", !self.memory.is_empty()),
-            ("store", self.store.is_some()),
-            ("recursion_limit", self.recursion_limit.is_some()),
-            ("until_tool", self.until_tool.is_some()),
-        ];
+        let senseless = self.making().into_iter().chain([("recursion_limit", self.recursion_limit.is_some())]);
         findings.extend(wrong(field, senseless, "goes without `runnable` only: the program does everything itself"));
         findings
     }

@@ -4,6 +4,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::finding::{FieldPath, Finding, Segment, suggestion};
+use super::strict::Strict;
+
+/// How many things of the wrong shape are told at most. After each the rest is read again.
+const MOST_FINDINGS: usize = 100;
 
 /// What came of reading.
 #[derive(Debug)]
@@ -46,8 +50,13 @@ impl Gaps {
 pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
     let mut findings: Vec<Finding> = Vec::new();
     let mut gaps = Gaps::default();
+    let mut place = FieldPath::default();
+    if has_nul(&value, &mut place) {
+        findings.push(Finding::error(place, "contains the character U+0000, which cannot be kept"));
+        return Reading { value: None, findings, gaps };
+    }
     loop {
-        let error = match serde_path_to_error::deserialize(&value) {
+        let error = match serde_path_to_error::deserialize(Strict(&value)) {
             Ok(read) => return Reading { value: Some(read), findings, gaps },
             Err(error) => error,
         };
@@ -56,6 +65,11 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
         findings.push(Finding::error(source.clone(), plain_words(&source, &error.inner().to_string())));
         if let (Some(list), Some(Segment::Index(at))) = (source.parent(), source.0.last()) {
             gaps.0.push((list, *at));
+        }
+        if findings.len() == MOST_FINDINGS {
+            let message = format!("more may be wrong than these {MOST_FINDINGS} things, which are told first");
+            findings.push(Finding::error(FieldPath::default(), message));
+            return Reading { value: None, findings, gaps };
         }
         if !take_out(&mut value, &place) {
             return Reading { value: None, findings, gaps };
@@ -69,6 +83,24 @@ pub fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
         field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
     })
+}
+
+/// Whether a text in `value` has a character that no database keeps; `place` then leads to it.
+fn has_nul(value: &Value, place: &mut FieldPath) -> bool {
+    let mut inside = |segment: Segment, key: &str, value: &Value| {
+        place.0.push(segment);
+        let found = key.contains('\0') || has_nul(value, place);
+        if !found {
+            place.0.pop();
+        }
+        found
+    };
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(items) => items.iter().enumerate().any(|(at, item)| inside(at.into(), "", item)),
+        Value::Object(fields) => fields.iter().any(|(key, value)| inside(key.into(), key, value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
@@ -147,8 +179,61 @@ fn thing(word: &str) -> &str {
         "u32" => "a whole number from 0 to 4294967295",
         "u64" | "usize" => "a whole number from 0 up",
         "f64" => "a number",
-        "string only" => "a word",
+        "string only" | "string or map" => "a word",
         other if other.starts_with("struct ") => "a table",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Outer {
+        list: Vec<Inner>,
+        inner: Option<Inner>,
+        word: String,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Inner {
+        number: u32,
+    }
+
+    fn told(value: Value) -> Vec<String> {
+        read::<Outer>(value).findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_list_is_no_table() {
+        let told = told(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
+        assert_eq!(told, ["inner: must be a table, not a list", "list[1]: must be a table, not a list"]);
+        let good = read::<Outer>(json!({"inner": {"number": 1}, "list": [{"number": 2}], "word": "x"})).value;
+        let inner = |number| Inner { number };
+        assert_eq!(good, Some(Outer { list: vec![inner(2)], inner: Some(inner(1)), word: "x".to_owned() }));
+        assert_eq!(read::<Outer>(json!({"inner": null})).value, Some(Outer::default()));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_where_it_stands() {
+        assert_eq!(
+            told(json!({"list": [{}, {"a\0": 1}]}))[0],
+            "list[1].\"a\\0\": contains the character U+0000, which cannot be kept"
+        );
+        assert!(told(json!({"word": "a\0"}))[0].starts_with("word: contains"));
+    }
+
+    #[test]
+    fn a_heap_of_mistakes_is_not_read_to_its_end() {
+        let heap: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("k{at}"), json!(1))).collect();
+        let reading = read::<Outer>(Value::Object(heap));
+        assert_eq!((reading.value, reading.findings.len()), (None, MOST_FINDINGS + 1));
+        assert!(reading.findings[MOST_FINDINGS].message.starts_with("more may be wrong"));
     }
 }

@@ -187,7 +187,7 @@ pub fn source_problem(path: &str) -> Option<String> {
     reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
 }
 
-/// What a definition names that lies on the server's disk, which a client's definition may not.
+/// What a definition names that lies on the server's disk, which a client's definition may not; nor may it bring servers.
 pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
     let on_disk = agent.named().into_iter().filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
     let told = on_disk.map(|Named { field, path, .. }| {
@@ -197,7 +197,9 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
         );
         Finding::error(field, message)
     });
-    told.collect()
+    let message = "is for definitions in files; one that comes over HTTP names servers of the configuration in `tools`";
+    let servers = agent.clone().servers_mut().map(|(field, _)| Finding::error(field, message)).collect::<Vec<_>>();
+    told.chain(servers).collect()
 }
 
 #[cfg(test)]

@@ -5,10 +5,17 @@ use super::{
 };
 use crate::domain::call::Fate;
 use crate::domain::goto::Destination;
+use crate::domain::id::RunId;
 use crate::domain::interrupt::Action;
 use crate::domain::message::ToolCall;
 
 impl Machine {
+    /// Whether a call of the step under way is the work of `child`, and not answered.
+    pub fn waits_for(&self, child: RunId) -> bool {
+        let Phase::Tools { calls } = &self.position.phase else { return false };
+        calls.iter().any(|call| matches!(call.fate, Fate::Delegated { child: of, .. } if of == child))
+    }
+
     /// Writes `update` from outside the loop, as if `node` had written it.
     pub fn written(&mut self, plan: &Plan, source: Source, node: &str, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);

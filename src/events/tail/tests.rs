@@ -103,7 +103,7 @@ fn event(run: &Run, seq: i64, fact: Fact) -> Event {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }
 }
 
 /// The numbers of all events that `tail` reads until it ends.

@@ -99,17 +99,14 @@ impl<F: Feed> Follower<F> {
             let (source, item) = tokio::select! {
                 biased;
                 read = &mut self.read => read,
-                _ = self.heartbeat.tick() => {
-                    // Who is silent needs no room for what it wrote.
-                    self.buffer = BytesMut::new();
-                    return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n")));
-                }
+                _ = self.heartbeat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
             };
             self.take(source, item).await;
             self.take_ready().await;
         }
         match self.then {
-            _ if !self.buffer.is_empty() => Some(Ok(self.buffer.split().freeze())),
+            // All of it, and not only what is written: the next write may be long in coming, and needs no room until then.
+            _ if !self.buffer.is_empty() => Some(Ok(std::mem::take(&mut self.buffer).freeze())),
             Then::Go | Then::End => None,
             Then::Break => {
                 self.then = Then::End;

@@ -57,7 +57,7 @@ fn custom(word: &str) -> Fact {
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None, waits: false }
+    Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {

@@ -93,7 +93,7 @@ pub struct MainRunView {
     pub run: RunView,
     /// What it has used itself.
     pub usage: UsageView,
-    /// What it and all runs below it have used.
+    /// What it and all runs below it have used, background tasks as far as they have come.
     pub tree_usage: UsageView,
 }
 
@@ -126,7 +126,7 @@ pub struct RunTreeView {
     /// The run.
     #[serde(flatten)]
     pub top: RunNodeView,
-    /// What the runs that are shown have used together.
+    /// What the run and all below it have used together, background tasks as far as they have come.
     pub tree_usage: UsageView,
     /// Whether there are more runs than are shown: of large trees the upper levels are.
     pub truncated: bool,
@@ -148,6 +148,8 @@ pub struct BackgroundTaskView {
     pub graph_id: String,
     /// The tool call that began it.
     pub task_call_id: String,
+    /// The names of the agents from the main one down to the subagent that began it; null if the main agent did.
+    pub begun_by: Option<Vec<String>>,
     /// The newest run on its thread; null if that is gone.
     pub run_id: Option<Uuid>,
     /// `pending`, `running`, `waiting` for a human, `success`, `error`, `timeout` or `cancelled`.
@@ -167,6 +169,7 @@ impl BackgroundTaskView {
             agent_name: record.agent,
             graph_id: record.graph_id,
             task_call_id: record.call,
+            begun_by: record.ancestry.starter.map(|starter| starter.path),
             run_id: run.map(|run| run.0),
             status: status.word().to_owned(),
             created_at: record.created_at.to_string(),
@@ -246,10 +249,14 @@ impl RunTreeView {
                 below.entry(parent.0).or_default().push(node);
             }
         }
-        let mine = all.iter().filter_map(|run| used.get(&run.id).copied());
-        let tree_usage = mine.fold(Usage::default(), Usage::plus).into();
+        let top = all.first()?;
+        let mine: Vec<Usage> = match top.lineage.depth {
+            0 => used.values().copied().collect(),
+            _ => all.iter().filter_map(|run| used.get(&run.id).copied()).collect(),
+        };
+        let tree_usage = mine.into_iter().fold(Usage::default(), Usage::plus).into();
         let background_tasks = vec![];
-        Some(Self { top: RunNodeView::with(all.first()?, used, &mut below), tree_usage, truncated, background_tasks })
+        Some(Self { top: RunNodeView::with(top, used, &mut below), tree_usage, truncated, background_tasks })
     }
 }
 

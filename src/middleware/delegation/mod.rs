@@ -198,7 +198,7 @@ impl Tool for Task {
         let order = Order {
             description: argument(self.words.order).unwrap_or_default(),
             system_prompt: self.words.prompt.and_then(argument),
-            display_text: None,
+            ..Order::default()
         };
         Ok(CallOutcome::Delegate(Delegation { subagent: self.chosen(call), order }))
     }

@@ -98,7 +98,7 @@ fn wish(subagent: &str, description: &str, system_prompt: Option<&str>) -> Deleg
     let order = Order {
         description: description.to_owned(),
         system_prompt: system_prompt.map(str::to_owned),
-        display_text: None,
+        ..Order::default()
     };
     Delegation { subagent: subagent.to_owned(), order }
 }

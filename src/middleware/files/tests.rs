@@ -27,7 +27,7 @@ async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
     };
     let scope = Scope::sample(NOW);
     let next = NextCall { rest: &[], make: &make, scope: &scope, state };
-    let policy = Files::new(Arc::new(StateFiles));
+    let policy = Files::new(Arc::new(StateFiles), FileRules::default());
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
 use crate::domain::call::Answer;
+use crate::domain::definition::mcp::ToolNames;
 use crate::domain::definition::{Enclosed, SkillSource};
 use crate::domain::field::{FieldRule, Merge, Visibility};
 use crate::domain::graph::Field;
@@ -43,7 +44,7 @@ const PINNED: &str = "pinned_skill";
 pub struct Skills {
     catalog: Catalog,
     /// The tools that skills disclose.
-    hidden: BTreeSet<String>,
+    hidden: ToolNames,
     /// Shows instructions to an agent that has no file tools.
     reader: Option<Arc<dyn Tool>>,
 }
@@ -52,7 +53,7 @@ impl Skills {
     /// Skills in `sources`, which lie among the thread's files and those of the definition; `hidden` are the tools that a
     /// skill has to disclose.
     pub fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>, hidden: &[String]) -> Self {
-        let hidden = hidden.iter().cloned().collect();
+        let hidden = ToolNames::of(hidden);
         Self { catalog: Catalog::new(sources, enclosed), hidden, reader: None }
     }
 
@@ -95,7 +96,7 @@ impl Skills {
 
     /// Notes that a skill was read, if it discloses a tool.
     fn disclosure(&self, skill: &Skill, by: &Value) -> Update {
-        if !skill.include_tools.iter().any(|tool| self.hidden.contains(tool)) {
+        if !ToolNames::of(&skill.include_tools).meets(&self.hidden) {
             return Update::none();
         }
         let rule = FieldRule { merge: Merge::ByKey, visibility: Visibility::Private };
@@ -104,8 +105,8 @@ impl Skills {
     }
 
     /// The tools that skills have disclosed which are still part of the conversation.
-    fn disclosed(&self, state: &State, messages: &[Arc<Message>]) -> BTreeSet<String> {
-        let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else { return BTreeSet::new() };
+    fn disclosed(&self, state: &State, messages: &[Arc<Message>]) -> ToolNames {
+        let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else { return ToolNames::default() };
         let still_there = |skill: &Skill| {
             read.get(&skill.name).is_some_and(|by| match by.get("call").and_then(Value::as_str) {
                 Some(call) => messages.iter().any(|message| message.answers() == Some(call)),
@@ -113,7 +114,7 @@ impl Skills {
             })
         };
         let known = skills(state);
-        known.into_iter().filter(still_there).flat_map(|skill| skill.include_tools).collect()
+        ToolNames::of(known.iter().filter(|skill| still_there(skill)).flat_map(|skill| &skill.include_tools))
     }
 }
 

@@ -18,7 +18,7 @@ fn finding() -> Value {
 }
 
 fn policy() -> StructuredOutput {
-    StructuredOutput::new(&finding()).expect("a schema")
+    StructuredOutput::new(&AnswerFormat::of(&finding()))
 }
 
 fn answering(id: &str) -> ToolCall {
@@ -136,7 +136,7 @@ async fn a_message_that_is_only_the_answer_is_taken_at_once() {
 #[test]
 fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     let names = |schema: Value| -> Vec<String> {
-        let policy = StructuredOutput::new(&schema).expect("a schema");
+        let policy = StructuredOutput::new(&AnswerFormat::of(&schema));
         policy.forms.iter().map(|form| form.spec.name.clone()).collect()
     };
     assert_eq!(names(finding()), ["Finding"]);
@@ -148,10 +148,41 @@ fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     assert_eq!(names(either), ["A", "B"]);
 }
 
-#[test]
-fn schemas_that_are_no_form_are_refused() {
-    let twice = json!({"anyOf": [{"title": "A", "type": "object"}, {"title": "A", "type": "object"}]});
-    for schema in [json!({"type": "string"}), json!({"type": 7}), json!([]), twice] {
-        assert!(StructuredOutput::new(&schema).is_err(), "{schema}");
+/// What comes of calling the form with these arguments, when errors are handled so.
+async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, Halt> {
+    let format = json!({"schema": finding(), "handle_errors": errors, "tool_message_content": "Kept."});
+    let policy = StructuredOutput::new(&AnswerFormat::of(&format));
+    let (scope, call) = (Scope::sample(Timestamp(0)), calls[0].clone());
+    let state = state(vec![calling(calls)]);
+    let make = |call: ToolCall| {
+        let (policy, scope, state) = (&policy, &scope, &state);
+        async move { policy.forms[0].call(scope, state, &call).await }.boxed()
+    };
+    policy.wrap_tool_call(call, NextCall { rest: &[], make: &make, scope: &scope, state: &state }).await
+}
+
+fn told(outcome: Result<CallOutcome, Halt>) -> String {
+    match outcome {
+        Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_met_as_the_format_says() {
+    let wrong = || vec![ToolCall::new("a", "Finding", Map::new())];
+    assert_eq!(told(filled_in(json!("Both fields, please."), wrong()).await), "Both fields, please.");
+    let twice = vec![answering("a"), answering("b")];
+    assert_eq!(told(filled_in(json!("Once, please."), twice.clone()).await), "Once, please.");
+    for calls in [wrong(), twice] {
+        let failed = filled_in(json!(false), calls).await;
+        assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "StructuredOutputError"));
+    }
+}
+
+#[tokio::test]
+async fn the_result_of_the_form_can_have_words_of_its_own() {
+    for errors in [json!(true), json!(false), json!("No.")] {
+        assert_eq!(told(filled_in(errors, vec![answering("a")]).await), "Kept.");
     }
 }

@@ -10,6 +10,7 @@ use rig_core::message::{
 use serde_json::{Map, Value, json};
 
 use super::{Kind, content, native};
+use crate::domain::definition::{AnswerFormat, form_name};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
@@ -25,7 +26,28 @@ pub(super) fn build(request: &ModelRequest, kind: Kind) -> Result<CompletionRequ
     let (tools, choice) = tools(request, &history)?;
     let mut built = CompletionRequest::from(history.said).tools(tools).accept_unknown_finish_reasons(true);
     built.tool_choice = choice;
-    Ok(settings(built, request.settings.clone()))
+    let mut own = request.settings.clone();
+    if let Some(format) = &request.answer_format {
+        match kind {
+            // The library would ask for the form only once a tool has been called.
+            Kind::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
+            // A schema that is none was refused when the definition was read.
+            Kind::Anthropic | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => {
+                built.output_schema = serde_json::from_value(format.schema.clone()).ok();
+            }
+        }
+    }
+    Ok(settings(built, own))
+}
+
+/// The form of the answer in the words of OpenAI's protocol.
+fn response_format(format: &AnswerFormat) -> Value {
+    let name = form_name(&format.schema).unwrap_or_else(|| "answer".to_owned());
+    let mut schema = json!({"name": name, "schema": format.schema});
+    if let Some(strict) = format.strict {
+        schema["strict"] = strict.into();
+    }
+    json!({"type": "json_schema", "json_schema": schema})
 }
 
 /// The tools to declare. Past calls need their tools declared even when none may be called now, as the library

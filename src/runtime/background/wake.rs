@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::lookout::Lookout;
 use super::{sight, wish};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, FIELD, Sight, TaskRecord, TaskRun, TaskStatus};
@@ -33,12 +34,19 @@ pub(in crate::runtime) struct Waker {
     bell: Notify,
     /// Whether there may be tasks whose outcome is not known.
     armed: AtomicBool,
+    /// Says when tasks on other servers are to be looked at.
+    pub(super) lookout: Lookout,
 }
 
 impl Waker {
     /// Notes that there is a task.
     pub(super) fn arm(&self) {
         self.armed.store(true, Ordering::Release);
+    }
+
+    /// Notes that something has come of a task.
+    pub(super) fn ring(&self) {
+        self.bell.notify_one();
     }
 
     /// Notes that a run has ended; `of_task` if it was that of a task.
@@ -108,14 +116,19 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasi
     let (machine, _) = db::checkpoints::machine(tx, parent, Lane::Main).await?;
     let mut news = vec![];
     for record in db::background::watched(tx, parent).await? {
-        let seen = sight::look(tx, record.task).await?;
+        let seen = match &record.url {
+            None => sight::look(tx, record.task).await?,
+            Some(_) => match &record.remote.seen {
+                Some(seen) => seen.clone(),
+                None => continue,
+            },
+        };
         if !seen.status.is_outcome() {
             continue;
         }
         // More comes of a task that waits.
         db::background::told(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
-        let known = BackgroundTask::find(&machine.state, &record.task.to_string());
-        let known = known.unwrap_or_else(|| unrecorded(&record, &seen));
+        let known = known(tx, &machine.state, &record).await?.unwrap_or_else(|| unrecorded(&record, &seen));
         if record.notify && known.is_news(&seen) {
             news.push(News { record, known, seen });
         }
@@ -131,6 +144,20 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasi
             tracing::warn!(thread = %parent, %refusal, "an agent could not be woken for its background tasks");
             Ok(None)
         }
+    }
+}
+
+/// What is known of a task in the conversation: to the main agent, or else to the subagent that began it, and whose work is
+/// over by now.
+async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
+    let (task, starter) = (record.task.to_string(), record.ancestry.starter.as_ref());
+    match (BackgroundTask::find(main, &task), starter) {
+        (None, Some(starter)) => {
+            let lane = Lane::Child(starter.run);
+            let (machine, _) = db::checkpoints::machine(tx, record.parent_thread, lane).await?;
+            Ok(BackgroundTask::find(&machine.state, &task))
+        }
+        (known, _) => Ok(known),
     }
 }
 

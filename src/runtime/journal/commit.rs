@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Rest;
 use crate::db::checkpoints::Placed;
 use crate::db::events::PlacedFact;
 use crate::db::interrupts::Asked;
@@ -17,9 +18,9 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::run::RunStatus;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-use crate::runtime::admission;
 use crate::runtime::desk::Desk;
 use crate::runtime::turns::Turn;
+use crate::runtime::{admission, giving_up};
 
 /// A transaction's worth of writing.
 pub(super) struct Batch {
@@ -36,6 +37,8 @@ pub(super) struct Batch {
     pub(super) report: Option<Delivery>,
     /// What the run has used by now, if that is to be stored.
     pub(super) used: Option<Usage>,
+    /// For who ends: what else was used.
+    pub(super) rest: Option<Rest>,
     pub(super) events: Vec<Arc<Event>>,
     /// When it may be stored.
     pub(super) turn: Turn,
@@ -97,6 +100,10 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
         if lane != Lane::Main {
             end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
         } else {
+            if let Some(ledger) = desk.ledger.get() {
+                let waiting = batch.rest.filter(|_| *waits).map_or(0, |rest| rest.under_way);
+                ledger.close(tx, at, waiting).await?;
+            }
             end_main(tx, desk, (*status, error.as_ref(), *waits), at).await?;
             if let Some(report) = &batch.report {
                 db::deliveries::insert(tx, report).await?;
@@ -125,7 +132,9 @@ async fn end_main(
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &desk.run, status, error.cloned(), at).await
+    admission::leave_thread(tx, &desk.run, status, error.cloned(), at).await?;
+    // Behind the write to the thread, under whose lock subagents are given up.
+    if waits { giving_up::follow(tx, desk, at).await } else { Ok(()) }
 }
 
 /// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
@@ -139,6 +148,7 @@ async fn end_child(
     let (thread, root) = (desk.run.thread, desk.run.id);
     db::runs::set_child_status(tx, run, (status, error), root, at).await?;
     if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+        db::runs::caller_told(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
         let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
         db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;

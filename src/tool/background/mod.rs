@@ -39,23 +39,13 @@ pub trait Tasks: Send + Sync {
     ///
     /// # Errors
     /// Why that cannot be seen, for the model.
-    async fn look(
-        &self,
-        scope: &Scope,
-        task: &BackgroundTask,
-        agent: Option<&BackgroundAgent>,
-    ) -> Result<Sight, String>;
+    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String>;
 
     /// Stops a task, and says how it stood then: a task that was over already stays what it was.
     ///
     /// # Errors
     /// Why it could not be stopped, for the model.
-    async fn cancel(
-        &self,
-        scope: &Scope,
-        task: &BackgroundTask,
-        agent: Option<&BackgroundAgent>,
-    ) -> Result<Sight, String>;
+    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String>;
 }
 
 /// What a task is to do.
@@ -68,6 +58,9 @@ pub struct Order<'a> {
     /// The call that asks for it.
     pub call: &'a ToolCall,
 }
+
+/// What a subagent is told that begins a task.
+const AFTER_YOU: &str = " If your own work is over before, the main agent of this conversation gets it.";
 
 /// What one of the tools does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,15 +124,17 @@ impl BackgroundTool {
         let run = scope.tasks.start(scope, Order { agent, text, call }).await?;
         let task = BackgroundTask::begun(&agent.name, run, scope.now());
         let text = format!(
-            "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.",
-            task.task_id, agent.name
+            "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.{}",
+            task.task_id,
+            agent.name,
+            if scope.subagent.is_some() { AFTER_YOU } else { "" }
         );
         Ok(noted(call, text, &task))
     }
 
     async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
         let task = self.known(state, call)?;
-        let seen = scope.tasks.look(scope, &task, self.agent(&task.agent_name)).await?;
+        let seen = scope.tasks.look(scope, &task).await?;
         let mut report = Map::new();
         report.insert("status".to_owned(), seen.status.word().into());
         report.insert("thread_id".to_owned(), task.thread_id.clone().into());
@@ -150,9 +145,14 @@ impl BackgroundTool {
             report.insert("error".to_owned(), cut(error).into());
         }
         if !seen.interrupts.is_empty() {
-            report.insert("interrupts".to_owned(), seen.interrupts.clone().into());
+            report.insert("interrupts".to_owned(), seen.asked().into());
         }
         if let Some(note) = note(&seen) {
+            report.insert("note".to_owned(), note.into());
+        }
+        if let Some(lost) = &seen.lost {
+            report.insert("last_checked_at".to_owned(), task.last_checked_at.clone().into());
+            let note = format!("Its server cannot be asked now ({lost}); so it stood before.");
             report.insert("note".to_owned(), note.into());
         }
         let text = Value::Object(report).to_string();
@@ -162,7 +162,9 @@ impl BackgroundTool {
             let first = json!({"type": "text", "text": text});
             Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
         };
-        Ok(noted(call, content, &task.seen(&seen, scope.now())))
+        // An outcome from before that the state does not know is told with the news.
+        let task = if seen.lost.is_none() { task.seen(&seen, scope.now()) } else { task };
+        Ok(noted(call, content, &task))
     }
 
     async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
@@ -172,7 +174,7 @@ impl BackgroundTool {
         };
         let waited = task.status == TaskStatus::Waiting;
         let run = scope.tasks.update(scope, &task, Order { agent, text: argument(call, "message"), call }).await?;
-        let (run_id, status, now) = (run.run, run.status, scope.now().to_second());
+        let (run_id, status, now) = (run.run, run.status.untold(), scope.now().to_second());
         let task = BackgroundTask { status, last_updated_at: now, ..task.with_run(&run_id) };
         let dropped = if waited { " The question that it waited for was dropped." } else { "" };
         let text = format!("The background task {} was given the message.{dropped}", task.task_id);
@@ -181,9 +183,11 @@ impl BackgroundTool {
 
     async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
         let task = self.known(state, call)?;
-        let seen = scope.tasks.cancel(scope, &task, self.agent(&task.agent_name)).await?;
+        let seen = scope.tasks.cancel(scope, &task).await?;
         let (id, status) = (&task.task_id, seen.status.word());
-        let text = if seen.status == TaskStatus::Cancelled {
+        let text = if let (TaskStatus::Cancelled, Some(lost)) = (seen.status, &seen.lost) {
+            format!("The background task {id} is cancelled. Its server is told as soon as it can be reached ({lost}).")
+        } else if seen.status == TaskStatus::Cancelled {
             format!("The background task {id} is cancelled.")
         } else {
             format!("The background task {id} was over before: {status}. Nothing was cancelled.")
@@ -203,7 +207,7 @@ impl BackgroundTool {
         let lines = wanted.iter().map(|task| async move {
             let status = match task.status.is_final() {
                 true => task.status,
-                false => match scope.tasks.look(scope, task, self.agent(&task.agent_name)).await {
+                false => match scope.tasks.look(scope, task).await {
                     Ok(seen) => seen.status,
                     Err(_) => task.status,
                 },
@@ -265,11 +269,11 @@ impl Tasks for NoTasks {
         Err(NONE.to_owned())
     }
 
-    async fn look(&self, _: &Scope, _: &BackgroundTask, _: Option<&BackgroundAgent>) -> Result<Sight, String> {
+    async fn look(&self, _: &Scope, _: &BackgroundTask) -> Result<Sight, String> {
         Err(NONE.to_owned())
     }
 
-    async fn cancel(&self, _: &Scope, _: &BackgroundTask, _: Option<&BackgroundAgent>) -> Result<Sight, String> {
+    async fn cancel(&self, _: &Scope, _: &BackgroundTask) -> Result<Sight, String> {
         Err(NONE.to_owned())
     }
 }

@@ -1,6 +1,6 @@
 //! What a run may begin in the background: its tasks count among its subagents, and go on when it is over.
 
-use super::{Budget, Exceeded, NO_FLOOR};
+use super::{Budget, Exceeded, NO_FLOOR, Whole};
 use crate::domain::limits::Limits;
 use crate::domain::time::Timestamp;
 
@@ -13,14 +13,14 @@ impl Budget {
         self.in_background(not_over);
         self.spend_child(depth + 1, now)?;
         // It goes on by itself, and its thread says for how long.
-        self.child_done();
+        self.leaves();
         self.in_background(not_over + 1);
         Ok(())
     }
 
     /// Takes back that a background task was counted: it was not begun.
     pub fn not_begun(&self, not_over: u64) {
-        for meter in [&*self.meter, &self.tree.1] {
+        for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
             counts.used.children = counts.used.children.saturating_sub(1);
         }
@@ -39,7 +39,7 @@ impl Budget {
             }
             Some(_) | None => Ok(()),
         };
-        let (limits, whole) = &*self.tree;
+        let Whole { limits, meter: whole, pool: _ } = &*self.tree;
         let (own, all) = (self.meter.counts().under_way, whole.counts().under_way);
         room(false, &self.limits, own + not_over)?;
         room(true, limits, all + not_over)
@@ -53,10 +53,5 @@ impl Budget {
     /// How many levels of delegations may lie below an agent at level `depth`; none if nobody limits it.
     pub fn levels_below(&self, depth: u32) -> Option<u32> {
         (self.floor != NO_FLOOR).then(|| self.floor.saturating_sub(depth))
-    }
-
-    /// What the whole tree may use.
-    pub fn of_tree(&self) -> &Limits {
-        &self.tree.0
     }
 }

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Desk, Found, file_path, normalise, text};
+use crate::domain::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File};
 
@@ -48,6 +49,7 @@ pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String>
     if path == "/" {
         return Err("Error: '/' is a directory, not a file".to_owned());
     }
+    desk.rules.check(FileOperation::Write, &path)?;
     let mut file = File::text(wish.content, desk.now);
     if let Some(old) = desk.workspace.read(desk.state, &path).await? {
         file.created_at = old.created_at.clone().or(file.created_at);
@@ -58,6 +60,7 @@ pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String>
 
 pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
     let path = normalise(&wish.file_path)?;
+    desk.rules.check(FileOperation::Write, &path)?;
     let Some(old) = desk.workspace.read(desk.state, &path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
@@ -105,7 +108,9 @@ pub(super) async fn delete(desk: &Desk<'_>, wish: Delete) -> Result<Found, Strin
     if path == "/" {
         return Err("Error: the whole workspace cannot be deleted at once; name a file or a directory".to_owned());
     }
+    desk.rules.check(FileOperation::Write, &path)?;
     let paths = desk.workspace.paths(desk.state, &path).await?;
+    paths.iter().try_for_each(|path| desk.rules.check(FileOperation::Write, path))?;
     if paths.is_empty() {
         return Err(format!("Error: File '{path}' not found"));
     }

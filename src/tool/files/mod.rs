@@ -12,15 +12,16 @@ use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
 use crate::domain::call::Answer;
+use crate::domain::definition::{FileOperation, FileRules};
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::path;
+use crate::domain::pattern::Pattern;
 use crate::domain::state::{File, State, Update};
 use crate::domain::time::Timestamp;
 use crate::model::ToolSpec;
 
 mod change;
 mod enclosed;
-mod pattern;
 mod read;
 mod search;
 
@@ -90,6 +91,14 @@ fn normalise(given: &str) -> Result<String, String> {
         .map_err(|why| format!("Error: the path '{}' is not allowed: {why}.", given.replace('\\', "/")))
 }
 
+/// The pattern that a model gave, meant for paths below `directory`.
+///
+/// # Errors
+/// The text for the model.
+fn pattern(given: &str, directory: &str) -> Result<Pattern, String> {
+    Pattern::new(given, directory).map_err(|why| format!("Error: the pattern '{given}' cannot be used: {why}."))
+}
+
 /// What a file tool found or did.
 struct Found {
     content: Content,
@@ -105,18 +114,29 @@ impl Found {
 /// Where an operation works, and when.
 struct Desk<'a> {
     workspace: &'a dyn Workspace,
+    rules: &'a FileRules,
     state: &'a State,
     now: Timestamp,
 }
 
+impl Desk<'_> {
+    /// The paths at and below `path` that may be read, sorted.
+    async fn visible(&self, path: &str) -> Result<Vec<String>, String> {
+        self.rules.check(FileOperation::Read, path)?;
+        let mut paths = self.workspace.paths(self.state, path).await?;
+        paths.retain(|path| self.rules.check(FileOperation::Read, path).is_ok());
+        Ok(paths)
+    }
+}
+
 /// The file tools, in the order in which the model sees them.
-pub fn tools(workspace: &Arc<dyn Workspace>) -> Vec<Arc<dyn Tool>> {
-    Operation::ALL.into_iter().map(|operation| operation.tool(workspace)).collect()
+pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
+    Operation::ALL.into_iter().map(|operation| operation.tool(workspace, rules)).collect()
 }
 
 /// The tool that shows files, alone.
 pub fn reader(workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
-    Operation::Read.tool(workspace)
+    Operation::Read.tool(workspace, &FileRules::default())
 }
 
 /// The names of the file tools.
@@ -145,6 +165,7 @@ struct FileTool {
     spec: Arc<ToolSpec>,
     operation: Operation,
     workspace: Arc<dyn Workspace>,
+    rules: FileRules,
 }
 
 #[async_trait]
@@ -154,7 +175,7 @@ impl Tool for FileTool {
     }
 
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let desk = Desk { workspace: &*self.workspace, state, now: scope.now() };
+        let desk = Desk { workspace: &*self.workspace, rules: &self.rules, state, now: scope.now() };
         let found = self.operation.perform(&desk, call).await;
         Ok(CallOutcome::Answer(match found {
             Ok(Found { content, writes }) => {
@@ -175,8 +196,9 @@ fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
 impl Operation {
     const ALL: [Self; 7] = [Self::List, Self::Read, Self::Write, Self::Edit, Self::Delete, Self::Glob, Self::Grep];
 
-    fn tool(self, workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
-        Arc::new(FileTool { spec: Arc::new(self.spec()), operation: self, workspace: Arc::clone(workspace) })
+    fn tool(self, workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Arc<dyn Tool> {
+        let (workspace, rules) = (Arc::clone(workspace), rules.clone());
+        Arc::new(FileTool { spec: Arc::new(self.spec()), operation: self, workspace, rules })
     }
 
     async fn perform(self, desk: &Desk<'_>, call: &ToolCall) -> Result<Found, String> {

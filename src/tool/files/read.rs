@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Desk, Found, LONGEST_RESULT, file_path, normalise};
+use crate::domain::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
 
@@ -41,6 +42,7 @@ pub(super) fn properties() -> Value {
 
 pub(super) async fn read(desk: &Desk<'_>, wish: Read) -> Result<Found, String> {
     let path = normalise(&wish.file_path)?;
+    desk.rules.check(FileOperation::Read, &path)?;
     let Some(file) = desk.workspace.read(desk.state, &path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };

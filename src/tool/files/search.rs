@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::pattern::Pattern;
-use super::{Desk, Found, bounded, normalise, text};
+use super::{Desk, Found, bounded, normalise, pattern, text};
 use crate::domain::path::below;
 use crate::domain::state::Encoding;
 use crate::tool::literal::python_list;
@@ -89,7 +88,7 @@ pub(super) fn grep_properties() -> Value {
 
 pub(super) async fn list(desk: &Desk<'_>, wish: List) -> Result<Found, String> {
     let directory = normalise(&wish.path)?;
-    let paths = desk.workspace.paths(desk.state, &directory).await?;
+    let paths = desk.visible(&directory).await?;
     let mut entries = BTreeSet::new();
     for path in &paths {
         match below(path, &directory).and_then(|rest| rest.split_once('/')) {
@@ -106,9 +105,9 @@ pub(super) async fn list(desk: &Desk<'_>, wish: List) -> Result<Found, String> {
 
 pub(super) async fn glob(desk: &Desk<'_>, wish: Glob) -> Result<Found, String> {
     let directory = normalise(wish.path.as_deref().unwrap_or("/"))?;
-    let pattern = Pattern::new(&wish.pattern, &directory)?;
-    let paths = desk.workspace.paths(desk.state, &directory).await?;
-    let matches = |path: &&String| below(path, &directory).is_some_and(|rest| pattern.matches(rest));
+    let wanted = pattern(&wish.pattern, &directory)?;
+    let paths = desk.visible(&directory).await?;
+    let matches = |path: &&String| below(path, &directory).is_some_and(|rest| wanted.matches(rest));
     let found: Vec<&String> = paths.iter().filter(matches).collect();
     if found.is_empty() {
         return Ok(Found::text(format!("No files found that match '{}' in {directory}", wish.pattern)));
@@ -157,9 +156,9 @@ pub(super) async fn grep(desk: &Desk<'_>, wish: Grep) -> Result<Found, String> {
 /// The first `most` matching lines, and whether the search stopped there.
 async fn hits(desk: &Desk<'_>, wish: &Grep, most: usize) -> Result<(Vec<Hits>, bool), String> {
     let root = normalise(wish.path.as_deref().unwrap_or("/"))?;
-    let filter = wish.glob.as_deref().map(|glob| Pattern::new(glob, &root)).transpose()?;
+    let filter = wish.glob.as_deref().map(|glob| pattern(glob, &root)).transpose()?;
     let (mut hits, mut left) = (vec![], most);
-    for path in desk.workspace.paths(desk.state, &root).await? {
+    for path in desk.visible(&root).await? {
         // A file that is named itself lies in no directory: its name stands for it.
         let place = below(&path, &root).unwrap_or_else(|| path.rsplit('/').next().unwrap_or(&path));
         if filter.as_ref().is_some_and(|filter| !filter.matches(place)) {

@@ -16,7 +16,7 @@ fn state(files: &[(&str, &str)]) -> State {
 
 async fn answer(state: &State, name: &str, args: Value) -> Answer {
     let workspace: Arc<dyn Workspace> = Arc::new(StateFiles);
-    let tool = tools(&workspace).into_iter().find(|tool| tool.spec().name == name).expect(name);
+    let tool = tools(&workspace, &FileRules::default()).into_iter().find(|tool| tool.spec().name == name).expect(name);
     let args: Map<String, Value> = args.as_object().cloned().unwrap_or_default();
     match tool.call(&Scope::sample(NOW), state, &ToolCall::new("c1", name, args)).await {
         Ok(CallOutcome::Answer(answer)) => answer,

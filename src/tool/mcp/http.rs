@@ -138,20 +138,20 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, WireError>
     Ok(body)
 }
 
-fn too_long() -> WireError {
+pub(super) fn too_long() -> WireError {
     WireError::Garbled(format!("the answer is longer than {LONGEST_MESSAGE} bytes"))
 }
 
 /// The data of the events of a stream, as its bytes come.
 #[derive(Default)]
-struct Lines {
+pub(super) struct Lines {
     line: Vec<u8>,
     data: String,
 }
 
 impl Lines {
     /// The data of the events that `bytes` complete.
-    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut events = vec![];
         for byte in bytes {
             if *byte != b'\n' {
@@ -170,6 +170,11 @@ impl Lines {
             }
         }
         events
+    }
+
+    /// How many bytes of an event have come that is not complete.
+    pub(super) fn pending(&self) -> usize {
+        self.line.len() + self.data.len()
     }
 }
 

@@ -46,7 +46,10 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
     };
     let word = |name: &str| wish.get(name).and_then(Value::as_str);
     match (word("subagent_type"), word("description")) {
-        (Some(subagent), Some(work)) => Ok(Some(Delegation::to(subagent, work))),
+        (Some(subagent), Some(work)) => {
+            let format = wish.get("response_format").filter(|format| !format.is_null()).cloned();
+            Ok(Some(Delegation::to(subagent, work).in_form(format)))
+        }
         _ => Err(garbled("`delegate` is not an object with the texts `description` and `subagent_type`")),
     }
 }

@@ -3,17 +3,19 @@
 //!
 //! Two threads carry the lines, since pipes of processes block. The program ends with its connection.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::message::{self, Said};
+use super::waiting::Waiting;
 use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
 
 /// How many messages may wait until the program reads them.
@@ -28,6 +30,8 @@ pub(super) struct Program {
     pub(super) args: Vec<String>,
     /// All variables that it sees. They may hold secrets.
     pub(super) env: BTreeMap<String, String>,
+    /// Where it runs.
+    pub(super) folder: Option<PathBuf>,
 }
 
 /// A connection to a program.
@@ -36,10 +40,8 @@ pub(super) struct Pipes {
     shared: Arc<Shared>,
 }
 
-type Waiting = HashMap<u64, oneshot::Sender<Result<Value, WireError>>>;
-
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: Waiting,
     signs: Signs,
     child: Mutex<Child>,
 }
@@ -49,12 +51,15 @@ impl Pipes {
     pub(super) fn open(name: &str, program: &Program) -> Result<Self, WireError> {
         let mut command = Command::new(&program.command);
         command.args(&program.args).env_clear().envs(&program.env);
+        if let Some(folder) = &program.folder {
+            command.current_dir(folder);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |what: &str| WireError::Unreachable(format!("{what} `{}`", program.command));
         let mut child = command.spawn().map_err(|error| cannot(&format!("{}, starting", error.kind())))?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (lines, unread) = mpsc::channel(UNREAD);
-        let shared = Shared { waiting: Mutex::default(), signs: Signs::default(), child: Mutex::new(child) };
+        let shared = Shared { waiting: Waiting::default(), signs: Signs::default(), child: Mutex::new(child) };
         let pipes = Self { lines, shared: Arc::new(shared) };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             return Err(cannot("no pipes to"));
@@ -75,16 +80,12 @@ impl Pipes {
 #[async_trait]
 impl Wire for Pipes {
     async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let (answer, answered) = oneshot::channel();
-        let waits = Waits { shared: &self.shared, id };
-        self.shared.waiting().insert(id, answer);
+        let wait = self.shared.waiting.begin(id);
         // Whoever comes after the end waits for nothing.
         if self.shared.signs.closed.is_cancelled() || self.lines.send(request.to_string()).await.is_err() {
             return Err(WireError::Closed);
         }
-        let answered = answered.await.unwrap_or(Err(WireError::Closed));
-        drop(waits);
-        answered
+        wait.answer().await
     }
 
     async fn tell(&self, message: Value) {
@@ -102,27 +103,11 @@ impl Drop for Pipes {
     }
 }
 
-/// A request that somebody waits for; it is forgotten when nobody does any more.
-struct Waits<'a> {
-    shared: &'a Shared,
-    id: u64,
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.shared.waiting().remove(&self.id);
-    }
-}
-
 impl Shared {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Nobody gets an answer any more, and the program ends if it has not.
     fn end(&self) {
         self.signs.closed.cancel();
-        self.waiting().clear();
+        self.waiting.end();
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         // It has ended already, or does now.
         let _ = child.kill();
@@ -144,12 +129,7 @@ fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<S
     while let Some(line) = next_line(&mut reader) {
         let Ok(said) = serde_json::from_slice(&line) else { continue };
         match message::read(&said) {
-            Said::Answer(id, result) => {
-                if let Some(waits) = shared.waiting().remove(&id) {
-                    // Who does not wait any more does not need it.
-                    let _ = waits.send(result.map_err(WireError::Refused));
-                }
-            }
+            Said::Answer(id, result) => shared.waiting.answer(id, result.map_err(WireError::Refused)),
             Said::Asks(answer) => {
                 if let Some(lines) = answers.upgrade() {
                     // One that asks without reading the answers gets none.

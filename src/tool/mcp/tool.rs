@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::McpServer;
 use super::outcome::outcome;
+use super::server::McpServer;
 use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, mcp};
 use crate::domain::machine::Failure;

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::domain::definition::ToolKind;
 use crate::domain::time::Timestamp;
+use crate::tool::Word;
 
 fn definition(url: String) -> ToolDefinition {
     ToolDefinition {
@@ -52,6 +53,11 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
         .route("/huge", post(|| async { "x".repeat(LONGEST_ANSWER + 1) }))
         .route("/custom", post(|| async { r#"{"content": "done", "custom": [1, "two"]}"# }))
         .route("/lines", post(|| async { in_lines("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }))
+        .route(
+            "/pieces",
+            post(|| async { in_lines("{\"output\": \"do\"}\n{\"output\": \"ne\", \"custom\": [1]}\n\"done\"") }),
+        )
+        .route("/spilt", post(|| async { in_lines("{\"output\": 1}\n\"done\"\n") }))
         .route("/unended", post(|| async { in_lines("{\"custom\": [1]}\n") }))
         .route("/torn", post(|| async { in_lines("{\"custom\": 1}\n\"done\"\n") }))
         .route("/slow", post(std::future::pending::<()>));
@@ -199,7 +205,13 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
 
 #[tokio::test]
 async fn clients_are_told_what_a_tool_says_beside_its_result() {
-    for (path, told) in [("/custom", vec![json!(1), json!("two")]), ("/lines", vec![json!(1), json!(2), json!(3)])] {
+    let custom = |value| Word::Custom(value);
+    let output = |text: &str| Word::Output { call: "call 1".to_owned(), text: text.to_owned() };
+    for (path, told) in [
+        ("/custom", vec![custom(json!(1)), custom(json!("two"))]),
+        ("/lines", vec![custom(json!(1)), custom(json!(2)), custom(json!(3))]),
+        ("/pieces", vec![output("do"), output("ne"), custom(json!(1))]),
+    ] {
         let scope = Scope::sample(Timestamp(0));
         let outcome = with_server(async |base| made(&base, path, &scope).await).await;
         let Ok(CallOutcome::Answer(answer)) = outcome else { panic!("{path}: {outcome:?}") };
@@ -210,9 +222,11 @@ async fn clients_are_told_what_a_tool_says_beside_its_result() {
 
 #[tokio::test]
 async fn an_answer_in_lines_has_to_end_with_its_result() {
-    for (path, why) in
-        [("/unended", "ended before the line"), ("/torn", "`custom` in a line of the answer is not a list")]
-    {
+    for (path, why) in [
+        ("/unended", "ended before the line"),
+        ("/torn", "`custom` in a line of the answer is not a list"),
+        ("/spilt", "`output` in a line of the answer is not a text"),
+    ] {
         let Err(Halt::Fail(failure)) = calling(path).await else { panic!("{path} is an answer") };
         assert!(failure.message.contains(why), "{failure:?}");
     }

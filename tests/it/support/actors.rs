@@ -52,6 +52,11 @@ impl Human {
         Self { client, agent: agent.to_owned(), thread }
     }
 
+    /// Somebody who talks to `agent` on this thread.
+    pub(crate) fn at(client: Client, agent: &str, thread: &str) -> Self {
+        Self { client, agent: agent.to_owned(), thread: thread.to_owned() }
+    }
+
     /// The same person on another thread.
     pub(crate) fn on(&self, thread: &str) -> Self {
         Self { thread: thread.to_owned(), ..self.clone() }

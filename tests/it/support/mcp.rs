@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::{Value, json};
+
 use super::server::{TestServer, skipped};
 
 /// What the agents that use it are.
@@ -65,6 +67,21 @@ pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Do
     Some(docs)
 }
 
+/// A server behind HTTP that nothing speaks of yet; none if there is no Python here.
+pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
+    python()?;
+    let mut docs = Docs { running: None, port: 0, tools: server.tools.base.clone() };
+    docs.starts();
+    Some(docs)
+}
+
+/// How a program that is such a server is named in an `mcp.json`; none if there is no Python here.
+pub(crate) fn program(server: &TestServer) -> Option<Value> {
+    let command = python()?;
+    let args = [script().display().to_string(), "${ADJUTANT_TEST_NOTHING:-".to_owned() + &server.tools.base + "}"];
+    Some(json!({"command": command, "args": args, "env": {"DOCS_KEY": "${ADJUTANT_TEST_NOTHING:-d0cs}"}}))
+}
+
 fn script() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/mcp_server.py")
 }
@@ -75,6 +92,11 @@ fn python() -> Option<&'static str> {
 }
 
 impl Docs {
+    /// Its address; `/mcp`, or `/sse` for the older way.
+    pub(crate) fn address(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
     /// Starts the server behind HTTP, at the address that it had.
     pub(crate) fn starts(&mut self) {
         let mut command = Command::new("python3");

@@ -1,13 +1,15 @@
 """A small MCP server for the tests, over its standard streams or, with an address, over HTTP.
 
     mcp_server.py TOOLS_URL            messages on lines of stdin and stdout
-    mcp_server.py TOOLS_URL PORT       POST /mcp; every second answer is an event stream
+    mcp_server.py TOOLS_URL PORT       POST /mcp; every second answer is an event stream. In the older way GET /sse is
+                                       the stream of all answers, and POST /messages takes the questions
 
 Its tools are those of `call`. `dig` asks the tool server of the tests, so that a scene sees the call and can hold it back.
 """
 
 import json
 import os
+import queue
 import sys
 import threading
 import urllib.request
@@ -134,6 +136,7 @@ def serve_lines():
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     sessions = set()
+    streams = {}
     answers = 0
 
     def log_message(self, *_):
@@ -152,10 +155,27 @@ class Handler(BaseHTTPRequestHandler):
         Handler.sessions.clear()
         self.reply(200)
 
+    def do_GET(self):
+        if self.headers.get("x-key") != "s3cret":
+            return self.reply(401)
+        events = Handler.streams[len(Handler.streams)] = queue.Queue()
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"event: endpoint\ndata: /messages?stream=%d\n\n" % (len(Handler.streams) - 1))
+        while True:
+            self.wfile.write(b"event: message\ndata: %s\n\n" % json.dumps(events.get()).encode())
+
     def do_POST(self):
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.headers.get("x-key") != "s3cret":
             return self.reply(401, body=b"who is there, with " + (self.headers.get("x-key") or "nothing").encode())
+        if self.path.startswith("/messages"):
+            self.reply(202)
+            own, beside = answer(message)
+            for each in beside + ([own] if own else []):
+                Handler.streams[int(self.path.split("=")[1])].put(each)
+            return
         session = self.headers.get("mcp-session-id")
         headers = {}
         if message.get("method") == "initialize":

@@ -97,7 +97,9 @@ async fn serve(
         }
         "spawn" => {
             let subagent = args["subagent_type"].as_str().unwrap_or("researcher");
-            let wish = json!({"description": text("description"), "subagent_type": subagent});
+            let format = &args["response_format"];
+            let wish =
+                json!({"description": text("description"), "subagent_type": subagent, "response_format": format});
             Json(json!({"delegate": wish})).into_response()
         }
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),
@@ -107,11 +109,11 @@ async fn serve(
 
 /// An answer in lines: one at once, the others when it is no longer held back.
 fn progress(desk: Arc<Desk>) -> Response {
-    let first = Ok::<_, std::convert::Infallible>("{\"custom\": [{\"done\": 0.5}]}\n");
+    let first = Ok::<_, std::convert::Infallible>("{\"custom\": [{\"done\": 0.5}], \"output\": \"all \"}\n");
     let rest = async move {
         let mut held = desk.held.subscribe();
         held.wait_for(|held| !held.contains("progress")).await.expect("the desk is there");
-        Ok("{\"custom\": [\"almost\", 1]}\n{\"content\": \"all done\"}\n")
+        Ok("{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n")
     };
     let lines = futures::stream::iter([first]).chain(futures::stream::once(rest));
     ([("content-type", "application/x-ndjson")], Body::from_stream(lines)).into_response()

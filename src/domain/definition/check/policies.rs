@@ -1,13 +1,15 @@
 //! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
 
 use super::super::policy::{self, APPROVAL};
-use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit};
+use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit, permission};
 use super::Check;
 
 impl Check<'_> {
     pub(super) fn policies(&mut self, agent: &AgentDefinition) {
         let resolved = agent.resolved();
         self.findings.extend(agent.check_policies(self.around));
+        let permissions = FieldPath::of(["permissions"]);
+        self.findings.extend(permission::check(&permissions, &agent.permissions));
         let (general, field) = (&agent.general_purpose_subagent, FieldPath::of(["general_purpose_subagent"]));
         let fields = [(APPROVAL, "interrupt_on", general.interrupt_on.is_some())];
         self.findings.extend(policy::check(&field.then("middleware"), &general.middleware, &fields, self.around));
@@ -18,6 +20,8 @@ impl Check<'_> {
             self.findings.extend(subagent.check_policies(&field, self.around));
             let from = (&subagent.inherit, subagent.block_middleware.as_slice());
             self.findings.extend(inherit::check(&field, from, &resolved, self.around));
+            let permissions = subagent.permissions.as_deref().unwrap_or_default();
+            self.findings.extend(permission::check(&field.then("permissions"), permissions));
             self.mode(&field, subagent);
         }
     }
@@ -30,7 +34,10 @@ impl Check<'_> {
         let given = [
             ("skills", !subagent.skills.is_empty()),
             ("skill_tools", !subagent.skill_tools.is_empty()),
+            ("mcp_servers", !subagent.mcp_servers.is_empty()),
             ("memory", !subagent.memory.is_empty()),
+            ("excluded_tools", !subagent.excluded_tools.is_empty()),
+            ("tool_description_overrides", !subagent.tool_description_overrides.is_empty()),
             ("inherit", subagent.inherit != inherit::Inherit::default()),
             ("block_middleware", !subagent.block_middleware.is_empty()),
         ];

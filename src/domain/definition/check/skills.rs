@@ -1,5 +1,6 @@
 //! What makes no sense in what an agent knows: its skills, their tools, its memory.
 
+use super::super::mcp::{ToolNames, named};
 use super::super::source::{check_paths, check_skills};
 use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
@@ -37,15 +38,16 @@ impl Check<'_> {
             self.error(&field, "goes with `skills` only: a skill that was read discloses them");
         }
         self.tools(&field, knowledge.skill_tools);
-        for (at, tool) in knowledge.skill_tools.iter().enumerate().filter(|(_, tool)| tool.contains('/')) {
-            let message =
-                format!("`{tool}` is a tool of an MCP server, which skills do not disclose; name it in `tools`");
-            self.error(&field.then(at), message);
-        }
-        for (at, tool) in knowledge.skill_tools.iter().enumerate().filter(|(_, tool)| knowledge.tools.contains(tool)) {
-            let message =
-                format!("`{tool}` is in `tools`, too; a tool that skills disclose is not there from the start");
-            self.error(&field.then(at), message);
+        for (at, tool) in knowledge.skill_tools.iter().enumerate() {
+            // All tools of a server may be there from the start but for some.
+            let disclosed = ToolNames::of([tool]);
+            let is_there =
+                |other: &&String| !other.ends_with("/*") && disclosed.contains(&named(other)) || *other == tool;
+            if let Some(other) = knowledge.tools.iter().find(is_there) {
+                let message =
+                    format!("`{other}` is in `tools`, too; a tool that skills disclose is not there from the start");
+                self.error(&field.then(at), message);
+            }
         }
     }
 }
@@ -76,6 +78,25 @@ mod tests {
         assert!(told[0].starts_with("skill_tools: goes with `skills`"), "{told:#?}");
         assert!(told[1].starts_with("skill_tools[1]: there is no tool `nope`"), "{told:#?}");
         assert!(told[2].starts_with("skill_tools[0]: `lookup` is in `tools`"), "{told:#?}");
+    }
+
+    #[test]
+    fn tools_of_skills_can_be_those_of_mcp_servers() {
+        let around = Surroundings {
+            providers: ["scripted".to_owned()].into_iter().collect(),
+            mcp_servers: ["docs".to_owned()].into_iter().collect(),
+            ..Surroundings::default()
+        };
+        let told = |tools: &[&str], skill_tools: &[&str]| {
+            let body = json!({"model": "scripted:x", "skills": ["/s"], "tools": tools, "skill_tools": skill_tools});
+            let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
+            check_agent("a", &agent, &around).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&["docs/read"], &["docs/write"]), [""; 0]);
+        assert_eq!(told(&["docs/*"], &["docs/write"]), [""; 0], "all but that one");
+        assert!(told(&[], &["web/*"])[0].starts_with("skill_tools[0]: there is no MCP server `web`"));
+        assert!(told(&["docs/read"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/read` is in `tools`"));
+        assert!(told(&["docs/*"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/*` is in `tools`"));
     }
 
     #[test]

@@ -9,7 +9,8 @@ const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Checks the definition of a tool. The fields of the findings are relative to it.
 pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
-    let mut check = Check { around: &Surroundings::default(), findings: Vec::new() };
+    let around = Surroundings::default();
+    let mut check = Check::new(&around);
     let top = FieldPath::default();
     check.findings.extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
     match tool.kind {

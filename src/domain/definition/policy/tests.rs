@@ -62,7 +62,7 @@ fn what_cannot_be_listed_is_refused_with_what_can() {
     assert_eq!(told[2], "middleware[3]: `audit` is listed twice");
     assert!(told[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
     assert!(told[4].contains("there is no policy `audit2`; did you mean `audit`?"), "{told:#?}");
-    assert!(told[5].starts_with("middleware[6]: there is no policy ``"), "{told:#?}");
+    assert!(told[5].starts_with("middleware[6]: must have a `name`"), "{told:#?}");
 }
 
 #[test]

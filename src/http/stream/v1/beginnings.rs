@@ -116,7 +116,11 @@ impl Presenter {
             view.calls_begun = true;
             let made_before = match &event.body {
                 EventBody::Entry(entry) if view.origin.lane == event.origin.lane => entry.shown.as_slice(),
-                EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) => &[],
+                EventBody::Entry(_)
+                | EventBody::Fact(_)
+                | EventBody::Delta(_)
+                | EventBody::Begun(_)
+                | EventBody::Output { .. } => &[],
             };
             let mut frames = vec![];
             records::begin_calls(&self.facts, view, made_before, &mut frames);
@@ -129,7 +133,7 @@ impl Presenter {
 /// Whether an event tells that its agent makes calls.
 fn tells_of_calls(body: &EventBody) -> bool {
     match body {
-        EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => true,
+        EventBody::Output { .. } | EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => true,
         EventBody::Entry(entry) => entry.source == Source::Loop && entry.node == TOOLS,
         EventBody::Begun(Work::Model | Work::Program)
         | EventBody::Delta(_)

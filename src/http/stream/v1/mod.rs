@@ -13,6 +13,7 @@ use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
@@ -143,7 +144,11 @@ impl Presenter {
             EventBody::Fact(Fact::Started { base, .. }) => *base,
             EventBody::Entry(entry) if is_unknown() => entry.parent,
             EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
-            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) => None,
+            EventBody::Entry(_)
+            | EventBody::Fact(_)
+            | EventBody::Delta(_)
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => None,
         }
     }
 
@@ -157,7 +162,11 @@ impl Presenter {
             {
                 *base
             }
-            EventBody::Fact(_) | EventBody::Entry(_) | EventBody::Delta(_) | EventBody::Begun(_) => None,
+            EventBody::Fact(_)
+            | EventBody::Entry(_)
+            | EventBody::Delta(_)
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => None,
         }
     }
 
@@ -212,7 +221,7 @@ impl Presenter {
         match &event.body {
             EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, out),
             EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, out),
-            EventBody::Delta(_) | EventBody::Begun(_) => {}
+            EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
         self.lanes.insert(lane, view);
     }
@@ -251,17 +260,24 @@ impl Presenter {
             }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
-            Fact::Ended { status, error, .. } => {
+            Fact::Ended { status, error, used, .. } => {
                 if let (RunStatus::Success, Some(state)) = (status, self.recorded(view)) {
                     let agent = Running::agent(&self.facts, &view.origin);
                     out.push(agent.ended("on_chain_end", state, &Value::Null));
                 }
                 if view.is_main() {
-                    out.extend(error_frame(*status, error.as_ref()));
+                    let used = used.as_deref();
+                    out.extend(used.filter(|_| self.modes.has(Mode::Usage)).map(|used| self.usage_frame(used)));
+                    out.extend(error_frame(*status, error.as_ref(), used));
                 }
             }
             Fact::Calling { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
         }
+    }
+
+    /// `usage`: what was used.
+    fn usage_frame(&self, used: &Totals) -> Frame {
+        Frame::of("usage", &with_totals(json!({"run_id": self.facts.run}), Some(used)))
     }
 
     fn started(
@@ -419,12 +435,23 @@ fn task_of(view: &LaneView, asker: &Origin, interrupt: &Interrupt) -> (TaskId, S
 }
 
 /// `error`: why the run failed, if it did.
-fn error_frame(status: RunStatus, error: Option<&Failure>) -> Option<Frame> {
-    let told = |class: &str, message: &str| Frame::of("error", &json!({"error": class, "message": message}));
+fn error_frame(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
+    let told = |class: &str, message: &str| {
+        Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
+    };
     match (error, status) {
         (Some(failure), _) => Some(told(&failure.class, &failure.message)),
         (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
         (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
         (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
     }
+}
+
+/// `data` and what was used.
+fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
+    if let Some(Totals { own, tree }) = used {
+        data["usage"] = json!(own);
+        data["tree_usage"] = json!(tree);
+    }
+    data
 }

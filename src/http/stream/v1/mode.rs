@@ -23,11 +23,13 @@ pub enum Mode {
     Debug,
     /// Records of what begins, is said and ends, as tracers of the field know them.
     Events,
+    /// What was used, at the end.
+    Usage,
 }
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Values,
         Self::Updates,
         Self::Messages,
@@ -37,6 +39,7 @@ impl Mode {
         Self::Checkpoints,
         Self::Debug,
         Self::Events,
+        Self::Usage,
     ];
 
     /// The word for it in requests.
@@ -51,6 +54,7 @@ impl Mode {
             Self::Checkpoints => "checkpoints",
             Self::Debug => "debug",
             Self::Events => "events",
+            Self::Usage => "usage",
         }
     }
 

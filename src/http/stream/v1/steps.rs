@@ -60,7 +60,7 @@ impl Coming {
                 Some(_) | None => Self::Calls,
             },
             EventBody::Fact(Fact::Started { .. }) => Self::NewTurn,
-            EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => Self::Calls,
+            EventBody::Output { .. } | EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => Self::Calls,
             EventBody::Fact(Fact::Ended { error: Some(failure), .. }) if failure.class != "GraphRecursionError" => {
                 Self::Unknown
             }

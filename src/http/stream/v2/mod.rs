@@ -13,6 +13,7 @@ use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, TaskId};
 use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
@@ -37,6 +38,17 @@ pub struct RunFacts {
     /// The definition of its agent.
     pub graph: String,
 }
+
+/// How an agent stopped.
+struct End<'a> {
+    status: RunStatus,
+    error: Option<&'a Failure>,
+    waits: bool,
+    used: Option<&'a Totals>,
+}
+
+/// The word for how an agent stopped, why it failed, and what was used.
+type Stopped<'a> = (&'static str, Option<&'a Failure>, Option<&'a Totals>);
 
 /// Turns the events of a thread into the frames of one reader.
 #[derive(Default)]
@@ -87,7 +99,11 @@ impl Presenter {
             EventBody::Fact(Fact::Started { base, .. }) => base.filter(|base| !stands_at(*base)),
             EventBody::Entry(entry) if is_unknown() => entry.parent,
             EventBody::Fact(Fact::Calling { head, .. }) if is_unknown() => *head,
-            EventBody::Entry(_) | EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) => None,
+            EventBody::Entry(_)
+            | EventBody::Fact(_)
+            | EventBody::Delta(_)
+            | EventBody::Begun(_)
+            | EventBody::Output { .. } => None,
         }
     }
 
@@ -117,6 +133,7 @@ impl Presenter {
             EventBody::Entry(entry) => self.entry(&mut view, entry, &mut out),
             EventBody::Fact(fact) => self.fact(&mut view, fact, &mut out),
             EventBody::Delta(delta) => view.speech.piece(&view.place, delta, &mut out),
+            EventBody::Output { call, text } => tools::piece(&view, call, text, &mut out),
             EventBody::Begun(_) => {}
         }
         self.lanes.insert(lane, view);
@@ -143,7 +160,10 @@ impl Presenter {
                 self.ask(view, interrupts, out);
             }
             Fact::Custom { value } => custom(view, value, out),
-            Fact::Ended { status, error, waits } => self.ended(view, (*status, error.as_ref(), *waits), out),
+            Fact::Ended { status, error, waits, used } => {
+                let end = End { status: *status, error: error.as_ref(), waits: *waits, used: used.as_deref() };
+                self.ended(view, end, out);
+            }
             Fact::Paused | Fact::Undone => {}
         }
     }
@@ -277,8 +297,8 @@ impl Presenter {
         }
     }
 
-    fn ended(&mut self, view: &mut LaneView, end: (RunStatus, Option<&Failure>, bool), out: &mut Outlet<'_>) {
-        let (status, error, waits) = end;
+    fn ended(&mut self, view: &mut LaneView, end: End<'_>, out: &mut Outlet<'_>) {
+        let End { status, error, waits, used } = end;
         let word = if waits { "interrupted" } else { ending(status) };
         if word == "failed" {
             tools::give_up(view, error.map_or("the run failed", |failure| &failure.message), out);
@@ -287,11 +307,11 @@ impl Presenter {
             if status == RunStatus::Interrupted {
                 show_values(view, out);
             }
-            return self.close(view, (word, error), out);
+            return self.close(view, (word, error, used), out);
         }
         self.tell_running(view, out);
         self.close_children(out);
-        self.close(view, (word, error), out);
+        self.close(view, (word, error, used), out);
         if waits {
             show_values(view, out);
         }
@@ -299,7 +319,7 @@ impl Presenter {
     }
 
     /// Tells that an agent stopped.
-    fn close(&self, view: &mut LaneView, (word, error): (&'static str, Option<&Failure>), out: &mut Outlet<'_>) {
+    fn close(&self, view: &mut LaneView, (word, error, used): Stopped<'_>, out: &mut Outlet<'_>) {
         view.open = false;
         view.made.clear();
         out.put(Channel::Lifecycle, &view.place, self.lifecycle_name(view, word), || {
@@ -307,6 +327,10 @@ impl Presenter {
             let mut data = json!({"event": word, "graph_name": graph});
             if word == "failed" {
                 data["error"] = json!(error.map_or("the run failed", |failure| &failure.message));
+            }
+            if let Some(Totals { own, tree }) = used {
+                data["usage"] = json!(own);
+                tree.iter().for_each(|tree| data["tree_usage"] = json!(tree));
             }
             data
         });
@@ -317,7 +341,7 @@ impl Presenter {
         let mut lanes = std::mem::take(&mut self.lanes);
         let mut open: Vec<&mut LaneView> = lanes.values_mut().filter(|view| view.open && !view.is_main()).collect();
         open.sort_by_key(|view| std::cmp::Reverse(view.place.segments.len()));
-        open.into_iter().for_each(|view| self.close(view, ("interrupted", None), out));
+        open.into_iter().for_each(|view| self.close(view, ("interrupted", None, None), out));
         self.lanes = lanes;
     }
 

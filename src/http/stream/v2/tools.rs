@@ -31,6 +31,18 @@ pub(super) fn begin(view: &mut LaneView, calls: &[(usize, String)], out: &mut Ou
     }
 }
 
+/// Shows a piece of what a call will come to.
+pub(super) fn piece(view: &LaneView, call: &str, text: &str, out: &mut Outlet<'_>) {
+    if view.made.contains_key(call) {
+        out.put(
+            Channel::Tools,
+            &view.place,
+            Name::Placed,
+            || json!({"event": "tool-output-delta", "tool_call_id": call, "delta": text}),
+        );
+    }
+}
+
 /// The call of this id as it runs: the model's, or the reviewer's in its place.
 fn call_of(state: &State, id: &str) -> Option<ToolCall> {
     let edited = state.fields.get(EDITED_CALLS).and_then(|edited| edited.get(id));

@@ -36,7 +36,7 @@ impl CommandBody {
         }
         let goto =
             goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
-        Ok(Command { resume: None, update: self.update.clone(), goto })
+        Ok(Command { update: self.update.clone(), goto, ..Command::default() })
     }
 }
 

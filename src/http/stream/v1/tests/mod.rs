@@ -178,7 +178,7 @@ impl Play {
     }
 
     pub(super) fn end(&mut self, agent: &Agent) {
-        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None, waits: false });
+        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None });
     }
 
     /// What a reader gets of these events.

@@ -212,7 +212,7 @@ fn a_breakpoint_is_an_empty_question_and_a_failure_comes_last() {
     play.start(&main, false);
     play.fact(&main, Fact::Paused);
     let error = Some(Failure::new("ValueError", "because"));
-    play.fact(&main, Fact::Ended { status: RunStatus::Error, error, waits: false });
+    play.fact(&main, Fact::Ended { status: RunStatus::Error, error, waits: false, used: None });
     let frames = play.all(&BOTH, false);
     assert_eq!(lines(&frames), ["metadata", "updates __interrupt__", "error ValueError"]);
     assert_eq!(data(&frames[2]), json!({"error": "ValueError", "message": "because"}));

@@ -1,7 +1,8 @@
 //! Policy: the agent's final answer has a form.
 //!
 //! The form is offered as a tool that the model has to call in the end; its arguments are the answer. Works with every
-//! provider that can call tools. A model that answers in plain text nevertheless is reminded, but not for ever.
+//! provider that can call tools. A model that answers in plain text nevertheless is reminded, but not for ever. The other
+//! way, by which the provider itself keeps to the form, is [`native`].
 
 use std::sync::Arc;
 
@@ -10,23 +11,28 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::reminder::Reminder;
-use super::{Contribution, Middleware, ModelAnswer, NextModel, Reaction, open_calls};
-use crate::domain::Invalid;
+use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction, open_calls};
 use crate::domain::call::Answer;
+use crate::domain::definition::{AnswerFormat, HandleErrors, form_name};
 use crate::domain::graph::Field;
-use crate::domain::machine::{Jump, Moment};
+use crate::domain::machine::{Failure, Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
 use crate::tool::literal::python;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
+pub mod native;
+
 /// The field that holds the answer.
 pub const FIELD: &str = "structured_response";
 /// What marks a reminder as ours.
 const OURS: &str = "structured_output";
-/// The longest name of a tool that providers accept.
-const LONGEST_NAME: usize = 64;
+/// The class of the failure when there is no answer in the form.
+const FAILURE: &str = "StructuredOutputError";
+/// What a model is told that answers more than once.
+const SEVERAL: &str = "Error: there are several final answers in one message, but there can be only one. None was taken. \
+    Call once, with the whole answer.";
 
 /// The policy.
 #[derive(Clone)]
@@ -34,37 +40,25 @@ pub struct StructuredOutput {
     forms: Vec<Arc<Form>>,
     /// What the answer looks like, all alternatives together.
     schema: Value,
+    /// What becomes of an answer that does not fit.
+    errors: HandleErrors,
 }
 
 impl StructuredOutput {
-    /// The answer has to fit `schema`; with alternatives at its top (`oneOf`, `anyOf`) one of them.
-    ///
-    /// # Errors
-    /// When it is no JSON Schema of an object, or two alternatives have one name.
-    pub fn new(schema: &Value) -> Result<Self, Invalid> {
-        let refuse = |reason: String| Err(Invalid::new("response_format", reason));
-        if let Err(error) = jsonschema::validator_for(schema) {
-            return refuse(format!("is not a JSON Schema: {error}"));
-        }
-        let alternatives = ["oneOf", "anyOf"].iter().find_map(|keyword| schema.get(keyword)?.as_array());
-        let schemas = match alternatives {
-            Some(alternatives) => alternatives.iter().map(|one| with_definitions(one, schema)).collect(),
-            None => vec![schema.clone()],
-        };
-        let mut names: Vec<String> = vec![];
-        for schema in &schemas {
-            if schema.get("type").and_then(Value::as_str) != Some("object") {
-                return refuse("must be a JSON Schema with \"type\": \"object\"".to_owned());
-            }
-            let name = form_name(schema);
-            if names.contains(&name) {
-                return refuse(format!("has two alternatives named `{name}`; give each a `title` of its own"));
-            }
-            names.push(name);
-        }
-        let all: Arc<[String]> = names.into();
-        let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema));
-        Ok(Self { forms: schemas.into_iter().enumerate().map(form).collect(), schema: schema.clone() })
+    /// The answer has to have this form; with alternatives one of them.
+    pub fn new(format: &AnswerFormat) -> Self {
+        let schemas = format.alternatives();
+        let all: Arc<[String]> = schemas.iter().map(tool_name).collect();
+        let kept = &format.tool_message_content;
+        let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema, kept.clone()));
+        let forms = schemas.into_iter().enumerate().map(form).collect();
+        Self { forms, schema: format.schema.clone(), errors: format.handle_errors.clone() }
+    }
+
+    /// What is wrong with a call of a form, beside the other calls of its message.
+    fn mistake(&self, call: &ToolCall, state: &State) -> Option<String> {
+        let form = self.forms.iter().find(|form| form.spec.name == call.name)?;
+        form.check.check(&call.args).err().or_else(|| form.is_one_of_several(state).then(|| SEVERAL.to_owned()))
     }
 
     /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
@@ -98,7 +92,7 @@ impl StructuredOutput {
                 "Your answer was plain text and nobody will read it. Give your final answer by calling {names}."
             ),
             failure: (
-                "StructuredOutputError",
+                FAILURE,
                 "the model gave its answer as plain text, although it was reminded of the required form",
             ),
         }
@@ -142,6 +136,14 @@ impl Middleware for StructuredOutput {
         }
         Ok(answer)
     }
+
+    async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
+        match (&self.errors, self.mistake(&call, next.state)) {
+            (HandleErrors::Say(text), Some(_)) => Ok(CallOutcome::Answer(Answer::error(&call, text.clone()))),
+            (HandleErrors::Switch(false), Some(mistake)) => Err(Halt::Fail(Failure::new(FAILURE, mistake))),
+            (HandleErrors::Switch(_), _) | (HandleErrors::Say(_), None) => next.call(call).await,
+        }
+    }
 }
 
 /// One form of the answer, as a tool.
@@ -149,23 +151,31 @@ struct Form {
     spec: Arc<ToolSpec>,
     check: ArgumentCheck,
     all: Arc<[String]>,
+    /// What stands in the conversation as its result, when not the answer itself.
+    kept: Option<String>,
 }
 
 impl Form {
     /// The form at `at` among `all` the names.
-    fn new(all: &Arc<[String]>, at: usize, schema: Value) -> Self {
+    fn new(all: &Arc<[String]>, at: usize, schema: Value, kept: Option<String>) -> Self {
         let about = schema.get("description").and_then(Value::as_str).unwrap_or("The form of your final answer.");
         let description =
             format!("{about}\n\nCall this once, alone, when you have your final answer: it ends your work.");
         let spec = ToolSpec { name: all[at].clone(), description, parameters: schema };
-        Self { check: ArgumentCheck::new(&spec), spec: Arc::new(spec), all: Arc::clone(all) }
+        Self { check: ArgumentCheck::new(&spec), spec: Arc::new(spec), all: Arc::clone(all), kept }
+    }
+
+    /// Whether the model's last message gives several final answers.
+    fn is_one_of_several(&self, state: &State) -> bool {
+        open_calls(state).iter().filter(|other| self.all.contains(&other.name)).count() > 1
     }
 
     /// What a good answer writes: its result, and the answer itself.
     fn writes(&self, call: &ToolCall) -> Update {
         let response = self.in_order(call.args.clone());
         let shown: Vec<String> = response.iter().map(|(name, value)| format!("{name}={}", python(value))).collect();
-        let text = format!("Returning structured response: {}", shown.join(" "));
+        let standard = || format!("Returning structured response: {}", shown.join(" "));
+        let text = self.kept.clone().unwrap_or_else(standard);
         let mut writes = Update::messages([Message::tool(call, ToolStatus::Success, text)]);
         writes.merge(Update::field(FIELD, Value::Object(response)));
         writes
@@ -190,36 +200,19 @@ impl Tool for Form {
     }
 
     async fn call(&self, _: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        if open_calls(state).iter().filter(|other| self.all.contains(&other.name)).count() > 1 {
-            let text = "Error: there are several final answers in one message, but there can be only one. None was \
-                taken. Call once, with the whole answer.";
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+        if self.is_one_of_several(state) {
+            return Ok(CallOutcome::Answer(Answer::error(call, SEVERAL)));
         }
         Ok(CallOutcome::Answer(Answer { writes: self.writes(call), ends: true, shown: false, changes: vec![] }))
     }
 }
 
-/// An alternative of `whole` that can stand alone: with the definitions it may refer to.
-fn with_definitions(alternative: &Value, whole: &Value) -> Value {
-    let mut alone = alternative.clone();
-    for keyword in ["$defs", "definitions"] {
-        if let (Some(fields), Some(definitions)) = (alone.as_object_mut(), whole.get(keyword)) {
-            fields.entry(keyword).or_insert_with(|| definitions.clone());
-        }
-    }
-    alone
-}
-
 /// The schema's title as the name of a tool; without one, a name that the same schema always gets.
-fn form_name(schema: &Value) -> String {
-    let title = schema.get("title").and_then(Value::as_str).unwrap_or_default();
-    let safe = |letter: char| if letter.is_ascii_alphanumeric() || "_-".contains(letter) { letter } else { '_' };
-    let name: String = title.chars().take(LONGEST_NAME).map(safe).collect();
-    if name.chars().any(|letter| letter.is_ascii_alphanumeric()) {
-        return name;
-    }
-    let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes()).simple().to_string();
-    format!("response_format_{}", &hash[..8])
+fn tool_name(schema: &Value) -> String {
+    form_name(schema).unwrap_or_else(|| {
+        let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes()).simple().to_string();
+        format!("response_format_{}", &hash[..8])
+    })
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Glob patterns over the paths of a workspace.
 //!
-//! A pattern without `/` matches a name at any depth; a leading `/` ties it to the directory that is searched. Names
-//! that begin with a dot are matched only by a part of the pattern that begins with a dot.
+//! A pattern without `/` matches a name at any depth; a leading `/` ties it to the directory that is searched. In a search,
+//! names that begin with a dot are matched only by a part of the pattern that begins with a dot.
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use crate::domain::path::below;
+use super::path::below;
 
 /// How many alternatives the braces of one pattern may yield.
 const MOST_ALTERNATIVES: usize = 256;
@@ -13,7 +13,11 @@ const MOST_ALTERNATIVES: usize = 256;
 const LONGEST: usize = 1_000;
 
 /// A compiled pattern.
-pub(super) struct Pattern(Vec<Vec<Part>>);
+pub struct Pattern {
+    alternatives: Vec<Vec<Part>>,
+    /// Whether names that begin with a dot are like all others.
+    has_dots: bool,
+}
 
 /// What one part of a path has to look like.
 enum Part {
@@ -27,41 +31,46 @@ impl Pattern {
     /// Compiles `pattern`, meant for paths below `directory`.
     ///
     /// # Errors
-    /// The text for the model.
-    pub(super) fn new(pattern: &str, directory: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("Error: the pattern '{pattern}' cannot be used: {why}.");
+    /// Why it is none.
+    pub fn new(pattern: &str, directory: &str) -> Result<Self, String> {
         if pattern.trim().is_empty() {
-            return Err(wrong("it is empty"));
+            return Err("it is empty".to_owned());
         }
         if pattern.len() > LONGEST {
-            return Err(format!("Error: the pattern is longer than {LONGEST} bytes."));
+            return Err(format!("it is longer than {LONGEST} bytes"));
         }
         if pattern.split('/').any(|part| part == "..") {
-            return Err(wrong("it must not contain .."));
+            return Err("it must not contain ..".to_owned());
         }
         let relative = below(pattern, directory).filter(|_| directory != "/").unwrap_or(pattern);
         let mut alternatives = vec![];
-        expand(relative, &mut alternatives).map_err(wrong)?;
+        expand(relative, &mut alternatives)?;
         let floats = !pattern.contains('/');
-        alternatives
-            .iter()
-            .map(|alternative| parts(alternative, floats).map_err(|why| wrong(&why)))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let alternatives =
+            alternatives.iter().map(|alternative| parts(alternative, floats)).collect::<Result<_, _>>()?;
+        Ok(Self { alternatives, has_dots: false })
+    }
+
+    /// Compiles `pattern`, meant for all paths, to which names that begin with a dot are like all others.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn with_dots(pattern: &str) -> Result<Self, String> {
+        Ok(Self { has_dots: true, ..Self::new(pattern, "/")? })
     }
 
     /// Whether it matches `path`, which is relative to the directory.
-    pub(super) fn matches(&self, path: &str) -> bool {
+    pub fn matches(&self, path: &str) -> bool {
         let names: Vec<&str> = path.split('/').collect();
-        self.0.iter().any(|parts| fits(parts, &names))
+        self.alternatives.iter().any(|parts| fits(parts, &names, self.has_dots))
     }
 }
 
 /// Writes out the braces of `pattern`: `{a,b}/c` is `a/c` and `b/c`.
-fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), &'static str> {
+fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), String> {
     let Some(Braces { open, choices, close }) = first_braces(pattern)? else {
         if into.len() == MOST_ALTERNATIVES {
-            return Err("its braces yield too many alternatives");
+            return Err("its braces yield too many alternatives".to_owned());
         }
         into.push(pattern.to_owned());
         return Ok(());
@@ -79,7 +88,7 @@ struct Braces<'a> {
     close: usize,
 }
 
-fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, &'static str> {
+fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
     let Some(open) = pattern.find('{') else {
         return Ok(None);
     };
@@ -99,7 +108,7 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, &'static str> {
             _ => {}
         }
     }
-    Err("a { has no }")
+    Err("a { has no }".to_owned())
 }
 
 fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
@@ -119,18 +128,16 @@ fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
 }
 
 /// Whether `names` fit `parts`, looked at from the end: `fit[n]` tells whether the names from `n` on fit what is left.
-fn fits(parts: &[Part], names: &[&str]) -> bool {
+fn fits(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
+    let is_open = |name: &str| has_dots || !name.starts_with('.');
     let mut fit: Vec<bool> = (0..=names.len()).map(|at| at == names.len()).collect();
     for part in parts.iter().rev() {
         let mut next = vec![false; names.len() + 1];
         for at in (0..=names.len()).rev() {
             next[at] = match part {
-                Part::Any => fit[at] || at < names.len() && !names[at].starts_with('.') && next[at + 1],
+                Part::Any => fit[at] || at < names.len() && is_open(names[at]) && next[at + 1],
                 Part::One(glob, dotted) => {
-                    at < names.len()
-                        && fit[at + 1]
-                        && (*dotted || !names[at].starts_with('.'))
-                        && glob.is_match(names[at])
+                    at < names.len() && fit[at + 1] && (*dotted || is_open(names[at])) && glob.is_match(names[at])
                 }
             };
         }
@@ -172,6 +179,9 @@ mod tests {
         for (pattern, path, expected) in cases {
             let compiled = Pattern::new(pattern, "/").expect(pattern);
             assert_eq!(compiled.matches(path), expected, "{pattern} on {path}");
+        }
+        for path in [".env", "a/.b/.c"] {
+            assert!(Pattern::with_dots("/**").expect("a pattern").matches(path), "{path}");
         }
     }
 

@@ -1,0 +1,53 @@
+//! What tools and policies tell clients while they work is passed on.
+
+use super::Loop;
+use super::driver::Notes;
+use super::journal::{Note, Stop};
+use crate::domain::event::Fact;
+use crate::domain::machine::Machine;
+use crate::tool::Word;
+
+impl Loop<'_> {
+    /// Does `work`, and stores and shows meanwhile what it tells clients.
+    pub(super) async fn hearing<T>(
+        &self,
+        machine: &Machine,
+        notes: &mut Notes,
+        work: impl Future<Output = T> + Send,
+    ) -> Result<T, Stop> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
+                done = &mut work => {
+                    self.note_unheard(notes);
+                    return Ok(done);
+                }
+            }
+        }
+    }
+
+    /// Stores and shows what a tool or policy has told, with whatever else it has told by now.
+    pub(super) async fn pass_on(&self, machine: &Machine, notes: &mut Notes, word: Word) -> Result<(), Stop> {
+        if let Word::Output { .. } = word {
+            // Clients must know of the call first.
+            self.flush(machine, notes).await?;
+        }
+        self.note(notes, word);
+        self.note_unheard(notes);
+        self.flush(machine, notes).await
+    }
+
+    /// Notes what was told and not heard yet.
+    pub(super) fn note_unheard(&self, notes: &mut Notes) {
+        self.scope.voice.unheard().into_iter().for_each(|word| self.note(notes, word));
+    }
+
+    fn note(&self, notes: &mut Notes, word: Word) {
+        match word {
+            Word::Custom(value) => notes.push(Note::Fact(Fact::Custom { value })),
+            Word::Output { call, text } => self.journal.put_out(call, text),
+        }
+    }
+}

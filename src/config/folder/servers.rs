@@ -1,0 +1,162 @@
+//! The MCP servers in the `mcp.json` of a folder: the shape that most programs share, `{"mcpServers": {name: {…}}}`.
+//!
+//! They become servers of the folder's agent alone, which has all tools of each unless its settings name some of them.
+
+use serde_json::{Map, Value, json};
+
+use super::Search;
+use super::place::Place;
+use crate::config::problem::Places;
+use crate::domain::definition::FieldPath;
+
+/// How such a file may be called.
+pub(super) const FILES: [&str; 2] = ["mcp.json", ".mcp.json"];
+
+/// The keys of a server, by what they are called here.
+const KEYS: [(&str, &str); 8] = [
+    ("command", "command"),
+    ("args", "args"),
+    ("env", "env"),
+    ("cwd", "cwd"),
+    ("url", "url"),
+    ("headers", "headers"),
+    ("allowedTools", "allowed_tools"),
+    ("disabledTools", "disabled_tools"),
+];
+
+/// Adds the servers of the file in a folder to the settings of its agent. `home` is the way from the agent's folder to it.
+pub(super) fn read(
+    search: &mut Search<'_>,
+    folder: &Place,
+    (holds, home): (&FieldPath, &str),
+    into: &mut Map<String, Value>,
+) -> Option<()> {
+    let files: Vec<Place> = FILES.iter().map(|name| folder.join(name)).filter(|file| file.real.exists()).collect();
+    let file = match files.as_slice() {
+        [] => return Some(()),
+        [file] => file,
+        [first, second, ..] => {
+            let message = format!("stands beside {}, and only one of them can hold the servers", first.name());
+            search.problems.push(second.problem(message));
+            return None;
+        }
+    };
+    let mut object = search.object(file)?;
+    let Some(Value::Object(servers)) = object.shift_remove("mcpServers") else {
+        search.complain(file, "mcpServers", "must be a table of servers by their names");
+        return None;
+    };
+    for key in object.keys() {
+        search.remark(file, key, "is not read: servers stand in `mcpServers`");
+    }
+    for (name, entry) in servers {
+        if let Some(server) = server(search, file, &name, entry, home) {
+            add(search, file, (&name, server), into);
+        }
+    }
+    search.note(file, &holds.then("mcp_servers"), Places::new());
+    Some(())
+}
+
+/// Adds a server to settings.
+pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, Value), into: &mut Map<String, Value>) {
+    let servers = into.entry("mcp_servers").or_insert_with(|| json!({}));
+    // A table of the wrong shape is told when the definition is read.
+    let Value::Object(servers) = servers else { return };
+    if servers.contains_key(name) {
+        search.complain(file, &format!("mcpServers.{name}"), "is also a server in the settings beside this file");
+    } else {
+        servers.insert(name.to_owned(), server);
+    }
+}
+
+/// One server as a definition has it; none if it is switched off or cannot be read.
+fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home: &str) -> Option<Value> {
+    let field = format!("mcpServers.{name}");
+    let Value::Object(mut entry) = entry else {
+        search.complain(file, &field, "must be a table with a `command` or a `url`");
+        return None;
+    };
+    if entry.shift_remove("disabled") == Some(Value::Bool(true)) {
+        return None;
+    }
+    let kinds = [entry.shift_remove("type"), entry.shift_remove("transport")];
+    let kind = kinds.into_iter().flatten().next();
+    let kind = match kind.as_ref().map(Value::as_str) {
+        None if entry.contains_key("url") => "http",
+        None => "stdio",
+        Some(Some(word @ ("stdio" | "http" | "sse"))) => word,
+        Some(Some("streamable_http" | "streamable-http" | "streamableHttp")) => "http",
+        Some(_) => {
+            let allowed = "must be `stdio`, `http` (also `streamable_http`) or `sse`";
+            search.complain(file, &format!("{field}.type"), allowed);
+            return None;
+        }
+    };
+    let (needed, other) = if kind == "stdio" { ("command", "url") } else { ("url", "command") };
+    for (key, is_wrong, message) in [
+        (needed, !entry.contains_key(needed), format!("must be given: the server is of the type `{kind}`")),
+        (
+            other,
+            entry.contains_key(other),
+            format!("goes with another `type` only: the server is of the type `{kind}`"),
+        ),
+    ] {
+        if is_wrong {
+            search.complain(file, &format!("{field}.{key}"), &message);
+            return None;
+        }
+    }
+    let mut server = Map::new();
+    for (key, value) in entry {
+        match KEYS.iter().find(|(theirs, _)| *theirs == key) {
+            Some((_, ours)) => drop(server.insert((*ours).to_owned(), value)),
+            None => search.remark(file, &format!("{field}.{key}"), "is not supported and left out"),
+        }
+    }
+    if kind == "sse" {
+        server.insert("transport".to_owned(), "sse".into());
+    }
+    if kind == "stdio" {
+        let inside = match server.get("cwd").map(Value::as_str) {
+            None => home.to_owned(),
+            Some(Some(path)) => format!("{home}/{path}"),
+            // What is no text is told when the definition is read.
+            Some(None) => return Some(Value::Object(server)),
+        };
+        let is_absolute = server.get("cwd").and_then(Value::as_str).is_some_and(|path| path.starts_with('/'));
+        if !is_absolute {
+            server.insert("cwd".to_owned(), inside.into());
+        }
+    }
+    Some(Value::Object(server))
+}
+
+/// What lies in the folder and is a program's, or is where one runs: by the first part of its path.
+pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
+    let servers = settings.get("mcp_servers").and_then(Value::as_object).into_iter().flatten();
+    let words = servers.flat_map(|(_, server)| {
+        let args = server.get("args").and_then(Value::as_array).into_iter().flatten();
+        args.chain(server.get("command")).chain(server.get("cwd")).filter_map(Value::as_str)
+    });
+    let first = |word: &str| {
+        let inside = word.strip_prefix(home).unwrap_or(word).trim_start_matches('/');
+        inside.split('/').find(|part| !matches!(*part, "" | ".")).map(str::to_owned)
+    };
+    words.filter_map(first).collect()
+}
+
+/// Gives the agent all tools of those of its servers of which its settings name none.
+pub(super) fn offer(settings: &mut Map<String, Value>) {
+    let Some(Value::Object(servers)) = settings.get("mcp_servers") else { return };
+    let servers: Vec<String> = servers.keys().cloned().collect();
+    let tools = settings.entry("tools").or_insert_with(|| json!([]));
+    // A list of the wrong shape is told when the definition is read.
+    let Value::Array(tools) = tools else { return };
+    for server in servers {
+        let start = format!("{server}/");
+        if !tools.iter().filter_map(Value::as_str).any(|tool| tool.starts_with(&start)) {
+            tools.push(format!("{start}*").into());
+        }
+    }
+}

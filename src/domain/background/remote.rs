@@ -1,0 +1,201 @@
+//! Background tasks that another server does: what is known of them here, and when they are looked at.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Sight, TaskStatus};
+use crate::domain::time::Timestamp;
+
+/// When tasks on other servers are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Looks {
+    /// How long after it was begun, or something about it changed; each further time it is waited twice as long.
+    pub first: Duration,
+    /// The longest pause.
+    pub longest: Duration,
+    /// For how long a server may be out of reach before its tasks are given up.
+    pub patience: Duration,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        let (first, longest) = (Duration::from_secs(1), Duration::from_secs(30));
+        Self { first, longest, patience: Duration::from_secs(86_400) }
+    }
+}
+
+impl Looks {
+    /// How long it is waited after so many looks in vain; tasks of one server shall not all be looked at at one moment.
+    pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
+        let pause = self.first.saturating_mul(1 << looks.min(20)).min(self.longest);
+        let share = u32::from(task.as_bytes()[15]);
+        pause * 3 / 4 + pause * share / 512
+    }
+}
+
+/// How many answered questions of a task are remembered.
+const MOST_ANSWERED: usize = 16;
+/// How much of such a question is remembered, in bytes of JSON.
+const LONGEST_QUESTION: usize = 16 * 1024;
+
+/// A question of a task on another server that was answered here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answered {
+    /// The question, as it was seen.
+    pub question: Value,
+    /// The answer.
+    pub answer: Value,
+    /// The run that asked.
+    pub asked_by: String,
+    /// The run that went on with the answer.
+    pub resumed_by: String,
+    /// When it was first seen.
+    pub asked_at: Timestamp,
+    /// When it was answered.
+    pub at: Timestamp,
+}
+
+/// What is known of a task that another server does.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RemoteWork {
+    /// How it stood when it was seen last; none while it is being begun.
+    pub seen: Option<Sight>,
+    /// Whether it is to be stopped there.
+    pub unwanted: bool,
+    /// How often it was looked at in vain since something changed.
+    pub looks: u32,
+    /// Since when its server is out of reach.
+    pub lost_since: Option<Timestamp>,
+    /// When it is to be looked at again; not at all when none.
+    pub due_at: Option<Timestamp>,
+    /// Grows with whoever takes it up: what was seen under an older number is not written any more.
+    pub fence: i64,
+}
+
+impl RemoteWork {
+    /// Whether this is what was seen before.
+    pub fn is_known(&self, seen: &Sight) -> bool {
+        let known = self.seen.as_ref().map(|known| Sight { since: None, answered: vec![], ..known.clone() });
+        known.as_ref() == Some(seen) && self.lost_since.is_none()
+    }
+
+    /// What is known when a question was answered, and a run goes on with that.
+    #[must_use]
+    pub fn answered(&self, mut answered: Answered) -> Self {
+        let mut all = self.seen.as_ref().map(|seen| seen.answered.clone()).unwrap_or_default();
+        if answered.question.to_string().len() > LONGEST_QUESTION {
+            answered.question =
+                json!({"id": answered.question["id"], "value": "(The question was too large to be kept.)"});
+        }
+        let (run, at) = (answered.resumed_by.clone(), answered.at);
+        all.push(answered);
+        all.drain(..all.len().saturating_sub(MOST_ANSWERED));
+        let seen = Sight { since: Some(at), answered: all, ..Sight::of(run, TaskStatus::Running) };
+        Self { seen: Some(seen), due_at: Some(at), ..Self::default() }
+    }
+
+    /// What is known after it was `seen`, or was not to be seen for some reason.
+    #[must_use]
+    pub fn after(&self, seen: Result<Sight, String>, (task, now): (Uuid, Timestamp), looks: &Looks) -> Self {
+        match seen {
+            Ok(seen) => {
+                let before = self.seen.as_ref().map(|before| (&before.run, before.status));
+                let is_same = before == Some((&seen.run, seen.status));
+                let count = if is_same { self.looks + 1 } else { 0 };
+                // More comes of a task that waits, unless nobody wants it.
+                let since = self.seen.as_ref().filter(|_| is_same).and_then(|before| before.since).or(Some(now));
+                let answered = self.seen.as_ref().map(|before| before.answered.clone()).unwrap_or_default();
+                let seen = Sight { since, answered, ..seen };
+                let is_over = seen.status.is_final() || (self.unwanted && seen.status == TaskStatus::Waiting);
+                let goes_on = !is_over;
+                Self {
+                    unwanted: self.unwanted && goes_on,
+                    looks: count,
+                    lost_since: None,
+                    due_at: goes_on.then(|| now.plus(looks.pause(count, task))),
+                    seen: Some(seen),
+                    fence: self.fence,
+                }
+            }
+            Err(reason) => {
+                let since = self.lost_since.unwrap_or(now);
+                let count = self.looks + 1;
+                let mut work = Self { looks: count, lost_since: Some(since), ..self.clone() };
+                if now.since(since) >= looks.patience {
+                    let run = self.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
+                    let error = format!(
+                        "{reason}, for {} seconds; it is not known what became of it",
+                        looks.patience.as_secs()
+                    );
+                    work.seen = Some(Sight { error: Some(error), ..Sight::of(run, TaskStatus::Error) });
+                    work.due_at = None;
+                } else {
+                    work.due_at = Some(now.plus(looks.pause(count, task)));
+                }
+                work
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOKS: Looks =
+        Looks { first: Duration::from_secs(1), longest: Duration::from_secs(8), patience: Duration::from_secs(100) };
+    const TASK: Uuid = Uuid::from_u128(128);
+
+    fn second(number: i64) -> Timestamp {
+        Timestamp(number * 1_000_000)
+    }
+
+    fn after(work: &RemoteWork, seen: Result<Sight, String>, at: i64) -> RemoteWork {
+        work.after(seen, (TASK, second(at)), &LOOKS)
+    }
+
+    #[test]
+    fn the_less_happens_the_seldomer_it_is_looked() {
+        let running = || Ok(Sight::of("r1", TaskStatus::Running));
+        let mut work = after(&RemoteWork::default(), running(), 0);
+        let mut pauses = vec![];
+        for at in 1..=5 {
+            work = after(&work, running(), at);
+            pauses.push(work.due_at.expect("it is looked at again").since(second(at)).as_secs());
+        }
+        assert_eq!(pauses, [2, 4, 8, 8, 8]);
+        let other = after(&work, Ok(Sight::of("r2", TaskStatus::Running)), 9);
+        assert_eq!((other.looks, other.due_at), (0, Some(second(10))));
+        let done = after(&other, Ok(Sight::of("r2", TaskStatus::Success)), 10);
+        assert_eq!((done.due_at, done.unwanted), (None, false));
+    }
+
+    #[test]
+    fn a_task_that_waits_is_looked_at_until_nobody_wants_it() {
+        let waits = || Ok(Sight::of("r1", TaskStatus::Waiting));
+        let work = after(&RemoteWork::default(), waits(), 0);
+        assert!(work.due_at.is_some());
+        let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
+        assert_eq!((unwanted.due_at, unwanted.unwanted), (None, false));
+    }
+
+    #[test]
+    fn a_server_that_is_gone_for_too_long_is_given_up() {
+        let lost = || Err("it could not be reached".to_owned());
+        let work = after(&RemoteWork::default(), Ok(Sight::of("r1", TaskStatus::Running)), 0);
+        let work = after(&work, lost(), 10);
+        assert_eq!(
+            (work.lost_since, work.seen.as_ref().map(|seen| seen.status)),
+            (Some(second(10)), Some(TaskStatus::Running))
+        );
+        let back = after(&work, Ok(Sight::of("r1", TaskStatus::Running)), 50);
+        assert_eq!(back.lost_since, None);
+        let gone = after(&after(&back, lost(), 60), lost(), 160);
+        let seen = gone.seen.expect("an outcome");
+        assert_eq!((seen.status, seen.run.as_str(), gone.due_at), (TaskStatus::Error, "r1", None));
+        assert!(seen.error.is_some_and(|error| error.contains("for 100 seconds")));
+    }
+}

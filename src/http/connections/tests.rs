@@ -1,0 +1,124 @@
+//! Over real sockets; the clock is moved where time passes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+/// A server that is under way.
+struct Served {
+    address: SocketAddr,
+    leaving: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+async fn served(router: Router) -> Served {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let leaving = CancellationToken::new();
+    let serving = tokio::spawn(serve(listener, router, leaving.clone()));
+    Served { address, leaving, serving }
+}
+
+impl Served {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("a connection")
+    }
+}
+
+async fn said(stream: &mut TcpStream, what: &[u8]) {
+    stream.write_all(what).await.expect("the server listens");
+}
+
+/// Everything until the server closes the connection.
+async fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = vec![];
+    stream.read_to_end(&mut bytes).await.expect("closed in good order");
+    bytes
+}
+
+fn hello() -> Router {
+    Router::new().route("/", get(|| async { "hello" }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_says_nothing_loses_its_connection() {
+    let server = served(hello()).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(rest(&mut server.connect().await).await, b"");
+    assert!(begun.elapsed() >= SILENCE, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_ends_its_request_loses_its_connection() {
+    let server = served(hello()).await;
+    let mut stream = server.connect().await;
+    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
+    let answer = rest(&mut stream).await;
+    assert!(!String::from_utf8_lossy(&answer).contains("hello"));
+}
+
+#[tokio::test]
+async fn several_requests_share_a_connection() {
+    let server = served(hello()).await;
+    let mut stream = server.connect().await;
+    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    let answers = String::from_utf8(rest(&mut stream).await).expect("text");
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2, "{answers}");
+}
+
+#[tokio::test]
+async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
+    let server = served(Router::new().route("/", axum::routing::post(|| async { "hello" }))).await;
+    let mut stream = server.connect().await;
+    stream.set_nodelay(true).expect("a socket");
+    for piece in [&b"P"[..], b"O", b"ST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
+        said(&mut stream, piece).await;
+        tokio::task::yield_now().await;
+    }
+    let answer = String::from_utf8(rest(&mut stream).await).expect("text");
+    assert!(answer.ends_with("hello"), "{answer}");
+}
+
+#[tokio::test]
+async fn http_2_is_spoken_with_those_who_begin_with_it() {
+    let server = served(hello()).await;
+    let mut stream = server.connect().await;
+    said(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    assert_eq!(head[3], 4, "the server's settings come first (RFC 9113, 3.4): {head:?}");
+}
+
+#[tokio::test]
+async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (told, waits) = (Arc::clone(&begun), Arc::clone(&go_on));
+    let slow = move || {
+        let (told, waits) = (Arc::clone(&told), Arc::clone(&waits));
+        async move {
+            told.notify_one();
+            waits.notified().await;
+            "done"
+        }
+    };
+    let server = served(Router::new().route("/", get(slow))).await;
+    let (mut idle, mut busy) = (server.connect().await, server.connect().await);
+    said(&mut busy, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    begun.notified().await;
+    server.leaving.cancel();
+    assert_eq!(rest(&mut idle).await, b"", "who has asked for nothing is not waited for");
+    go_on.notify_one();
+    let answer = String::from_utf8(rest(&mut busy).await).expect("text");
+    assert!(answer.ends_with("done"), "{answer}");
+    server.serving.await.expect("the server ends");
+    assert!(TcpStream::connect(server.address).await.is_err());
+}

@@ -1,0 +1,177 @@
+//! Policy: the agent's final answer has a form, to which the provider itself keeps its model.
+//!
+//! The text of the answer is the JSON. It is checked nevertheless: not every server that calls itself a provider keeps its
+//! word.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jsonschema::Validator;
+use serde_json::Value;
+
+use super::super::reminder::Reminder;
+use super::{FAILURE, FIELD, OURS};
+use crate::domain::definition::{AnswerFormat, HandleErrors};
+use crate::domain::graph::Field;
+use crate::domain::machine::{Failure, Moment};
+use crate::domain::message::Message;
+use crate::domain::state::{State, Update};
+use crate::middleware::{Contribution, Middleware, ModelAnswer, NextModel, Reaction};
+use crate::model::ModelRequest;
+use crate::tool::{Halt, Scope};
+
+/// The policy.
+pub struct NativeAnswer {
+    format: Arc<AnswerFormat>,
+    validator: Option<Validator>,
+}
+
+impl NativeAnswer {
+    /// The answer has to have this form.
+    pub fn new(format: &AnswerFormat) -> Self {
+        // A schema that is none was refused when the definition was read.
+        let validator = jsonschema::validator_for(&format.schema).ok();
+        Self { format: Arc::new(format.clone()), validator }
+    }
+
+    /// The answer in a message that calls no tools.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn read(&self, message: &Message) -> Result<Value, String> {
+        let text = message.content.text();
+        let value: Value = serde_json::from_str(text.trim()).map_err(|error| format!("it is no JSON ({error})"))?;
+        let wrong = self.validator.as_ref().and_then(|validator| validator.iter_errors(&value).next());
+        match wrong {
+            None => Ok(value),
+            Some(error) => Err(format!("`{}`: {error}", error.instance_path())),
+        }
+    }
+}
+
+/// Whether a message is an answer, and not a step on the way to one.
+fn is_final(message: &Message) -> bool {
+    message.is_ai() && message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty()
+}
+
+#[async_trait]
+impl Middleware for NativeAnswer {
+    fn name(&self) -> &str {
+        "StructuredOutputMiddleware"
+    }
+
+    fn moments(&self) -> &[Moment] {
+        &[Moment::BeforeAgent, Moment::AfterModel]
+    }
+
+    fn contribution(&self) -> Contribution {
+        Contribution {
+            fields: vec![Field { name: FIELD, schema: self.format.schema.clone() }],
+            ..Contribution::default()
+        }
+    }
+
+    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+        let is_there = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
+        match (moment, state.last_ai()) {
+            // The answer of an earlier turn must not be taken for one of this turn.
+            (Moment::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),
+            (Moment::AfterModel, Some(last)) if !is_there && is_final(last) => {
+                let problem = self.read(last).err().unwrap_or_else(|| "it was not taken".to_owned());
+                let text = match &self.format.handle_errors {
+                    HandleErrors::Switch(false) => return Err(Halt::Fail(Failure::new(FAILURE, problem))),
+                    HandleErrors::Switch(true) => format!(
+                        "Your answer does not have the form that was asked for: {problem}. Answer with the JSON and \
+                         nothing else."
+                    ),
+                    HandleErrors::Say(text) => text.clone(),
+                };
+                let failure = (FAILURE, "the model was told of the required form and did not keep to it");
+                Reminder { source: OURS, text, failure }.about(state)
+            }
+            _ => Ok(Reaction::default()),
+        }
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let mut answer = next.ask(ModelRequest { answer_format: Some(Arc::clone(&self.format)), ..request }).await?;
+        if is_final(&answer.message)
+            && let Ok(response) = self.read(&answer.message)
+        {
+            answer.extra.merge(Update::field(FIELD, response));
+        }
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures::FutureExt;
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::machine::Jump;
+    use crate::domain::time::Timestamp;
+
+    fn policy(errors: Value) -> NativeAnswer {
+        let schema =
+            json!({"title": "Finding", "type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}});
+        NativeAnswer::new(&AnswerFormat::of(
+            &json!({"schema": schema, "strategy": "provider", "handle_errors": errors}),
+        ))
+    }
+
+    async fn asked(says: &'static str) -> (Option<Value>, bool) {
+        let seen = AtomicBool::new(false);
+        let ask = |request: ModelRequest| {
+            seen.store(request.answer_format.is_some(), Ordering::Relaxed);
+            async move { Ok(ModelAnswer { message: Message::ai(says), heard: Update::none(), extra: Update::none() }) }
+                .boxed()
+        };
+        let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+        let next = NextModel { rest: &[], ask: &ask, scope: &scope, state: &state };
+        let answer = policy(json!(true)).wrap_model_call(ModelRequest::default(), next).await.expect("an answer");
+        let taken = answer.extra.fields.get(FIELD).cloned();
+        (taken, seen.into_inner())
+    }
+
+    #[tokio::test]
+    async fn a_text_that_fits_is_the_answer_and_the_provider_knows_the_form() {
+        assert_eq!(asked(r#"{"a": "x"}"#).await, (Some(json!({"a": "x"})), true));
+        for wrong in ["plain words", r#"{"a": 1}"#, "[]", ""] {
+            assert_eq!(asked(wrong).await, (None, true), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_sent_back_twice_or_fails_at_once() {
+        let mut state = State::default();
+        state.messages.extend([Message::human("go"), Message::ai("words")].map(Arc::new));
+        let scope = Scope::sample(Timestamp(0));
+        let strict = policy(json!(false)).hook(Moment::AfterModel, &scope, &state).await;
+        assert!(matches!(strict, Err(Halt::Fail(failure)) if failure.message.contains("no JSON")));
+        for _ in 0..2 {
+            let reaction =
+                policy(json!("JSON, please.")).hook(Moment::AfterModel, &scope, &state).await.expect("a reminder");
+            assert_eq!(reaction.jump, Some(Jump::Model));
+            assert_eq!(reaction.update.messages[0].content.text(), "JSON, please.");
+            state.apply(&reaction.update);
+            state.messages.push(Arc::new(Message::ai("words")));
+        }
+        let failed = policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await;
+        assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == FAILURE));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_was_taken_needs_no_reminder_and_is_forgotten_with_the_next_turn() {
+        let mut state = State::default();
+        state.messages.extend([Message::human("go"), Message::ai(r#"{"a": "x"}"#)].map(Arc::new));
+        state.apply(&Update::field(FIELD, json!({"a": "x"})));
+        let scope = Scope::sample(Timestamp(0));
+        assert_eq!(policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await, Ok(Reaction::default()));
+        let forgotten = policy(json!(true)).hook(Moment::BeforeAgent, &scope, &state).await;
+        assert_eq!(forgotten, Ok(Update::field(FIELD, Value::Null).into()));
+    }
+}

@@ -1,0 +1,298 @@
+//! A thread of another server on which work from here is done: the work is begun once, looked at, and stopped.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
+use super::client::{Answer, Peer, PeerError, RunOrder};
+use crate::domain::background::{LONGEST_RESULT, Sight, TaskStatus};
+use crate::domain::machine::END;
+use crate::domain::run::RunStatus;
+use crate::domain::state::{State, Update};
+
+/// The note on a run by which it is found again.
+pub(super) const ERRAND: &str = "adjutant_errand";
+/// The first pause before something is tried or looked at again; each further one is twice as long.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest pause.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How many of the newest runs of a thread are looked through for one of ours.
+pub(super) const LOOKED_THROUGH: u32 = 20;
+/// How often a thread is looked at again that changes while it is looked at.
+const ATTEMPTS: u32 = 3;
+/// How much of what is no text is kept, in bytes of JSON: images of a result, questions.
+const MOST_KEPT: usize = 1024 * 1024;
+/// How much of an error is kept, in characters.
+const LONGEST_ERROR: usize = 2_000;
+
+/// A thread of another server on which work from here is done. Its id was chosen here.
+#[derive(Clone)]
+pub struct Workplace {
+    /// The server.
+    pub peer: Peer,
+    /// The thread.
+    pub thread: Uuid,
+}
+
+/// Why work was not begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotBegun {
+    /// What came in between.
+    pub error: PeerError,
+    /// Whether it is certain that nothing was begun.
+    pub is_certain: bool,
+}
+
+impl From<PeerError> for NotBegun {
+    fn from(error: PeerError) -> Self {
+        Self { error, is_certain: true }
+    }
+}
+
+impl Workplace {
+    /// Makes the thread, unless it is there, and begins a run on it, unless one of this key was begun. What may pass is
+    /// waited for, but not longer than `patience`.
+    ///
+    /// # Errors
+    /// See [`NotBegun`].
+    pub async fn begin(
+        &self,
+        notes: &Map<String, Value>,
+        order: RunOrder,
+        (key, patience): (&str, Duration),
+    ) -> Result<PeerRun, NotBegun> {
+        self.patiently(patience, || self.peer.create_thread(self.thread, notes)).await?;
+        self.order(order, (key, patience)).await
+    }
+
+    /// Begins a run, unless one of this key was begun. What may pass is waited for, but not longer than `patience`.
+    ///
+    /// # Errors
+    /// See [`NotBegun`].
+    pub async fn order(&self, mut order: RunOrder, (key, patience): (&str, Duration)) -> Result<PeerRun, NotBegun> {
+        order.metadata.insert(ERRAND.to_owned(), key.into());
+        let (since, mut pause, mut is_certain) = (Instant::now(), FIRST_PAUSE, true);
+        loop {
+            let left = patience.saturating_sub(since.elapsed());
+            let found =
+                self.patiently(left, || self.find(key)).await.map_err(|error| NotBegun { error, is_certain })?;
+            if let Some(run) = found {
+                return Ok(run);
+            }
+            match self.peer.create_run(self.thread, &order, key).await {
+                Ok(run) => return Ok(run),
+                Err(error) => {
+                    is_certain &= error.is_refusal();
+                    // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
+                    let may_pass = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
+                    if !may_pass || since.elapsed() + pause > patience {
+                        return Err(NotBegun { error, is_certain });
+                    }
+                }
+            }
+            sleep(self.spread(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// The run that was begun under this key.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn find(&self, key: &str) -> Answer<Option<PeerRun>> {
+        Ok(self.runs().await?.into_iter().find(|run| run.is_errand(key)))
+    }
+
+    /// The newest runs, the newest first.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn runs(&self) -> Answer<Vec<PeerRun>> {
+        self.peer.runs(self.thread, LOOKED_THROUGH).await
+    }
+
+    /// How the work stands: what the newest run came to. None if there is none.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn look(&self) -> Answer<Option<Sight>> {
+        let mut newest = self.newest().await?;
+        for _ in 0..ATTEMPTS {
+            let Some(run) = newest else { return Ok(None) };
+            let seen = Sight::of(run.run_id.to_string(), run.status.into());
+            let seen = match run.status {
+                RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => return Ok(Some(seen)),
+                RunStatus::Error | RunStatus::Timeout => {
+                    let thread = self.peer.thread(self.thread).await?;
+                    Sight { error: thread.and_then(|thread| failure(&thread)), ..seen }
+                }
+                RunStatus::Success => came_to(seen, self.peer.state(self.thread).await?),
+            };
+            // Somebody may have gone on with the thread since: then this is not what the run came to.
+            newest = self.newest().await?;
+            if newest.as_ref().is_some_and(|newest| newest.run_id == run.run_id) {
+                return Ok(Some(seen));
+            }
+        }
+        Ok(newest.map(|run| Sight::of(run.run_id.to_string(), TaskStatus::Running)))
+    }
+
+    async fn newest(&self) -> Answer<Option<PeerRun>> {
+        Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
+    }
+
+    /// Stops all that is at work or waits for its turn, the newest first.
+    ///
+    /// # Errors
+    /// See [`PeerError`]; it may have been stopped in part then.
+    pub async fn stop(&self) -> Answer<()> {
+        for run in self.runs().await?.into_iter().filter(|run| !run.status.is_final()) {
+            self.peer.cancel(self.thread, run.run_id).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives up what the work waits for: nobody is asked any more.
+    ///
+    /// # Errors
+    /// See [`PeerError`].
+    pub async fn give_up(&self, graph_id: &str, key: &str) -> Answer<()> {
+        let order = RunOrder {
+            assistant_id: graph_id.to_owned(),
+            command: Some(json!({"goto": END})),
+            multitask_strategy: "reject",
+            stream_mode: vec!["values"],
+            ..RunOrder::default()
+        };
+        self.order(order, (key, Duration::ZERO)).await.map(drop).map_err(|not_begun| not_begun.error)
+    }
+
+    /// Asks until there is an answer, for as long as there is patience.
+    pub(super) async fn patiently<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> Answer<T>
+    where
+        F: Future<Output = Answer<T>>,
+    {
+        let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            let error = match ask().await {
+                Err(error) if error.may_pass() => error,
+                answer => return answer,
+            };
+            if since.elapsed() + pause > patience {
+                return Err(error);
+            }
+            tracing::debug!(thread = %self.thread, place = %self.peer.place(), %error, "another server is out of reach");
+            sleep(self.spread(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// A pause of about this length: many that wait for one server shall not come back at one moment.
+    pub(super) fn spread(&self, pause: Duration) -> Duration {
+        let share = u32::from(self.thread.as_bytes()[15]);
+        pause * 3 / 4 + pause * share / 512
+    }
+}
+
+/// Why the last run on a thread failed, as far as the thread says.
+pub(super) fn failure(thread: &PeerThread) -> Option<String> {
+    let error = thread.error.as_ref()?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let parts = [text(error), error.get("error").and_then(text), error.get("message").and_then(text)];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join(": ").chars().take(LONGEST_ERROR).collect())
+}
+
+/// What a run that is done came to: a result, or questions.
+fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
+    let Some(state) = state else {
+        let error = "The thread of the task was deleted there.".to_owned();
+        return Sight { status: TaskStatus::Error, error: Some(error), ..seen };
+    };
+    let questions = state.questions();
+    if !questions.is_empty() {
+        return Sight { status: TaskStatus::Waiting, interrupts: kept_questions(questions), ..seen };
+    }
+    let mut update = Update::none();
+    let messages = state.values.get("messages").and_then(Value::as_array).into_iter().flatten();
+    update.messages = messages.filter_map(|message| serde_json::from_value(message.clone()).ok()).collect();
+    let structured = state.values.get("structured_response").cloned();
+    update.fields.extend(structured.map(|value| ("structured_response".to_owned(), value)));
+    let mut final_state = State::default();
+    final_state.apply(&update);
+    // One more than is told, so that it is seen that there is more.
+    let result = final_state.conclusion().map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
+    let mut media = final_state.media();
+    if size(&media) > MOST_KEPT {
+        media = vec![
+            json!({"type": "text", "text": "(What is no text is too large to be passed on; see it on its server.)"}),
+        ];
+    }
+    Sight { result, media, ..seen }
+}
+
+/// The questions, as they are kept here.
+fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
+    let kept = |short: bool| -> Vec<Value> {
+        let one = |asked: &PeerInterrupt| match short {
+            false => json!({"id": asked.id, "value": asked.value, "response_schema": asked.response_schema}),
+            true => {
+                json!({"id": asked.id, "value": "(The question is too large to be passed on; see it on its server.)"})
+            }
+        };
+        questions.iter().map(one).collect()
+    };
+    let whole = kept(false);
+    if size(&whole) > MOST_KEPT { kept(true) } else { whole }
+}
+
+fn size(values: &[Value]) -> usize {
+    serde_json::to_string(values).map_or(usize::MAX, |text| text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(values: Value) -> PeerState {
+        serde_json::from_value(values).expect("a state")
+    }
+
+    fn done() -> Sight {
+        Sight::of("r1", TaskStatus::Success)
+    }
+
+    #[test]
+    fn what_a_run_came_to_is_what_was_said_last_or_what_is_asked() {
+        let image = json!({"type": "image_url", "image_url": {"url": "https://example.org/x.png"}});
+        let said = json!([{"type": "text", "text": "the text"}, image]);
+        let values =
+            json!({"values": {"messages": [{"type": "human", "content": "do"}, {"type": "ai", "content": said}]}});
+        let seen = came_to(done(), Some(state(values)));
+        assert_eq!(
+            (seen.status, seen.result.as_deref(), seen.media),
+            (TaskStatus::Success, Some("the text"), vec![image])
+        );
+        let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
+        let seen = came_to(done(), Some(state(asks)));
+        assert_eq!((seen.status, seen.asked()), (TaskStatus::Waiting, vec![json!({"id": "q1", "value": "Which?"})]));
+        assert_eq!(came_to(done(), None).status, TaskStatus::Error);
+    }
+
+    #[test]
+    fn what_is_too_large_is_not_kept_whole() {
+        let large = "x".repeat(MOST_KEPT);
+        let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
+        let seen = came_to(done(), Some(state(asks)));
+        assert!(size(&seen.interrupts) < 1000 && seen.interrupts[0]["id"] == "q1");
+        let image = json!({"type": "image", "data": large});
+        let values = json!({"values": {"messages": [{"type": "ai", "content": [image]}]}});
+        assert!(size(&came_to(done(), Some(state(values))).media) < 1000);
+        let values = json!({"values": {"messages": [{"type": "ai", "content": large}]}});
+        let result = came_to(done(), Some(state(values))).result.expect("a result");
+        assert_eq!(result.chars().count(), LONGEST_RESULT + 1);
+    }
+}

@@ -1,0 +1,361 @@
+//! Tasks that agents of other servers do.
+//!
+//! A task is written down before its server hears of it, and what comes of it afterwards. In between this server may die:
+//! thread and key of the work follow from the call, so that the call finds what it began when it is made again; and if it is
+//! not, the [`lookout`](super::lookout) finds what it left.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::room::{self, Asker};
+use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::background::{RemoteWork, Sight, TaskRecord, TaskRun, TaskStatus};
+use crate::domain::definition::{SubagentDefinition, UpdateStrategy};
+use crate::domain::id::ThreadId;
+use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::time::Timestamp;
+use crate::peer::answers::PeerRun;
+use crate::peer::{NotBegun, PeerError, RunOrder, Workplace};
+use crate::runtime::Runs;
+use crate::tool::Scope;
+use crate::tool::background::Order;
+
+/// How long it is tried to begin work there while the agent waits for it.
+pub(super) const BEGINS_WITHIN: Duration = Duration::from_secs(30);
+/// How much later the lookout may think that nobody tries any more.
+const MARGIN: Duration = Duration::from_secs(60);
+/// How long it is waited for a server to say how a task stands.
+pub(super) const LOOKS_FOR: Duration = Duration::from_secs(5);
+/// How often it is looked whether cancelled work has stopped.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What is said of work of which there is no trace any more.
+const GONE: &str = "The thread of the task, or its work there, was deleted.";
+
+impl Runs {
+    /// Begins a task on another server.
+    pub(super) async fn start_remote(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
+        let (task, _) = ids(scope)?;
+        let mut record = record_of(scope, order, task);
+        record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
+        let (asker, now) = (Asker::of(scope), scope.now());
+        let write = self.0.db.write(move |tx| Box::pin(async move { write_down(tx, record, &asker, now).await }));
+        let record = write.await.map_err(fault)??;
+        match &record.remote {
+            RemoteWork { unwanted: true, seen, .. } => {
+                return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
+            }
+            RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
+            RemoteWork { seen: None, .. } => {}
+        }
+        let place = match self.workplace(&record).await {
+            Ok((place, _)) => place,
+            Err(reason) => return Err(self.not_begun(scope, &record, reason, true).await),
+        };
+        let (request, notes) = (request(scope, order, &record), notes(scope, order));
+        let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
+        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
+            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Err(NotBegun { error, is_certain }) => {
+                let reason = unavailable(&record, &place, &error);
+                Err(self.not_begun(scope, &record, reason, is_certain).await)
+            }
+        }
+    }
+
+    /// Gives a task on another server a further message.
+    pub(super) async fn update_remote(
+        &self,
+        scope: &Scope,
+        record: TaskRecord,
+        order: Order<'_>,
+    ) -> Result<TaskRun, String> {
+        let key = format!("{}-{}", record.task, ids(scope)?.1);
+        let (place, _) = self.workplace(&record).await?;
+        if order.agent.update_strategy == UpdateStrategy::Enqueue {
+            let runs = place.runs().await.map_err(|error| unavailable(&record, &place, &error))?;
+            let mine = scope.run.to_string();
+            let waits = |run: &PeerRun| {
+                run.status == RunStatus::Pending && run.is_noted(PARENT_RUN, &mine) && !run.is_errand(&key)
+            };
+            if runs.iter().any(waits) {
+                return Err(WAITS_ALREADY.to_owned());
+            }
+        }
+        // From now on more may come of it than was seen, even if nobody hears of it here before it begins.
+        let before = record.remote.seen.clone();
+        let waits = before.clone().unwrap_or_else(|| Sight::of("", TaskStatus::Pending));
+        let waits = Sight { lost: None, ..Sight::of(waits.run, TaskStatus::Pending) };
+        let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
+        let expected = RemoteWork { seen: Some(waits), due_at, ..RemoteWork::default() };
+        let (asker, task, was_over) = (Asker::of(scope), record.task, is_over(before.as_ref()));
+        let write =
+            self.0.db.write(move |tx| Box::pin(async move { go_on(tx, task, &asker, (was_over, &expected)).await }));
+        write.await.map_err(fault)??;
+        let mut request = request(scope, order, &record);
+        request.multitask_strategy = match order.agent.update_strategy {
+            UpdateStrategy::Interrupt => "interrupt",
+            UpdateStrategy::Enqueue => "enqueue",
+        };
+        let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
+        match place.order(request, (&key, patience)).await {
+            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Err(NotBegun { error, is_certain }) => {
+                let reason = unavailable(&record, &place, &error);
+                let due_at = Some(scope.now());
+                self.note(&record, RemoteWork { seen: before, due_at, ..RemoteWork::default() }).await?;
+                Err(match is_certain {
+                    true => format!("The task was not given the message. {reason}"),
+                    false => format!("It is not known whether the task was given the message. {reason}"),
+                })
+            }
+        }
+    }
+
+    /// How a task on another server stands: now, or before, if that is out of reach.
+    pub(super) async fn look_at_remote(&self, record: &TaskRecord) -> Result<Sight, String> {
+        let lost = match self.workplace(record).await {
+            Ok((place, _)) => match timeout(LOOKS_FOR, place.look()).await {
+                Ok(Ok(seen)) => return self.has_seen(record, seen).await,
+                Ok(Err(error)) => unavailable(record, &place, &error),
+                Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
+            },
+            Err(reason) => reason,
+        };
+        let known = record.remote.seen.clone().ok_or_else(|| lost.clone())?;
+        Ok(Sight { lost: Some(lost.trim_end_matches('.').to_owned()), ..known })
+    }
+
+    /// Stops a task on another server. That it is not wanted is written down first, so that it is stopped there even if
+    /// that server is out of reach for now, or this one dies.
+    pub(super) async fn cancel_remote(&self, record: TaskRecord) -> Result<Sight, String> {
+        let seen = self.look_at_remote(&record).await?;
+        if seen.status.is_final() {
+            return Ok(Sight { lost: None, ..seen });
+        }
+        let due_at = Some(self.0.clock.now().plus(STOPS_WITHIN * 2));
+        let known = Some(Sight { lost: None, ..seen.clone() });
+        self.note(&record, RemoteWork { seen: known, unwanted: true, due_at, ..RemoteWork::default() }).await?;
+        let cancelled = Sight { interrupts: vec![], ..Sight { status: TaskStatus::Cancelled, ..seen } };
+        if cancelled.lost.is_some() {
+            return Ok(cancelled);
+        }
+        let (place, agent) = self.workplace(&record).await?;
+        match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
+            Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
+                let over = Sight { status: TaskStatus::Cancelled, ..seen };
+                self.note(&record, RemoteWork { seen: Some(over), ..RemoteWork::default() }).await?;
+            }
+            // It was told to stop, and is looked at until it has.
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Ok(Sight { lost: Some(error.to_string()), ..cancelled }),
+            Err(_) => return Ok(Sight { lost: Some("it took too long".to_owned()), ..cancelled }),
+        }
+        Ok(cancelled)
+    }
+
+    /// Where a task is done, and who does it, as the definition says that its conversation has now; or else the one with
+    /// which it was begun.
+    pub(super) async fn workplace(&self, record: &TaskRecord) -> Result<(Workplace, SubagentDefinition), String> {
+        let url = record.url.as_deref().unwrap_or_default();
+        let parent = record.starter();
+        let run = self.0.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+        let run = run.await.map_err(fault)?;
+        let registry = &self.0.registry;
+        let agents = registry.agents();
+        let now = match &run {
+            Some(run) => agents.of_run(run).cloned(),
+            None => agents.all().find(|known| known.assistant == record.parent_assistant).cloned(),
+        };
+        let named = now.filter(|known| known.remote_subagent(&record.agent, url).is_some());
+        let known = match (named, run) {
+            (Some(known), _) => Some(known),
+            (None, Some(run)) => registry.of_run(&run).await.map_err(fault)?,
+            (None, None) => None,
+        };
+        let found = known.as_ref().and_then(|known| known.remote_subagent(&record.agent, url));
+        let (agent, is_owners) =
+            found.ok_or_else(|| format!("The agent `{}` is not defined any more.", record.agent))?;
+        let peer = registry.workshop.peers.peer(url, &agent.headers.0, is_owners);
+        let peer = peer.map_err(|invalid| format!("The agent `{}` cannot be reached: its {invalid}.", record.agent))?;
+        Ok((Workplace { peer, thread: record.task.0 }, agent.clone()))
+    }
+
+    /// Writes down that work is under way there.
+    async fn under_way(&self, record: &TaskRecord, seen: Sight) -> Result<TaskRun, String> {
+        let run = run_of(record, &seen);
+        let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
+        // What is over already is told like everything else, after another look.
+        let due_at = work.due_at.or(Some(self.0.clock.now()));
+        self.note(record, RemoteWork { due_at, ..work }).await?;
+        self.0.waker.arm();
+        self.0.waker.lookout.ring();
+        Ok(run)
+    }
+
+    /// Writes down what was seen, if it is something new.
+    async fn has_seen(&self, record: &TaskRecord, seen: Option<Sight>) -> Result<Sight, String> {
+        let before = &record.remote;
+        let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
+        let seen = seen.unwrap_or_else(|| gone(run));
+        if !before.is_known(&seen) {
+            let after = before.after(Ok(seen.clone()), self.moment(record), self.0.registry.workshop.peers.looks());
+            let (task, fence) = (record.task, Some(before.fence));
+            let write = self
+                .0
+                .db
+                .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &after, fence).await }));
+            write.await.map_err(fault)?;
+        }
+        Ok(seen)
+    }
+
+    /// A task and the present instant.
+    pub(super) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
+        (record.task.0, self.0.clock.now())
+    }
+
+    /// Writes down what is known of a task from now on, whoever looks at it.
+    pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
+        let task = record.task;
+        let write = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &work, None).await }));
+        write.await.map_err(fault)?;
+        self.0.waker.lookout.ring();
+        Ok(())
+    }
+
+    /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
+    async fn not_begun(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
+        let text = format!("The task was not started. {reason}");
+        let error = Sight { error: Some(text.clone()), ..Sight::of("", TaskStatus::Error) };
+        let (now, task) = (self.0.clock.now(), record.task);
+        let dropped = RemoteWork { seen: Some(error), unwanted: true, due_at: Some(now), ..RemoteWork::default() };
+        let (parent, budget) = (scope.thread, scope.budget.clone());
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                match is_certain {
+                    true => db::background::remote::forget(tx, task).await?,
+                    false => {
+                        db::background::remote::note(tx, task, &dropped, None).await?;
+                        db::background::told(tx, task, None, false).await?;
+                    }
+                }
+                let not_over = room::count(db::background::not_over(tx, parent).await?);
+                room::give_back(tx, &budget, not_over, now).await
+            })
+        });
+        if let Err(error) = write.await {
+            return fault(error);
+        }
+        self.0.waker.lookout.ring();
+        text
+    }
+}
+
+/// Writes a task down that is about to begin, if that is allowed; or finds it again.
+async fn write_down(
+    tx: &mut Tx<'_>,
+    record: TaskRecord,
+    asker: &Asker,
+    now: Timestamp,
+) -> DbResult<Result<TaskRecord, String>> {
+    if let Some(before) = db::background::find(tx, record.task).await? {
+        return Ok(Ok(before));
+    }
+    let ancestry = match room::admit(tx, asker, &record, now).await? {
+        Ok((ancestry, _)) => ancestry,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let record = TaskRecord { ancestry, ..record };
+    db::background::insert(tx, &record).await?;
+    Ok(Ok(record))
+}
+
+/// Writes down that more is expected of a task, if that is allowed.
+async fn go_on(
+    tx: &mut Tx<'_>,
+    task: ThreadId,
+    asker: &Asker,
+    (was_over, expected): (bool, &RemoteWork),
+) -> DbResult<Result<(), String>> {
+    db::threads::lock(tx, asker.thread).await?;
+    let Some(record) = own_task(tx, task, asker.thread).await? else {
+        return Ok(Err(super::STRANGER.to_owned()));
+    };
+    if was_over && let Err(refusal) = room::again(tx, asker, &record.ancestry).await? {
+        return Ok(Err(refusal));
+    }
+    db::background::watch(tx, task).await?;
+    db::background::remote::note(tx, task, expected, None).await?;
+    Ok(Ok(()))
+}
+
+/// What a run there shall do.
+fn request(scope: &Scope, order: Order<'_>, record: &TaskRecord) -> RunOrder {
+    let agent = order.agent;
+    let mut metadata = notes(scope, order);
+    // Two servers whose agents have each other work would go on without end.
+    let ancestry = &record.ancestry;
+    let levels = super::DEEPEST.saturating_sub(ancestry.nesting);
+    metadata.insert(LEVELS.to_owned(), ancestry.levels.map_or(levels, |left| left.min(levels)).into());
+    let parent = json!({"deepagents_parent": {"thread_id": scope.thread, "assistant_id": scope.assistant}});
+    let steps = scope.step_limit.map(|limit| ("recursion_limit".to_owned(), json!(limit)));
+    let config = agent.notify_parent.then(|| ("configurable".to_owned(), parent)).into_iter().chain(steps);
+    RunOrder {
+        assistant_id: agent.graph_id.clone(),
+        input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
+        metadata,
+        stream_mode: MODES.into(),
+        stream_resumable: true,
+        multitask_strategy: "reject",
+        webhook: agent.webhook.clone(),
+        config: config.collect::<Map<String, Value>>(),
+        ..RunOrder::default()
+    }
+}
+
+/// Stops what is done there, and says how it stands then, or after `patience`; what waits for a human is given up.
+pub(super) async fn stop(
+    place: &Workplace,
+    agent: &SubagentDefinition,
+    patience: Duration,
+) -> Result<Option<Sight>, PeerError> {
+    place.stop().await?;
+    let began = Instant::now();
+    loop {
+        let seen = place.look().await?;
+        match &seen {
+            Some(waits) if waits.status == TaskStatus::Waiting => {
+                let key = format!("{}-over-{}", place.thread, waits.run);
+                place.give_up(agent.graph_id.as_deref().unwrap_or_default(), &key).await?;
+                return Ok(seen);
+            }
+            Some(over) if over.status.is_outcome() => return Ok(seen),
+            Some(_) if began.elapsed() < patience => sleep(PAUSE).await,
+            Some(_) | None => return Ok(seen),
+        }
+    }
+}
+
+/// Work of which there is no trace any more.
+pub(super) fn gone(run: String) -> Sight {
+    Sight { error: Some(GONE.to_owned()), ..Sight::of(run, TaskStatus::Error) }
+}
+
+/// Why an agent there was of no use, in a sentence.
+pub(super) fn unavailable(record: &TaskRecord, place: &Workplace, error: &PeerError) -> String {
+    format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
+}
+
+fn is_over(seen: Option<&Sight>) -> bool {
+    seen.is_some_and(|seen| seen.status.is_final())
+}
+
+fn run_of(record: &TaskRecord, seen: &Sight) -> TaskRun {
+    TaskRun { thread: record.task.to_string(), run: seen.run.clone(), status: seen.status }
+}

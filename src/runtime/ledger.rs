@@ -1,0 +1,261 @@
+//! The books of trees of runs whose limits reach beyond one thread: those of a conversation with its background tasks.
+//!
+//! Each run of the main agent that works for such a tree, on whatever server, charges what it is about to use before it uses
+//! it, in one short transaction whose cost depends on nothing that happened before. Its share is kept beside the sum: after a
+//! crash it is set to what is stored of its work, so that nothing counts twice, and nothing is forgotten.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::desk::Desk;
+use crate::db::trees::{self, TreeUsed};
+use crate::db::{self, Db, DbError, DbResult, Tx};
+use crate::domain::background::LimitedTree;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::limits::{Change, Spending, Usage};
+use crate::domain::time::Timestamp;
+use crate::tool::budget::{Exceeded, Pool, Refused};
+
+/// The books as one run of the main agent writes them.
+pub(super) struct Ledger {
+    db: Db,
+    trees: Vec<LimitedTree>,
+    share: RunId,
+    page: Mutex<Page>,
+}
+
+/// What is not in the books yet, and what they said last.
+#[derive(Debug, Default)]
+struct Page {
+    noted: Change,
+    /// Up to when the time of this run is in the books.
+    since: Timestamp,
+    left: Option<Left>,
+}
+
+/// How much time there was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Left {
+    at: Timestamp,
+    seconds: f64,
+    limit: f64,
+}
+
+/// What is charged.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Charge {
+    /// What has changed before.
+    pub(super) noted: Change,
+    /// What is about to be done, if anything is.
+    pub(super) spending: Option<Spending>,
+    /// Whether it goes on by itself.
+    pub(super) in_background: bool,
+}
+
+impl Ledger {
+    /// Opens the books for a run whose share is called `share`, and which has used this much by what is stored.
+    pub(super) async fn open(
+        desk: &Desk,
+        trees: Vec<LimitedTree>,
+        share: RunId,
+        used: &Usage,
+    ) -> DbResult<Option<Arc<Self>>> {
+        if trees.is_empty() {
+            return Ok(None);
+        }
+        let (thread, now, used) = (desk.run.thread, desk.clock.now(), Change::from(used));
+        let all = trees.clone();
+        let write = desk.db.write(move |tx| {
+            Box::pin(async move {
+                for tree in &all {
+                    trees::enter(tx, tree.top, (share, thread), now).await?;
+                    set_share(tx, tree, share, &used).await?;
+                }
+                Ok(())
+            })
+        });
+        write.await?;
+        let page = Mutex::new(Page { since: now, ..Page::default() });
+        Ok(Some(Arc::new(Self { db: desk.db.clone(), trees, share, page })))
+    }
+
+    /// Writes down that the run is over, but for so many subagents that wait.
+    pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
+        let (noted, since) = self.turn();
+        for tree in &self.trees {
+            let Some(mut used) = trees::lock(tx, tree.top).await? else { continue };
+            let share = trees::share(tx, tree.top, self.share).await?.unwrap_or_default();
+            let under_way = i64::try_from(waiting).unwrap_or(i64::MAX).saturating_sub(share.under_way);
+            let change = Change { under_way, ..noted };
+            used.busy.covers(since, now);
+            used.sum = used.sum.plus(change);
+            trees::set(tx, tree.top, &used).await?;
+            trees::add_to_share(tx, tree.top, self.share, &change).await?;
+        }
+        Ok(())
+    }
+
+    /// What was noted, which is taken, and up to when time is in the books.
+    fn turn(&self) -> (Change, Timestamp) {
+        let mut page = self.page();
+        (std::mem::take(&mut page.noted), page.since)
+    }
+
+    fn page(&self) -> MutexGuard<'_, Page> {
+        self.page.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger").field("trees", &self.trees).field("share", &self.share).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Pool for Ledger {
+    async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused> {
+        let (noted, since) = self.turn();
+        if spending.is_none() && noted == Change::default() {
+            return Ok(());
+        }
+        let (trees, share) = (self.trees.clone(), self.share);
+        let charge = Charge { noted, spending, in_background: false };
+        let write = self
+            .db
+            .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
+        let refused = match write.await {
+            Ok(Ok(left)) => {
+                let mut page = self.page();
+                page.since = page.since.max(now);
+                page.left = left;
+                return Ok(());
+            }
+            Ok(Err(exceeded)) => exceeded.into(),
+            Err(error) => away(self.share, &error),
+        };
+        self.note(noted);
+        Err(refused)
+    }
+
+    fn note(&self, change: Change) {
+        let mut page = self.page();
+        page.noted = page.noted.plus(change);
+    }
+
+    fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
+        let Left { at, seconds, limit } = self.page().left?;
+        let left = (seconds - now.since(at).as_secs_f64()).max(0.0);
+        Some((Duration::try_from_secs_f64(left).ok()?, exceeded("wall_s", limit.to_string())))
+    }
+
+    fn trees(&self) -> &[LimitedTree] {
+        &self.trees
+    }
+
+    fn share(&self) -> RunId {
+        self.share
+    }
+}
+
+/// Charges all of these trees, or none if a limit of one of them forbids it; how much time there is then.
+pub(super) async fn charge(
+    tx: &mut Tx<'_>,
+    (trees, share): (&[LimitedTree], RunId),
+    Charge { noted, spending, in_background }: Charge,
+    (since, now): (Timestamp, Timestamp),
+) -> DbResult<Result<Option<Left>, Exceeded>> {
+    let mut all: Vec<(RunId, TreeUsed)> = vec![];
+    let mut left: Option<Left> = None;
+    for tree in trees {
+        let Some(mut used) = trees::lock(tx, tree.top).await? else { continue };
+        used.busy.covers(since, now);
+        used.sum = used.sum.plus(noted);
+        if let Some(spending) = spending {
+            let under_way = under_way(tx, tree, &used).await?;
+            if let Some((limit, value)) = tree.limits.broken_by(spending, &usage_of(&used), under_way) {
+                return Ok(Err(exceeded(limit, value)));
+            }
+        }
+        if let Some(limit) = tree.limits.wall_s {
+            let seconds = limit - used.busy.seconds();
+            left = left.filter(|left| left.seconds <= seconds).or(Some(Left { at: now, seconds, limit }));
+        }
+        all.push((tree.top, used));
+    }
+    let spent = match spending {
+        Some(Spending::Child) if in_background => Change { children: 1, ..Change::default() },
+        Some(spending) => Change::of(spending),
+        None => Change::default(),
+    };
+    for (tree, used) in all {
+        trees::set(tx, tree, &TreeUsed { sum: used.sum.plus(spent), ..used }).await?;
+        trees::add_to_share(tx, tree, share, &noted.plus(spent)).await?;
+    }
+    Ok(Ok(left))
+}
+
+/// Begins the books of a task, whose share is called `share`, for these trees.
+pub(super) async fn enter(
+    tx: &mut Tx<'_>,
+    trees: &[LimitedTree],
+    (share, thread): (RunId, ThreadId),
+    now: Timestamp,
+) -> DbResult<()> {
+    for tree in trees {
+        trees::enter(tx, tree.top, (share, thread), now).await?;
+    }
+    Ok(())
+}
+
+/// The limit that one more task would break that goes on.
+pub(super) async fn room(tx: &mut Tx<'_>, trees: &[LimitedTree]) -> DbResult<Option<Exceeded>> {
+    for tree in trees {
+        let (Some(used), Some(limit)) = (trees::lock(tx, tree.top).await?, tree.limits.children_at_once) else {
+            continue;
+        };
+        if under_way(tx, tree, &used).await? >= limit {
+            return Ok(Some(exceeded("children_at_once", limit.to_string())));
+        }
+    }
+    Ok(None)
+}
+
+/// How many work for a tree at the moment: subagents, and background tasks that are not over.
+async fn under_way(tx: &mut Tx<'_>, tree: &LimitedTree, used: &TreeUsed) -> DbResult<u64> {
+    if tree.limits.children_at_once.is_none() {
+        return Ok(0);
+    }
+    let tasks = db::background::not_over_in_tree(tx, tree.top).await?;
+    Ok(u64::try_from(used.sum.under_way.saturating_add(tasks)).unwrap_or(0))
+}
+
+fn usage_of(used: &TreeUsed) -> Usage {
+    Usage { seconds: used.busy.seconds(), ..used.sum.usage() }
+}
+
+/// Sets the share of a run to what is stored of its work. Nobody is under way yet.
+async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Change) -> DbResult<()> {
+    let (Some(mut whole), Some(before)) = (trees::lock(tx, tree.top).await?, trees::share(tx, tree.top, share).await?)
+    else {
+        return Ok(());
+    };
+    let change = used.minus(before);
+    if change == Change::default() {
+        return Ok(());
+    }
+    whole.sum = whole.sum.plus(change);
+    trees::set(tx, tree.top, &whole).await?;
+    trees::add_to_share(tx, tree.top, share, &change).await
+}
+
+fn exceeded(limit: &'static str, value: String) -> Exceeded {
+    Exceeded { limit, value, of_tree: true }
+}
+
+fn away(run: RunId, error: &DbError) -> Refused {
+    tracing::warn!(%run, %error, "could not look up what a tree of runs has used");
+    Refused::Away
+}

@@ -1,0 +1,43 @@
+//! What the main agent of a run may know and use.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Worker;
+use crate::agent::assemble::Known;
+use crate::domain::run::Run;
+use crate::runtime::Runs;
+use crate::tool::budget::Budget;
+use crate::tool::{Scope, Voice};
+
+impl Worker {
+    pub(super) fn scope(
+        self: &Arc<Self>,
+        run: &Run,
+        known: &Known,
+        (stop, budget): (CancellationToken, Budget),
+    ) -> Scope {
+        Scope {
+            agent: known.agent.name.clone(),
+            path: run.lineage.path.clone().into(),
+            thread: run.thread,
+            run: run.id,
+            assistant: run.assistant,
+            depth: 0,
+            subagent: None,
+            visibility: run.lineage.visibility,
+            context: Arc::new(run.request.told().clone()),
+            context_scoping: known.context_scoping,
+            clock: Arc::clone(&self.clock),
+            store: Arc::new(self.store.clone()),
+            tasks: Arc::new(Runs::of(Arc::clone(self))),
+            task: None,
+            step_limit: run.request.step_limit(),
+            stop,
+            budget,
+            voice: Voice::default(),
+            answer: None,
+        }
+    }
+}

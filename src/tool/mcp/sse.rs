@@ -1,0 +1,138 @@
+//! An MCP server behind HTTP, in the older way: one event stream carries all answers, and its first event tells where
+//! messages are posted.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
+use reqwest::{Client, Response, StatusCode, Url};
+use serde_json::Value;
+
+use super::Spawn;
+use super::http::{Lines, too_long};
+use super::message::{self, Said};
+use super::waiting::Waiting;
+use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+
+/// A connection: a stream that is open, and where to post.
+pub(super) struct Channel(Arc<Shared>);
+
+struct Shared {
+    client: Client,
+    post: Url,
+    /// Sent with every message. They may hold secrets.
+    headers: HeaderMap,
+    waiting: Waiting,
+    signs: Signs,
+}
+
+impl Channel {
+    /// Opens the stream at `url` and waits until it has told where to post.
+    pub(super) async fn open(
+        (client, url, headers): (Client, Url, HeaderMap),
+        spawn: &Spawn,
+    ) -> Result<Self, WireError> {
+        let get = client.get(url.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
+        let response = get.send().await.map_err(|_| WireError::Unreachable("no connection".to_owned()))?;
+        if response.status() != StatusCode::OK {
+            return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
+        }
+        let mut stream = Stream { response, lines: Lines::default() };
+        let mut events = stream.next().await?.into_iter();
+        let post = events.next().and_then(|told| url.join(told.trim()).ok());
+        // The headers are meant for this server and no other.
+        let post = post.filter(|post| post.origin() == url.origin());
+        let post = post.ok_or_else(|| WireError::Garbled("it does not tell where to post".to_owned()))?;
+        let shared = Shared { client, post, headers, waiting: Waiting::default(), signs: Signs::default() };
+        let shared = Arc::new(shared);
+        spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
+        Ok(Self(shared))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.0.signs.closed.cancel();
+    }
+}
+
+#[async_trait]
+impl Wire for Channel {
+    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
+        let wait = self.0.waiting.begin(id);
+        // Whoever comes after the end waits for nothing.
+        if self.0.signs.closed.is_cancelled() {
+            return Err(WireError::Closed);
+        }
+        let response = self.0.post(request).await?;
+        if !response.status().is_success() {
+            return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
+        }
+        wait.answer().await
+    }
+
+    async fn tell(&self, message: Value) {
+        // Nobody waits for what comes of it.
+        let _ = self.0.post(&message).await;
+    }
+
+    fn signs(&self) -> &Signs {
+        &self.0.signs
+    }
+}
+
+impl Shared {
+    async fn post(&self, message: &Value) -> Result<Response, WireError> {
+        let post = self.client.post(self.post.clone()).headers(self.headers.clone());
+        // What is told of an error may hold the address, which may hold a secret.
+        let sent = post.header(CONTENT_TYPE, "application/json").body(message.to_string()).send().await;
+        sent.map_err(|_| WireError::Closed)
+    }
+
+    /// Hands out what the stream brings, until it ends or nobody uses the connection any more.
+    async fn read(self: Arc<Self>, mut stream: Stream, mut events: Vec<String>) {
+        loop {
+            for event in events {
+                self.hear(&event).await;
+            }
+            match self.signs.closed.run_until_cancelled(stream.next()).await {
+                Some(Ok(next)) => events = next,
+                Some(Err(_)) | None => break,
+            }
+        }
+        self.signs.closed.cancel();
+        self.waiting.end();
+    }
+
+    async fn hear(&self, event: &str) {
+        let Ok(said) = serde_json::from_str(event) else { return };
+        match message::read(&said) {
+            Said::Answer(id, result) => self.waiting.answer(id, result.map_err(WireError::Refused)),
+            Said::Asks(answer) => drop(self.post(&answer).await),
+            Said::ToolsChanged => self.signs.changed.notify_one(),
+            Said::Other => {}
+        }
+    }
+}
+
+/// The events of a server, as they come.
+struct Stream {
+    response: Response,
+    lines: Lines,
+}
+
+impl Stream {
+    /// The data of the next events, at least one.
+    async fn next(&mut self) -> Result<Vec<String>, WireError> {
+        loop {
+            let chunk = self.response.chunk().await.map_err(|_| WireError::Closed)?.ok_or(WireError::Closed)?;
+            let events = self.lines.take(&chunk);
+            if self.lines.pending() > LONGEST_MESSAGE {
+                return Err(too_long());
+            }
+            if !events.is_empty() {
+                return Ok(events);
+            }
+        }
+    }
+}
