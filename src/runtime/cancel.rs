@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use super::admission::{House, Occasion};
 use super::desk::Desk;
 use super::giving_up::{self, Teller};
 use super::worker::Worker;
 use super::{CancelError, Runs, Webhooks, admission};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::run::RunStatus;
+use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
 
 /// What becomes of the work of a cancelled run.
@@ -42,48 +43,32 @@ impl Runs {
     /// # Errors
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
-        let (now, webhooks) = (self.0.clock.now(), Arc::clone(&self.0.webhooks));
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let teller = self
-            .0
-            .db
-            .write(move |tx| {
+        let work = self.seen_through(move |runs| async move {
+            let (now, webhooks) = (runs.0.clock.now(), Arc::clone(&runs.0.webhooks));
+            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let write = runs.0.db.write(move |tx| {
                 Box::pin(async move {
-                    let Some(found) = db::runs::find(tx, thread, run).await? else {
-                        return Ok(Err(CancelError::NoRun));
-                    };
-                    match found.status {
-                        RunStatus::Pending => {
-                            admission::withdraw(tx, &found, action, (&*webhooks, now)).await?;
-                            Ok(Ok(None))
-                        }
-                        RunStatus::Running if found.lineage.depth > 0 && action == CancelAction::Rollback => {
-                            Ok(Err(CancelError::NoUndo))
-                        }
-                        RunStatus::Running => {
-                            db::runs::request_cancel(tx, run, action.word()).await?;
-                            Ok(Ok(None))
-                        }
-                        RunStatus::Interrupted if found.lineage.depth > 0 => {
-                            let given_up = giving_up::give_up(tx, &found, action, (&house, occasion)).await?;
-                            Ok(given_up.map(Some))
-                        }
-                        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
-                            Ok(Err(CancelError::Over))
-                        }
+                    match db::runs::find(tx, thread, run).await? {
+                        Some(found) => tell(tx, &found, action, (&*webhooks, now), (&house, occasion)).await,
+                        None => Ok(Err(CancelError::NoRun)),
                     }
                 })
-            })
-            .await??;
-        match teller {
-            Some(Teller::Started(admitted)) => drop(self.take_up(*admitted, permit)),
-            Some(Teller::AtWork(hears)) => drop(self.0.parked.stop(hears)),
-            Some(Teller::Next) => {}
-            None => drop(self.0.stop(run, action)),
-        }
-        self.0.bell.notify_one();
-        self.0.webhooks.ring();
-        Ok(())
+            });
+            let teller = match write.await? {
+                Ok(teller) => teller,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            match teller {
+                Some(Teller::Started(admitted)) => drop(runs.take_up(*admitted, permit)),
+                Some(Teller::AtWork(hears)) => drop(runs.0.parked.stop(hears)),
+                Some(Teller::Next) => {}
+                None => drop(runs.0.stop(run, action)),
+            }
+            runs.0.bell.notify_one();
+            runs.0.webhooks.ring();
+            Ok(Ok(()))
+        });
+        work.await?
     }
 
     /// Stops a run without waiting for anything, for a client that has left. What it did stays.
@@ -103,29 +88,39 @@ impl Runs {
     /// # Errors
     /// When the database fails; some may have been stopped then.
     pub async fn cancel_all(&self, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
-        let mut stopped = false;
-        if running {
-            let mut after: Option<ThreadId> = None;
-            loop {
-                let page = self.0.db.write(move |tx| Box::pin(some_running(tx, after, action))).await?;
-                let Some((last, _)) = page.last() else { break };
-                after = Some(*last);
-                stopped = true;
-                for (_, run) in page {
-                    self.0.stop(run, action);
-                }
+        self.seen_through(move |runs| async move {
+            let stopped = running && runs.stop_all(action).await?;
+            let withdrawn = pending && runs.withdraw_all(action).await?;
+            runs.0.bell.notify_one();
+            runs.0.webhooks.ring();
+            Ok(stopped || withdrawn)
+        })
+        .await
+    }
+
+    /// Stops all runs that are at work. False if there are none.
+    async fn stop_all(&self, action: CancelAction) -> DbResult<bool> {
+        let mut last = None;
+        loop {
+            let page = self.0.db.write(move |tx| Box::pin(some_running(tx, last, action))).await?;
+            let Some((thread, _)) = page.last() else { return Ok(last.is_some()) };
+            last = Some(*thread);
+            for (_, run) in page {
+                self.0.stop(run, action);
             }
         }
-        let now = self.0.clock.now();
-        let mut more = pending;
-        while more {
+    }
+
+    /// Withdraws all runs that wait for their turn by now. False if there are none.
+    async fn withdraw_all(&self, action: CancelAction) -> DbResult<bool> {
+        let (now, mut any) = (self.0.clock.now(), false);
+        loop {
             let webhooks = Arc::clone(&self.0.webhooks);
-            more = self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now))).await?;
-            stopped |= more;
+            match self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now))).await? {
+                true => any = true,
+                false => return Ok(any),
+            }
         }
-        self.0.bell.notify_one();
-        self.0.webhooks.ring();
-        Ok(stopped)
     }
 }
 
@@ -154,6 +149,35 @@ impl Worker {
             log.abandon(last, 1);
         }
         undone
+    }
+}
+
+/// Writes down that a run is to stop. Who tells its caller, if it is a subagent that waits.
+async fn tell(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    action: CancelAction,
+    (webhooks, now): (&Webhooks, Timestamp),
+    (house, occasion): (&House, Occasion),
+) -> DbResult<Result<Option<Teller>, CancelError>> {
+    let is_child = run.lineage.depth > 0;
+    match run.status {
+        RunStatus::Pending => {
+            admission::withdraw(tx, run, action, (webhooks, now)).await?;
+            Ok(Ok(None))
+        }
+        RunStatus::Running if is_child && action == CancelAction::Rollback => Ok(Err(CancelError::NoUndo)),
+        RunStatus::Running => {
+            db::runs::request_cancel(tx, run.id, action.word()).await?;
+            Ok(Ok(None))
+        }
+        RunStatus::Interrupted if is_child => {
+            let given_up = giving_up::give_up(tx, run, action, (house, occasion)).await?;
+            Ok(given_up.map(Some))
+        }
+        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
+            Ok(Err(CancelError::Over))
+        }
     }
 }
 

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, Db, DbResult, Engine};
@@ -27,7 +26,6 @@ mod admission;
 mod answering;
 mod assistants;
 mod background;
-mod batch;
 mod cancel;
 mod children;
 mod crons;
@@ -41,6 +39,7 @@ mod opening;
 mod refusal;
 mod registry;
 mod resume;
+mod starting;
 mod store;
 mod sweeper;
 mod threads;
@@ -62,7 +61,6 @@ pub use sweeper::Retention;
 pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
-use admission::{Admitted, Occasion};
 use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
@@ -229,65 +227,6 @@ impl Runs {
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
         let at_work = self.0.active().len();
         Ok(Backlog { at_work, slots: self.0.slot_count, queued: queue.due, running: queue.running, oldest })
-    }
-
-    /// Starts a run, or lets it wait for its turn.
-    ///
-    /// # Errors
-    /// See [`StartError`]; nothing is stored then.
-    pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        self.0.webhooks.check(&wish.request)?;
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let write =
-            self.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &house, occasion).await }));
-        Ok(self.take_up(write.await??, permit))
-    }
-
-    /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
-    /// then; otherwise who asks again follows the same run.
-    ///
-    /// # Errors
-    /// See [`StartError`]; nothing is stored then, not even the key.
-    pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        self.0.webhooks.check(&wish.request)?;
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let now = occasion.now;
-        let kept = move |admitted: &Admitted| match shown {
-            Some(shown) => shown(std::slice::from_ref(&admitted.run)),
-            None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
-        };
-        let write = self.0.db.write_once(Some(key), now, kept, move |tx| {
-            Box::pin(async move {
-                let mut admitted = admission::start(tx, &wish, &house, occasion).await?;
-                if let (Ok(admitted), None) = (&mut admitted, shown) {
-                    admission::hold(tx, &mut admitted.run, now).await?;
-                }
-                Ok(admitted)
-            })
-        });
-        Ok(write.await??.map(|admitted| self.take_up(admitted, permit)))
-    }
-
-    /// A slot in which a run may begin at once, if there is a free one, and how it is met.
-    fn occasion(&self) -> (Option<OwnedSemaphorePermit>, Occasion) {
-        let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
-        let worker = permit.is_some().then_some(self.0.id);
-        (permit, Occasion { worker, ..self.0.occasion() })
-    }
-
-    /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
-    fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
-        let Admitted { run, claimed, displaced } = admitted;
-        if claimed {
-            self.0.begin(run.clone(), 0, true, permit);
-        } else {
-            drop(permit);
-            self.0.has_queued();
-        }
-        for (old, action) in displaced {
-            self.0.stop(old.id, action);
-        }
-        run
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.

@@ -36,6 +36,7 @@ mod idempotency;
 mod inheritance;
 mod interrupts;
 mod layers;
+mod leavers;
 mod limits;
 mod mcp;
 mod memory;

@@ -69,7 +69,8 @@ on_both_engines! {
         let took = began.elapsed();
         eventually(async || search("interrupted").await.len() == 1).await;
         let took_far = began.elapsed();
-        assert!(took < Duration::from_secs(1) && took_far < Duration::from_secs(2), "{took:?}, {took_far:?}");
+        // It takes far less than a second; but a machine that does other things as well shall not make this fail.
+        assert!(took_far < Duration::from_secs(10), "{took:?}, {took_far:?}");
         let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
         let all = statuses(&tree);
         assert!(all.len() == 9 && all.iter().all(|status| status == "interrupted"), "{all:?}");

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+
 use super::room::{self, Asker};
 use super::{
     PARENT_RUN, STOPS_WITHIN, STRANGER, WAITS_ALREADY, fault, ids, own_task, record_of, sight, strategy, told,
@@ -13,7 +15,7 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run};
 use crate::domain::thread::Thread;
 use crate::runtime::admission::{self, Admitted, House, Occasion};
-use crate::runtime::{CancelAction, CancelError, Runs, StartError, Target, Wish};
+use crate::runtime::{CancelAction, CancelError, Runs, Target, Wish};
 use crate::tool::Scope;
 use crate::tool::background::Order;
 
@@ -35,13 +37,10 @@ impl Runs {
         let wish = wish_for(scope, order, thread, Multitask::Reject);
         self.0.webhooks.check(&wish.request).map_err(|invalid| told(&invalid.into()))?;
         let (asker, record) = (Asker::of(scope), record_of(scope, order, thread));
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let write = self.0.db.write(move |tx| {
+        self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
-        });
-        let begun = write.await.map_err(fault)??;
-        self.0.waker.arm();
-        Ok(self.taken_up(begun, permit))
+        })
+        .await
     }
 
     /// Gives a task on this server a further message.
@@ -50,14 +49,10 @@ impl Runs {
         let wish = wish_for(scope, order, task, strategy(order.agent.update_strategy));
         self.0.webhooks.check(&wish.request).map_err(|invalid| told(&invalid.into()))?;
         let asker = Asker::of(scope);
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await }));
-        let begun = write.await.map_err(fault)??;
-        self.0.waker.arm();
-        Ok(self.taken_up(begun, permit))
+        self.begun(move |tx, (house, occasion)| {
+            Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await })
+        })
+        .await
     }
 
     /// How a task on this server stands.
@@ -100,28 +95,36 @@ impl Runs {
     async fn give_up_task(&self, scope: &Scope, record: &TaskRecord, seen: Sight) -> Result<Sight, String> {
         let (_, run) = ids(scope)?;
         let wish = wish_to_give_up(scope, record.task, &record.graph_id);
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let write = self.0.db.write(move |tx| {
+        let begun = self.begun(move |tx, (house, occasion)| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
                     return Ok(Ok(Begun::Before(Box::new(before))));
                 }
                 let admitted = admission::start_as(tx, run, &wish, &house, occasion).await?;
-                Ok(admitted.map(|admitted| Begun::Now(Box::new(admitted))))
+                Ok(admitted.map(|admitted| Begun::Now(Box::new(admitted))).map_err(|error| told(&error)))
             })
         });
-        let begun = write.await.map_err(fault)?.map_err(|error: StartError| told(&error))?;
-        self.taken_up(begun, permit);
+        begun.await?;
         Ok(Sight { status: TaskStatus::Cancelled, interrupts: vec![], ..seen })
     }
 
-    /// Begins with a run that was asked for, if it was not asked for before.
-    fn taken_up(&self, begun: Begun, permit: Option<tokio::sync::OwnedSemaphorePermit>) -> TaskRun {
-        let run = match begun {
-            Begun::Now(admitted) => self.take_up(*admitted, permit),
-            Begun::Before(run) => *run,
-        };
-        TaskRun { thread: run.thread.to_string(), run: run.id.to_string(), status: TaskStatus::from(run.status) }
+    /// Writes down that a run begins, unless the same call asked for it before, and takes it up.
+    async fn begun<J>(&self, job: J) -> Result<TaskRun, String>
+    where
+        J: for<'t> FnOnce(&'t mut Tx<'_>, (House, Occasion)) -> BoxFuture<'t, DbResult<Result<Begun, String>>>,
+        J: Send + 'static,
+    {
+        let work = self.seen_through(move |runs| async move {
+            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let begun = runs.0.db.write(move |tx| job(tx, (house, occasion))).await?;
+            runs.0.waker.arm();
+            Ok(begun.map(|begun| match begun {
+                Begun::Now(admitted) => runs.take_up(*admitted, permit),
+                Begun::Before(run) => *run,
+            }))
+        });
+        let run = work.await.map_err(fault)??;
+        Ok(TaskRun { thread: run.thread.to_string(), run: run.id.to_string(), status: TaskStatus::from(run.status) })
     }
 }
 

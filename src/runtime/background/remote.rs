@@ -183,12 +183,13 @@ impl Runs {
         Ok((Workplace { peer, thread: record.task.0 }, agent.clone()))
     }
 
-    /// Writes down that work is under way there.
+    /// Writes down that work is under way there. What came of it already is only told after a look, which brings the result.
     async fn under_way(&self, record: &TaskRecord, seen: Sight) -> Result<TaskRun, String> {
-        let run = run_of(record, &seen);
+        let (run, now) = (run_of(record, &seen), self.0.clock.now());
+        let has_come = seen.status.is_outcome();
+        let seen = Sight { status: seen.status.untold(), ..seen };
         let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
-        // What is over already is told like everything else, after another look.
-        let due_at = work.due_at.or(Some(self.0.clock.now()));
+        let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
         self.0.waker.arm();
         self.0.waker.lookout.ring();

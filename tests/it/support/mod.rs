@@ -29,14 +29,13 @@ pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, scene: impl FnO
 
 /// Waits for something that the server promises to do soon, and of which it tells nobody.
 pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
-    let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
-    for _ in 0..1000 {
-        if happened().await {
-            return;
+    let waits = async {
+        let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
+        while !happened().await {
+            pause.tick().await;
         }
-        pause.tick().await;
-    }
-    panic!("it did not happen");
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), waits).await.expect("it did not happen");
 }
 
 /// Makes two tests of each scene, one on each engine.
