@@ -1,20 +1,20 @@
 //! Round and round: does what the machine says, and writes down what came of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Map;
 use uuid::Uuid;
 
 use super::call_ids::CallIds;
-use super::journal::{Journal, Note, Stop};
+use super::journal::{Note, Stop};
+use super::speech::Speech;
 use super::{Breakpoints, Ending, Loop, ended};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, Step, TOOLS};
-use crate::domain::message::{Message, Role};
+use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
 use crate::middleware::{ModelAnswer, NextModel, limits};
@@ -179,11 +179,14 @@ impl Loop<'_> {
         };
         let task = TaskId::of_step(machine.head, MODEL, 0);
         let step = machine.step.map_or(0, |step| step + 1);
+        let broken = Mutex::default();
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
-            self.speak(request, task, step).boxed()
+            self.speak(request, (task, step), &broken).boxed()
         };
         let next = NextModel { rest: &agent.stack, ask: &ask, scope: &self.scope, state: &machine.state };
-        let ModelAnswer { mut message, heard, extra } = match self.hearing(machine, notes, next.ask(request)).await? {
+        let answer = self.hearing(machine, notes, next.ask(request)).await?;
+        notes.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
+        let ModelAnswer { mut message, heard, extra } = match answer {
             Err(Halt::AskAll(questions)) => {
                 let interrupts = machine.model_asked(questions);
                 notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts }));
@@ -220,8 +223,14 @@ impl Loop<'_> {
         }
     }
 
-    /// Asks the model once and passes its answer on, piece by piece.
-    async fn speak(&self, request: ModelRequest, task: TaskId, step: i64) -> Result<ModelAnswer, Halt> {
+    /// Asks the model once and passes its answer on, piece by piece. What is to be remembered of one that breaks off is
+    /// added to `broken`.
+    async fn speak(
+        &self,
+        request: ModelRequest,
+        (task, step): (TaskId, i64),
+        broken: &Mutex<Notes>,
+    ) -> Result<ModelAnswer, Halt> {
         let (provider, model) = self.agent.model.identity();
         let head = Arc::new(AnswerHead {
             message: mint_answer_id(),
@@ -230,17 +239,36 @@ impl Loop<'_> {
             provider: provider.to_owned(),
             model: model.to_owned(),
         });
-        // An answer that breaks off is asked for anew: nothing is lost but its beginning.
-        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &head));
+        let mut speech = Speech::new(&head, self.journal);
+        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &mut speech));
         let listened = self.leave.run_until_cancelled(listened);
         // Who stands in has been told how long it may take, and has to see to it that work stops elsewhere.
         let heard = match self.agent.model.stands_in() {
             true => Ok(listened.await),
             false => self.scope.budget.in_time(self.scope.now(), listened).await,
         };
-        let void = || self.journal.say(Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void });
-        match heard.map_err(limits::broken).inspect_err(|_| void())?.flatten() {
-            None => Err(Halt::Stopped),
+        let breaks_off = |failed: bool| {
+            if failed {
+                self.journal.say(Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void });
+            }
+            let fact = speech.breaks_off(failed);
+            broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact.map(Note::Fact));
+        };
+        let heard = match heard {
+            Ok(heard) => heard.flatten(),
+            Err(late) => {
+                breaks_off(true);
+                return Err(limits::broken(late));
+            }
+        };
+        match heard {
+            None => {
+                // Who leaves only has the answer asked for anew, by the next process.
+                if !self.leave.is_cancelled() {
+                    breaks_off(false);
+                }
+                Err(Halt::Stopped)
+            }
             Some(Ok(Heard::Answer { mut message, heard })) => {
                 message.id.get_or_insert_with(|| head.message.clone());
                 Ok(ModelAnswer { message: *message, heard, extra: Update::none() })
@@ -248,22 +276,15 @@ impl Loop<'_> {
             Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
             Some(Err(error)) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
-                void();
+                breaks_off(true);
                 Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
             }
         }
     }
 
-    async fn listen(&self, request: ModelRequest, head: &Arc<AnswerHead>) -> Result<Heard, ModelError> {
+    async fn listen(&self, request: ModelRequest, speech: &mut Speech<'_>) -> Result<Heard, ModelError> {
         let mut stream = self.agent.model.ask(request).await?;
         let (mut ids, mut heard) = (CallIds::default(), Update::none());
-        let mut speech = Speech {
-            head: Arc::clone(head),
-            ordinals: 0..,
-            journal: self.journal,
-            is_open: false,
-            said: String::new(),
-        };
         // Who stands in says by itself which message it begins.
         if !self.agent.model.stands_in() {
             speech.say(Chunk::Begin);
@@ -308,54 +329,6 @@ enum Heard {
     Questions(Vec<Question>),
 }
 
-/// Passes pieces of an answer on.
-struct Speech<'a> {
-    head: Arc<AnswerHead>,
-    ordinals: std::ops::RangeFrom<u32>,
-    journal: &'a dyn Journal,
-    /// Whether a message was begun and not ended.
-    is_open: bool,
-    /// Its text so far.
-    said: String,
-}
-
-impl Speech<'_> {
-    fn say(&mut self, chunk: Chunk) {
-        self.is_open = !matches!(chunk, Chunk::End { .. } | Chunk::Void);
-        if let Chunk::Text(text) = &chunk {
-            self.said.push_str(text);
-        }
-        let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
-        self.journal.say(Delta { answer: Arc::clone(&self.head), ordinal, chunk });
-    }
-
-    /// The message under way was said to its end.
-    fn ends(&mut self) {
-        if self.is_open {
-            self.say(Chunk::End { response_metadata: Map::new(), usage: None });
-        }
-    }
-
-    /// The answer is whole. Of an agent that stands in, something may not have been heard: the finished message tells it.
-    fn completes(&mut self, answer: &Message) {
-        let is_whole = || answer.id.as_ref() == Some(&self.head.message) && answer.content.text() == self.said;
-        if answer.id.is_none() || is_whole() {
-            self.say(end_of(answer));
-        }
-    }
-
-    /// What follows belongs to the message of this id.
-    fn turns_to(&mut self, message: String) {
-        if self.head.message != message {
-            self.ends();
-            self.said.clear();
-            self.head = Arc::new(AnswerHead { message, ..AnswerHead::clone(&self.head) });
-            self.ordinals = 0..;
-            self.say(Chunk::Begin);
-        }
-    }
-}
-
 /// A question came from where nobody can take the answer to.
 pub(super) fn asked_in_vain() -> Failure {
     Failure::new("RuntimeError", "a question was asked where nobody can answer it")
@@ -379,14 +352,6 @@ impl From<Stop> for Left {
     fn from(stop: Stop) -> Self {
         Self::Stopped(stop)
     }
-}
-
-fn end_of(message: &Message) -> Chunk {
-    let usage = match &message.role {
-        Role::Ai { usage_metadata, .. } => usage_metadata.clone(),
-        Role::Human | Role::System | Role::Tool { .. } | Role::Remove => None,
-    };
-    Chunk::End { response_metadata: message.response_metadata.clone(), usage }
 }
 
 /// What clients are told about a failing model. The provider's own words may hold what is not theirs to read; the log

@@ -46,6 +46,7 @@ mod hearing;
 pub mod journal;
 pub mod roster;
 pub mod runnable;
+mod speech;
 mod work;
 
 pub use driver::with_ids as identified;

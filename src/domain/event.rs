@@ -13,6 +13,7 @@ use super::id::{CheckpointId, RunId, TaskId};
 use super::interrupt::Interrupt;
 use super::limits::Totals;
 use super::machine::Failure;
+use super::message::Message;
 use super::run::{Run, RunStatus};
 use super::state::Update;
 use super::time::Timestamp;
@@ -74,7 +75,8 @@ pub enum EventBody {
     Entry(Arc<Entry>),
     /// Anything else that is stored.
     Fact(Fact),
-    /// A piece of an answer that is still being given. Not stored: the entry of the step supersedes it.
+    /// A piece of an answer that is still being given. Not stored: the entry of the step supersedes it, or the fact that it
+    /// broke off.
     Delta(Delta),
     /// A step begins. Not stored: what comes of the step tells later that it did.
     Begun(Work),
@@ -135,6 +137,14 @@ pub enum Fact {
         call: usize,
         /// What it wrote.
         writes: Update,
+    },
+    /// An answer of the model broke off, after pieces of it were shown. It is part of no state and no model is shown it;
+    /// this is for clients who come later.
+    BrokenOff {
+        /// What was said of it; calls as far as their arguments came.
+        message: Box<Message>,
+        /// Whether the model failed; it was stopped otherwise.
+        failed: bool,
     },
     /// The agent asks, and waits.
     Asked {

@@ -125,7 +125,12 @@ impl Follower {
             }
             EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
             EventBody::Fact(
-                Fact::Calling { .. } | Fact::Answered { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. },
+                Fact::Calling { .. }
+                | Fact::Answered { .. }
+                | Fact::BrokenOff { .. }
+                | Fact::Paused
+                | Fact::Undone
+                | Fact::Custom { .. },
             )
             | EventBody::Delta(_)
             | EventBody::Begun(_)

@@ -183,6 +183,7 @@ impl LaneJournal {
             Fact::Started { .. }
             | Fact::Calling { .. }
             | Fact::Answered { .. }
+            | Fact::BrokenOff { .. }
             | Fact::Paused
             | Fact::Undone
             | Fact::Custom { .. } => {}

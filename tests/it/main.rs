@@ -14,6 +14,7 @@ mod assistants;
 mod background;
 mod background_crashes;
 mod batches;
+mod broken_answers;
 mod browsers;
 mod coming_from;
 mod commands;

@@ -196,11 +196,8 @@ impl Answer {
         self.ended = much == Said::ALL;
     }
 
-    /// Says what is still missing of the finished message.
+    /// Says what is still missing of what the message says.
     pub(super) fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
-        let Role::Ai { usage_metadata, .. } = &message.role else {
-            return;
-        };
         if !self.begun {
             self.say(&Chunk::Begin, out);
         }
@@ -211,7 +208,11 @@ impl Answer {
         }
         self.complete_text(message, out);
         self.complete_calls(message, out);
-        if !self.ended {
+    }
+
+    /// Says how the finished message ended, unless that was said.
+    pub(super) fn end_with(&mut self, message: &Message, out: &mut Vec<Frame>) {
+        if let (Role::Ai { usage_metadata, .. }, false) = (&message.role, self.ended) {
             let response_metadata = message.response_metadata.clone();
             self.say(&Chunk::End { response_metadata, usage: usage_metadata.clone() }, out);
         }

@@ -140,6 +140,7 @@ fn tells_of_calls(body: &EventBody) -> bool {
         | EventBody::Fact(
             Fact::Started { .. }
             | Fact::Asked { .. }
+            | Fact::BrokenOff { .. }
             | Fact::Paused
             | Fact::Undone
             | Fact::Custom { .. }

@@ -2,7 +2,7 @@
 //!
 //! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. The finished message is not;
 //! when it comes, whatever the reader still lacks of it is said then. So the pieces that one reader got always add up to
-//! the message, and nothing is said twice.
+//! the message, and nothing is said twice. A message that broke off is remembered as far as it was said; it only has no end.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -62,8 +62,10 @@ impl Messages {
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
             }
+            // What was heard of it needs no telling again.
             Chunk::Void => {
                 self.answers.remove(&head.message);
+                self.told.insert(head.message.clone());
             }
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
@@ -89,7 +91,10 @@ impl Messages {
             match &message.role {
                 Role::Ai { .. } if source.is_model() => {
                     let state = view.state.as_ref();
-                    if let Some(answer) = self.answer(facts, source, message, state, out) {
+                    if let Some(mut answer) = self.answer(facts, source, message, state, out) {
+                        let before = out.len();
+                        answer.end_with(message, out);
+                        out[before..].iter_mut().for_each(|frame| frame.belated = true);
                         answer.close_records(message, update, out);
                     }
                 }
@@ -101,7 +106,12 @@ impl Messages {
         }
     }
 
-    /// Says what is missing of the message; the answer that it completes, unless that was complete before.
+    /// Says what is missing of a message that broke off. It has no end.
+    pub(super) fn broken_off(&mut self, facts: &Facts, view: &LaneView, message: &Message, out: &mut Vec<Frame>) {
+        self.answer(facts, &view.source(MODEL, 0), message, view.state.as_ref(), out);
+    }
+
+    /// Says what is missing of what the message says; the answer that says it, unless that was complete before.
     fn answer(
         &mut self,
         facts: &Facts,

@@ -258,6 +258,9 @@ impl Presenter {
                 view.head = head.or(view.head);
                 self.asked(view, interrupts, at, out);
             }
+            Fact::BrokenOff { message, .. } if self.modes.tell_messages() => {
+                self.messages.broken_off(&self.facts, view, message, out);
+            }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
             Fact::Ended { status, error, used, .. } => {
@@ -271,7 +274,7 @@ impl Presenter {
                     out.extend(error_frame(*status, error.as_ref(), used));
                 }
             }
-            Fact::Calling { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
+            Fact::Calling { .. } | Fact::BrokenOff { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
         }
     }
 

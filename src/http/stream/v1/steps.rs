@@ -44,7 +44,9 @@ impl Coming {
     /// What `event` tells about what came after the newest checkpoint of its agent.
     pub(super) fn told_by(event: &Event, view: &LaneView) -> Self {
         match &event.body {
-            EventBody::Delta(_) | EventBody::Begun(Work::Model) => Self::Node(MODEL.to_owned()),
+            EventBody::Delta(_) | EventBody::Begun(Work::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
+                Self::Node(MODEL.to_owned())
+            }
             EventBody::Begun(Work::Program) => Self::Node(RUNNABLE.to_owned()),
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
                 (Source::Input | Source::Update | Source::Fork, _) => Self::NewTurn,

@@ -3,7 +3,7 @@
 //! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. When the finished message
 //! comes, whatever the reader still lacks of it is said then. A frame about a message is called by the message and by what
 //! it says of it, so a client that hears a message twice, once live and once replayed, knows every frame again: the whole
-//! text of a replay has the name of the first piece.
+//! text of a replay has the name of the first piece. An answer that broke off is made up for in the same way, but for its end.
 
 use std::collections::HashSet;
 
@@ -116,6 +116,21 @@ impl Speech {
             out.put_spoken(place, name, || json!({"event": "error", "message": "The answer broke off."}));
         }
         self.told.insert(answer.id);
+    }
+
+    /// Says what this reader still lacks of a message that broke off: it has no end, and is an error if the model failed.
+    pub(super) fn broken_off(&mut self, place: &Place, message: &Message, failed: bool, out: &mut Outlet<'_>) {
+        let id = message.id.as_deref().unwrap_or_default();
+        if self.told.contains(id) {
+            return;
+        }
+        if !self.is_about(id) {
+            self.break_off(place, out);
+        }
+        self.current.get_or_insert_with(|| Answer::new(id)).catch_up(place, message, out);
+        if failed {
+            self.break_off(place, out);
+        }
     }
 
     /// Says what this reader still lacks of a finished message.
@@ -243,6 +258,17 @@ impl Answer {
         if self.ended {
             return;
         }
+        let finals = self.catch_up(place, message, out);
+        let contents = self.blocks.iter().enumerate().map(|(at, block)| {
+            let known = finals.iter().find(|(index, _)| *index == at).map(|(_, content)| content.clone());
+            known.or_else(|| block.content()).unwrap_or_else(|| block.kind.empty())
+        });
+        let contents: Vec<Value> = contents.collect();
+        self.end(place, &contents, (&message.response_metadata, usage_metadata.as_ref()), out);
+    }
+
+    /// Says what is lacking of what the message says; how its blocks look at the end, with their places.
+    fn catch_up(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) -> Vec<(usize, Value)> {
         if !self.begun {
             let provider = message.response_metadata.get("model_provider").and_then(Value::as_str);
             self.begin(place, provider.unwrap_or_default(), out);
@@ -256,12 +282,7 @@ impl Answer {
             }
             finals.push((index, content));
         }
-        let contents = self.blocks.iter().enumerate().map(|(at, block)| {
-            let known = finals.iter().find(|(index, _)| *index == at).map(|(_, content)| content.clone());
-            known.or_else(|| block.content()).unwrap_or_else(|| block.kind.empty())
-        });
-        let contents: Vec<Value> = contents.collect();
-        self.end(place, &contents, (&message.response_metadata, usage_metadata.as_ref()), out);
+        finals
     }
 
     /// A call that was heard of is the same block, wherever it stands in the finished message.

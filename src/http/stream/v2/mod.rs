@@ -159,6 +159,7 @@ impl Presenter {
                 view.head = head.or(view.head);
                 self.ask(view, interrupts, out);
             }
+            Fact::BrokenOff { message, failed } => view.speech.broken_off(&view.place, message, *failed, out),
             Fact::Custom { value } => custom(view, value, out),
             Fact::Ended { status, error, waits, used } => {
                 let end = End { status: *status, error: error.as_ref(), waits: *waits, used: used.as_deref() };
