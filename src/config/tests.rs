@@ -226,17 +226,29 @@ fn descriptions_that_are_short_or_alike_are_only_warned_of() {
     let text = "\
 [[agents.a.subagents]]
 name = \"one\"
-description = \"Helps.\"
+description = \"Does what is needed\"
 [[agents.a.subagents]]
 name = \"two\"
-description = \"Helps.\"
+description = \"Does what is needed\"
+[[agents.a.subagents]]
+name = \"three\"
+description = \"Does what is needed.\"
 ";
     assert_eq!(
         agent_complaints(text),
-        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: is so short that a model can hardly choose by it\n\
+        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: has less than 20 characters: a model can \
+         hardly choose by it\n\
          adjutant.toml:10:1: warning: agents.a.subagents[1].description: is the same as that of subagents[0], so that no \
          model can choose"
     );
+}
+
+#[test]
+fn there_is_nothing_to_remark_on_in_the_examples() {
+    for example in ["coming-from/deepagents", "coming-from/synaptic", "coming-from/sagents", "demo/adjutant"] {
+        let file = format!("{}/examples/{example}.toml", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(complaints(&fs::read_to_string(&file).unwrap()), "", "{example}");
+    }
 }
 
 #[test]

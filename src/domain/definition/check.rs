@@ -63,7 +63,7 @@ const STANDARD_FIELDS: [&str; 8] =
 pub const DEEPEST: u32 = 32;
 
 /// Descriptions of subagents shorter than this say too little to choose by.
-const SHORT_DESCRIPTION: usize = 12;
+const SHORT_DESCRIPTION: usize = 20;
 
 /// What a definition may refer to.
 #[derive(Debug, Clone, Default)]
@@ -334,7 +334,8 @@ impl Check<'_> {
                 let message = format!("is the same as that of subagents[{first}], so that no model can choose");
                 self.warn(&field.then("description"), message);
             } else if (1..SHORT_DESCRIPTION).contains(&description.chars().count()) {
-                self.warn(&field.then("description"), "is so short that a model can hardly choose by it");
+                let message = format!("has less than {SHORT_DESCRIPTION} characters: a model can hardly choose by it");
+                self.warn(&field.then("description"), message);
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);
