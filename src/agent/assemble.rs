@@ -332,12 +332,8 @@ impl Workshop {
         let own: Vec<Arc<dyn Tool>> = declared.iter().filter_map(|name| self.tools.get(*name)).cloned().collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
-        let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
-        let system_prompt = std::iter::once(draft.system_prompt.as_str())
-            .chain(prompts)
-            .filter(|text| !text.trim().is_empty())
-            .collect::<Vec<_>>()
-            .join("\n\n");
+        let mut system_prompt = draft.system_prompt.clone();
+        contributions.iter().filter_map(|c| c.prompt.as_deref()).for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
             .hiding(ToolNames::of(&draft.skill_tools))
@@ -349,7 +345,7 @@ impl Workshop {
             let approval = Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone());
             stack.push(Arc::new(approval.with_files(files)));
         }
-        if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
+        if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(Addendum(text.clone())));
         }
         stack.push(Arc::new(Counted));

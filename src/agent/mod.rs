@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::SystemPrompt;
 use crate::domain::event::Fact;
 use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;
@@ -62,7 +63,7 @@ pub struct Agent {
     /// Provider settings sent with every question.
     pub settings: Map<String, Value>,
     /// The instructions, with what policies added.
-    pub system_prompt: String,
+    pub system_prompt: SystemPrompt,
     /// The policies, outermost first.
     pub stack: Vec<Arc<dyn Middleware>>,
     /// The public names of the hooks, in running order, and the step limit.

@@ -47,6 +47,7 @@ mod peer_crashes;
 mod peers;
 mod permissions;
 mod profiles;
+mod prompts;
 mod readme;
 mod records;
 mod remote_task_crashes;

@@ -8,7 +8,7 @@ use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop};
 use crate::agent::{Agent, Forks, Runnable, Shares};
-use crate::domain::definition::{AgentDefinition, Mode, SubagentDefinition};
+use crate::domain::definition::{AgentDefinition, Mode, SubagentDefinition, SystemPrompt};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, Plan};
 use crate::domain::state::{State, Update};
@@ -25,7 +25,7 @@ impl Workshop {
             name: subagent.name.clone(),
             model: Unusable::because(no_model),
             settings: Map::new(),
-            system_prompt: String::new(),
+            system_prompt: SystemPrompt::default(),
             stack: vec![],
             plan: Plan { step_limit: STEP_LIMIT, rules: declared.rules(), is_work: true, ..Plan::default() },
             toolbox: Toolbox::default(),

@@ -126,7 +126,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
-    check.findings.extend(agent.check_registered(around));
+    check.findings.extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
     check.findings
 }
 
