@@ -4,8 +4,11 @@ use super::*;
 use crate::domain::definition::{ApprovalRule, SkillSource, SubagentDefinition};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
-    let prompt = |s: &SubagentDefinition| s.system_prompt.parts().pop().unwrap_or_default();
     agent.subagents.iter().map(|s| (&*s.name, &*s.description, prompt(s))).collect()
+}
+
+fn prompt(subagent: &SubagentDefinition) -> &str {
+    subagent.system_prompt.parts().pop().unwrap_or_default()
 }
 
 const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
