@@ -10,6 +10,7 @@
 mod about;
 mod answers;
 mod approvals;
+mod asked_forms;
 mod assistants;
 mod background;
 mod background_crashes;
@@ -34,6 +35,7 @@ mod forks;
 mod giving_up;
 mod idempotency;
 mod inheritance;
+mod initial_messages;
 mod interrupts;
 mod layers;
 mod leavers;

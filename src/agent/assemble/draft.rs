@@ -92,6 +92,12 @@ impl Draft {
         }
     }
 
+    /// The same with this form of its result, if one is given.
+    pub(super) fn in_form(mut self, format: Option<&Value>) -> Self {
+        self.response_format = format.cloned().or(self.response_format);
+        self
+    }
+
     /// The files of the definition that are this agent's own.
     fn own_files(&self) -> Arc<Enclosed> {
         let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));

@@ -50,7 +50,9 @@ impl Workshop {
             is_fork: subagent.mode == Mode::Fork,
             shares: Shares::default(),
             display_text: subagent.display_text.clone(),
+            initial: vec![],
             runnable: None,
+            form: None,
             url: subagent.url.clone(),
         }
     }

@@ -226,7 +226,9 @@ pub(super) fn agent_of(
         is_fork: false,
         shares: Shares::default(),
         display_text: None,
+        initial: vec![],
         runnable: None,
+        form: None,
         url: None,
     }
 }

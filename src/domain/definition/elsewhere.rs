@@ -128,7 +128,11 @@ impl SubagentDefinition {
 
     /// Those of them that are given although the other agent's own definition says it.
     fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
-        let more = [("runnable", self.runnable.is_some()), ("mode", self.mode != Mode::default())];
+        let more = [
+            ("runnable", self.runnable.is_some()),
+            ("mode", self.mode != Mode::default()),
+            ("initial_messages", !self.initial_messages.is_empty()),
+        ];
         let given = self.making().into_iter().chain(more);
         let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
         if graph_id.trim().is_empty() {

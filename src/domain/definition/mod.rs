@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | this file; of parts `prompt`, `general`, `policy`, `inherit`, `permission`, `answer`, `store`, `source`, `elsewhere` |
+//! | the fields | this file; of parts `prompt`, `initial`, `general`, `policy`, `inherit`, `permission`, `answer`, `store`, `source`, `elsewhere` |
 //! | what is refused, and the words of it | `check` and the `check` of each part; `read` and `strict` for wrong shapes |
 //! | what is said in several ways and means one thing | `policy` (`resolved`), `inherit`, `profile`, `deprecated` |
 //! | what is kept of a definition, and files beside it | `record`, `enclosed` |
@@ -37,6 +37,7 @@ mod finding;
 mod general;
 mod headers;
 mod inherit;
+mod initial;
 mod judge;
 pub mod mcp;
 mod permission;
@@ -177,6 +178,9 @@ pub struct SubagentDefinition {
     pub runnable: Option<String>,
     /// Its instructions; never inherited.
     pub system_prompt: SystemPrompt,
+    /// The conversation with which it begins, before it is told what to do; nothing when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub initial_messages: Vec<Value>,
     /// `provider:model-name`; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
