@@ -1,14 +1,11 @@
 //! Folders of agents as other programs lay them out.
 
 use super::*;
-use crate::domain::definition::{ApprovalRule, SkillSource, SubagentDefinition};
+use crate::domain::definition::{ApprovalRule, SkillSource};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
-    agent.subagents.iter().map(|s| (&*s.name, &*s.description, prompt(s))).collect()
-}
-
-fn prompt(subagent: &SubagentDefinition) -> &str {
-    subagent.system_prompt.parts().pop().unwrap_or_default()
+    let subagents = agent.subagents.iter();
+    subagents.map(|s| (&*s.name, &*s.description, s.system_prompt.parts().pop().unwrap_or_default())).collect()
 }
 
 const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
@@ -130,13 +127,13 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
         ),
         ("agents/w/AGENTS.md", "You help."),
         ("agents/w/subagents/scout/agent.json", "{}"),
-        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds many sources\n\nYou find."),
+        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds a great many sources\n\nYou find."),
     ]);
     let loaded = place.load();
     let said: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
     assert_eq!(said, ["model", "backend", "permissions", "description"]);
     assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
-    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds many sources");
+    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds a great many sources");
     let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
     let place = Place::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
     assert_eq!(place.load().config.agents["w"].model, "scripted:r");
