@@ -226,17 +226,43 @@ fn descriptions_that_are_short_or_alike_are_only_warned_of() {
     let text = "\
 [[agents.a.subagents]]
 name = \"one\"
-description = \"Helps.\"
+description = \"Does what is needed\"
 [[agents.a.subagents]]
 name = \"two\"
-description = \"Helps.\"
+description = \"Does what is needed\"
+[[agents.a.subagents]]
+name = \"three\"
+description = \"Does what is needed.\"
 ";
     assert_eq!(
         agent_complaints(text),
-        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: is so short that a model can hardly choose by it\n\
+        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: has less than 20 characters: a model can \
+         hardly choose by it\n\
          adjutant.toml:10:1: warning: agents.a.subagents[1].description: is the same as that of subagents[0], so that no \
          model can choose"
     );
+}
+
+#[test]
+fn instructions_may_be_blocks_and_what_is_wrong_with_one_has_its_place() {
+    let blocks = |kind: &str| {
+        format!(
+            "system_prompt = [\n  {{ type = \"text\", text = \"a\", cache_control = {{ type = \"ephemeral\" }} }},\n  \
+             {{ type = \"{kind}\", text = \"b\" }},\n]\n"
+        )
+    };
+    assert_eq!(agent_complaints(&blocks("text")), "");
+    let told = agent_complaints(&blocks("picture"));
+    let expected = "agents.a.system_prompt[1].type: `picture` is not allowed; allowed are: text";
+    assert!(told.starts_with("adjutant.toml:7:") && told.contains(expected), "{told}");
+}
+
+#[test]
+fn there_is_nothing_to_remark_on_in_the_examples() {
+    for example in ["coming-from/deepagents", "coming-from/synaptic", "coming-from/sagents", "demo/adjutant"] {
+        let file = format!("{}/examples/{example}.toml", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(complaints(&fs::read_to_string(&file).unwrap()), "", "{example}");
+    }
 }
 
 #[test]
@@ -358,7 +384,7 @@ url = \"postgres://user:hunter2@db/adjutant?password=hunter2\"
 kind = \"openai\"
 api_key = \"hunter2\"
 [tools.mine]
-description = \"Does what I need.\"
+description = \"Does all that I need.\"
 url = \"http://127.0.0.1/\"
 parameters = { type = \"object\" }
 headers = { Authorization = \"Bearer hunter2\" }
@@ -416,7 +442,10 @@ fn a_folder_is_an_agent() {
         ("agents/writer/AGENTS.md", "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n"),
         ("agents/writer/agent.toml", "todos = true\n"),
         ("agents/writer/subagents/critic.md", "---\ndescription: Finds what is wrong.\n---\nYou criticise."),
-        ("agents/writer/subagents/scout/AGENTS.md", "---\nname: finder\ndescription: Finds sources.\n---\nYou find."),
+        (
+            "agents/writer/subagents/scout/AGENTS.md",
+            "---\nname: finder\ndescription: Finds and weighs sources.\n---\nYou find.",
+        ),
         ("agents/.hidden/AGENTS.md", "nothing"),
     ]);
     let loaded = place.load();
@@ -425,9 +454,9 @@ fn a_folder_is_an_agent() {
     let agents: Vec<&String> = loaded.config.agents.keys().collect();
     assert_eq!(agents, ["writer"]);
     let writer = &loaded.config.agents["writer"];
-    assert_eq!((writer.name.as_deref(), writer.todos, writer.system_prompt.as_str()), (None, true, "You write."));
-    let subagents: Vec<(&str, &str)> = writer.subagents.iter().map(|s| (&*s.name, &*s.system_prompt)).collect();
-    assert_eq!(subagents, [("critic", "You criticise."), ("finder", "You find.")]);
+    assert_eq!((writer.name.as_deref(), writer.todos, writer.system_prompt.parts()), (None, true, vec!["You write."]));
+    let subagents: Vec<_> = writer.subagents.iter().map(|s| (&*s.name, s.system_prompt.text())).collect();
+    assert_eq!(subagents, [("critic", "You criticise.".to_owned()), ("finder", "You find.".to_owned())]);
 }
 
 #[test]
@@ -439,7 +468,7 @@ fn problems_in_folders_are_told_with_their_files_and_lines() {
         ("agents/w/subagents/endless.md", "---\nname: bad\n"),
         ("agents/w/subagents/mute/AGENTS.md", "Speak."),
         ("agents/w/subagents/mute/subagents/x.md", ""),
-        ("agents/w/subagents/twice.md", "---\ndescription: Says it twice.\nsystem_prompt: A\n---\nB"),
+        ("agents/w/subagents/twice.md", "---\ndescription: Says everything twice.\nsystem_prompt: A\n---\nB"),
     ]);
     assert_eq!(
         shortened(&place.complaints()),

@@ -29,7 +29,7 @@ pub const FIELD: &str = "structured_response";
 /// What marks a reminder as ours.
 const OURS: &str = "structured_output";
 /// The class of the failure when there is no answer in the form.
-const FAILURE: &str = "StructuredOutputError";
+pub const FAILURE: &str = "StructuredOutputError";
 /// What a model is told that answers more than once.
 const SEVERAL: &str = "Error: there are several final answers in one message, but there can be only one. None was taken. \
     Call once, with the whole answer.";
