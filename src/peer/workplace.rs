@@ -140,7 +140,7 @@ impl Workplace {
         Ok(newest.map(|run| Sight::of(run.run_id.to_string(), TaskStatus::Running)))
     }
 
-    async fn newest(&self) -> Answer<Option<PeerRun>> {
+    pub(super) async fn newest(&self) -> Answer<Option<PeerRun>> {
         Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
     }
 

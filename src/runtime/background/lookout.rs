@@ -1,4 +1,5 @@
-//! Looks at the tasks on other servers until they are over, and stops those that nobody wants any more.
+//! Looks at the tasks on other servers until they are over, and stops those that nobody wants any more. Subagents there that
+//! wait for a human are looked at, too: they may be answered there, see [`settled`](super::settled).
 //!
 //! Of several servers on one database one looks at a task at a time; should it die, another one goes on. The pauses grow
 //! while nothing changes. What is seen is written down, and told by whoever tells what came of tasks here.
@@ -22,7 +23,7 @@ const CLAIM: Duration = Duration::from_secs(30);
 /// The shortest pause: another server is about to write what it has seen.
 const BREATH: Duration = Duration::from_millis(25);
 /// The longest pause while there are such tasks, and while there are none: another server may have left some.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(5);
 /// How long it is waited for the call that begins a task and has not come to an end.
 const BEGINNING: Duration = Duration::from_secs(30);
@@ -31,7 +32,7 @@ const BEGINNING: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Lookout {
     bell: Notify,
-    slots: Arc<Semaphore>,
+    pub(super) slots: Arc<Semaphore>,
 }
 
 impl Default for Lookout {
@@ -55,7 +56,11 @@ impl Runs {
             if let Err(error) = self.run_errands().await {
                 tracing::warn!(%error, "could not look for work at other servers that nobody wants");
             }
-            let pause = match self.look_around().await {
+            let due = match (self.look_around().await, self.look_for_answers().await) {
+                (Ok(tasks), Ok(questions)) => Ok(tasks.into_iter().chain(questions).min()),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+            let pause = match due {
                 Ok(None) => REST,
                 Ok(Some(due)) => due.since(self.0.clock.now()).clamp(BREATH, LOOK),
                 Err(error) => {
