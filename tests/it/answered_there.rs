@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::peers::{Peer, far};
 use crate::support::door::Way;
-use crate::support::{Human, TestServer, eventually, mail, on_both_engines, script};
+use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
 
 /// A second server, and on the first one the agent `patient` with a subagent that is an agent of the second.
 async fn peer_of(server: &TestServer) -> Peer {
@@ -31,7 +31,8 @@ async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::D
 
 /// Work that asks before each of these mails.
 fn mails(to: &[&str]) -> impl std::fmt::Display {
-    let ask = |script: crate::support::script::Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
+    let ask =
+        |script: crate::support::script::Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
     to.iter().enumerate().fold(script(), ask).says("it is x")
 }
 
@@ -78,19 +79,6 @@ on_both_engines! {
         peer.door.is(Way::Open);
         eventually(async || alice.status().await == "idle").await;
         assert_eq!((alice.transcript().await, alice.runs().await.len(), sent(&peer)), (DONE.map(str::to_owned).to_vec(), 2, 1));
-        peer.finish().await;
-    }
-
-    async fn of_two_servers_on_one_database_one_goes_on(server: TestServer) {
-        let peer = peer_of(&server).await;
-        let twin = server.gets_a_twin().await;
-        let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
-        bob.approves(&bob.question().await).await.finishes().await;
-        eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
-        bob.approves(&bob.question().await).await.finishes().await;
-        eventually(async || alice.status().await == "idle").await;
-        assert_eq!((alice.transcript().await, alice.runs().await.len(), sent(&peer)), (DONE.map(str::to_owned).to_vec(), 3, 2));
-        twin.leaves().await;
         peer.finish().await;
     }
 
@@ -166,4 +154,24 @@ on_both_engines! {
         assert!(alice.questions().await.is_empty());
         peer.finish().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_on_one_database_one_goes_on() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let peer = peer_of(&server).await;
+        let twin = server.gets_a_twin().await;
+        let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
+        bob.approves(&bob.question().await).await.finishes().await;
+        eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
+        bob.approves(&bob.question().await).await.finishes().await;
+        eventually(async || alice.status().await == "idle").await;
+        assert_eq!(
+            (alice.transcript().await, alice.runs().await.len(), sent(&peer)),
+            (DONE.map(str::to_owned).to_vec(), 3, 2)
+        );
+        twin.leaves().await;
+        peer.finish().await;
+    })
+    .await;
 }

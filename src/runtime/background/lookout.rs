@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::remote::{LOOKS_FOR, gone, stop, unavailable};
+use super::remote::{LOOKS_FOR, gone, note_down, stop, unavailable};
 use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord};
 use crate::domain::time::Timestamp;
@@ -106,12 +106,12 @@ impl Runs {
         let soft = self.0.shutdown.soft().clone();
         // Who takes the place of a server that leaves looks again at once.
         let Some(work) = soft.run_until_cancelled(self.seen(&record)).await else { return };
-        let (task, fence) = (record.task, Some(record.remote.fence));
+        let (task, fence, noted) = (record.task, Some(record.remote.fence), record.clone());
         let has_come = work.as_ref().and_then(|work| work.seen.as_ref()).is_some_and(|seen| seen.status.is_outcome());
         let written = self.0.db.write(move |tx| {
             Box::pin(async move {
                 match work {
-                    Some(work) => db::background::remote::note(tx, task, &work, fence).await.map(drop),
+                    Some(work) => note_down(tx, &noted, &work, fence).await.map(drop),
                     None => db::background::remote::forget(tx, task).await,
                 }
             })
