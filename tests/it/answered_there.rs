@@ -4,15 +4,16 @@ use serde_json::{Value, json};
 
 use crate::peers::{Peer, far};
 use crate::support::door::Way;
+use crate::support::script::Script;
 use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
 
-/// A second server, and on the first one the agent `patient` with a subagent that is an agent of the second.
+/// A second server, and on the first one the agent `onlooker` with a subagent that is an agent of the second.
 async fn peer_of(server: &TestServer) -> Peer {
     let lines = |base: &str| {
         format!(
             "[peers]\npatience_s = 60.0\nfirst_look_s = 0.05\nlongest_look_s = 0.2\n\
-             [agents.patient]\nmodel = \"scripted:mock\"\n\
-             [[agents.patient.subagents]]\nname = \"far\"\ndescription = \"Works on another server.\"\n\
+             [agents.onlooker]\nmodel = \"scripted:mock\"\n\
+             [[agents.onlooker.subagents]]\nname = \"far\"\ndescription = \"Works on another server.\"\n\
              graph_id = \"agent\"\nurl = \"{base}\"\nasync = false\n"
         )
     };
@@ -21,7 +22,7 @@ async fn peer_of(server: &TestServer) -> Peer {
 
 /// Somebody whose subagent waits for an answer, and somebody who sees the question on the other server.
 async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::Display) -> (Human, Human) {
-    let alice = server.human("patient").await;
+    let alice = server.human("onlooker").await;
     alice.asks(script().calls(far("t1", work)).says("done")).await.finishes().await;
     let path = json!({"metadata": {"parent_thread_id": alice.thread}});
     let threads = peer.server.client().post("/threads/search", path).await.ok();
@@ -31,8 +32,7 @@ async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::D
 
 /// Work that asks before each of these mails.
 fn mails(to: &[&str]) -> impl std::fmt::Display {
-    let ask =
-        |script: crate::support::script::Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
+    let ask = |script: Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
     to.iter().enumerate().fold(script(), ask).says("it is x")
 }
 
@@ -62,7 +62,7 @@ on_both_engines! {
         let child = &alice.run(&runs[1]).children().await[0];
         assert_eq!((&runs[0]["metadata"]["settled_elsewhere"], &child["status"]), (&json!([child["run_id"]]), &json!("success")));
         let told = server.client().get(&alice.path(&format!("/interrupts/{}", question.id()))).await.ok();
-        assert_eq!((&told["status"], &told["resolution"]), (&json!("resolved"), &json!({"adjutant_settled_elsewhere": true})));
+        assert_eq!((&told["status"], &told["resolution"]["answer"]), (&json!("resolved"), &json!({"adjutant_settled_elsewhere": true})));
         let late = alice.resolves(&question, json!({"decisions": [{"type": "reject"}]})).await;
         assert_eq!(late.status, 409, "{late:?}");
         peer.finish().await;
@@ -125,7 +125,7 @@ on_both_engines! {
 
     async fn a_sibling_that_waits_here_keeps_waiting(server: TestServer) {
         let peer = peer_of(&server).await;
-        let alice = server.human("patient").await;
+        let alice = server.human("onlooker").await;
         let calls = [far("t1", mails(&["ann"])), far("t2", mails(&["eve"]))];
         alice.asks(script().calls_all(calls).says("done")).await.finishes().await;
         let threads = peer.server.client().post("/threads/search", json!({"status": "interrupted"})).await.ok();
