@@ -19,12 +19,12 @@ use uuid::Uuid;
 
 use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
-use super::frames::Frames;
 use super::question::{self, is_asked};
 use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, NotBegun, Workplace, failure};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, settled_elsewhere};
 use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::sse::Frames;
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
 
 mod speech;
@@ -37,6 +37,8 @@ use transcript::transcript;
 const CLASS: &str = "RemoteAgentError";
 /// After how long without a sign of life a stream counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
+/// The longest event that is passed on, in bytes.
+const LONGEST_EVENT: usize = 4 * 1024 * 1024;
 /// How many events may wait to be passed on.
 const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
@@ -284,7 +286,7 @@ impl Turn {
         let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
             return false;
         };
-        let (mut frames, mut heard) = (Frames::default(), false);
+        let (mut frames, mut heard) = (Frames::up_to(LONGEST_EVENT), false);
         while let Ok(Ok(Some(bytes))) = timeout(SILENCE, response.chunk()).await {
             heard = true;
             for frame in frames.take(&bytes) {
