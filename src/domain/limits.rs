@@ -68,6 +68,19 @@ impl Usage {
             seconds: self.seconds + other.seconds,
         }
     }
+
+    /// The same, or what was used by another count where that is more, time aside.
+    #[must_use]
+    pub fn at_least(self, other: Self) -> Self {
+        Self {
+            model_calls: self.model_calls.max(other.model_calls),
+            tool_calls: self.tool_calls.max(other.tool_calls),
+            input_tokens: self.input_tokens.max(other.input_tokens),
+            output_tokens: self.output_tokens.max(other.output_tokens),
+            children: self.children.max(other.children),
+            ..self
+        }
+    }
 }
 
 /// What is added to what was used, or taken from it, time aside.

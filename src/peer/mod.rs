@@ -16,5 +16,5 @@ mod workplace;
 pub use address::AddressRules;
 pub use client::{Peer, PeerError, Peers, Reach, RunOrder};
 pub use delegate::Delegate;
-pub use question::{passed_on, resume};
+pub use question::{is_asked, passed_on, resume};
 pub use workplace::{NotBegun, Workplace};

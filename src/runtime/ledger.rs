@@ -210,6 +210,14 @@ pub(super) async fn enter(
     Ok(())
 }
 
+/// Writes down for these trees what a task of another server has used, as far as is known.
+pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[LimitedTree], share: RunId, used: &Usage) -> DbResult<()> {
+    for tree in trees {
+        set_share(tx, tree, share, &Change::from(used)).await?;
+    }
+    Ok(())
+}
+
 /// The limit that one more task would break that goes on.
 pub(super) async fn room(tx: &mut Tx<'_>, trees: &[LimitedTree]) -> DbResult<Option<Exceeded>> {
     for tree in trees {

@@ -8,6 +8,7 @@
 )]
 
 mod about;
+mod answered_there;
 mod answers;
 mod approvals;
 mod asked_forms;

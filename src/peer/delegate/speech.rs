@@ -27,6 +27,11 @@ impl Speech {
         self.place.as_deref()
     }
 
+    /// Another run is listened to, whose stream begins anew.
+    pub(super) fn begins_anew(&mut self) {
+        self.place = None;
+    }
+
     /// Passes on what an event says, if it says anything.
     pub(super) async fn pass_on(&mut self, frame: Frame) {
         if frame.id.is_some() {

@@ -14,12 +14,12 @@ use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, o
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord, TaskRun, TaskStatus};
 use crate::domain::definition::{SubagentDefinition, UpdateStrategy};
-use crate::domain::id::ThreadId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::answers::PeerRun;
 use crate::peer::{NotBegun, PeerError, RunOrder, Workplace};
-use crate::runtime::Runs;
+use crate::runtime::{Runs, ledger};
 use crate::tool::Scope;
 use crate::tool::background::Order;
 
@@ -202,7 +202,7 @@ impl Runs {
         let seen = seen.unwrap_or_else(|| gone(run));
         if !before.is_known(&seen) {
             let after = before.after(Ok(seen.clone()), self.moment(record), self.0.registry.workshop.peers.looks());
-            self.write_down(record.task, after, Some(before.fence)).await?;
+            self.write_down(record, after, Some(before.fence)).await?;
         }
         Ok(seen)
     }
@@ -214,16 +214,14 @@ impl Runs {
 
     /// Writes down what is known of a task from now on, whoever looks at it.
     pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        self.write_down(record.task, work, None).await?;
+        self.write_down(record, work, None).await?;
         self.0.waker.lookout.ring();
         Ok(())
     }
 
-    async fn write_down(&self, task: ThreadId, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &work, fence).await }));
+    async fn write_down(&self, record: &TaskRecord, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
+        let record = record.clone();
+        let write = self.0.db.write(move |tx| Box::pin(async move { note_down(tx, &record, &work, fence).await }));
         write.await.map(drop).map_err(fault)
     }
 
@@ -253,6 +251,27 @@ impl Runs {
         self.0.waker.lookout.ring();
         text
     }
+}
+
+/// Writes down what is known of a task from now on, and what it has used: that counts for all trees for which it works. What
+/// is told is what all of it has used, so it counts once however often it is told.
+pub(super) async fn note_down(
+    tx: &mut Tx<'_>,
+    record: &TaskRecord,
+    work: &RemoteWork,
+    fence: Option<i64>,
+) -> DbResult<bool> {
+    if let Some(told) = work.seen.as_ref().and_then(|seen| seen.used) {
+        let before = db::background::remote::used(tx, record.task).await?;
+        // What was said may be shorter by now than it was.
+        let used = before.at_least(told);
+        if used != before {
+            // Trees before tasks, as whoever begins one takes them.
+            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            db::background::remote::set_used(tx, record.task, &used).await?;
+        }
+    }
+    db::background::remote::note(tx, record.task, work, fence).await
 }
 
 /// Writes a task down that is about to begin, if that is allowed; or finds it again.
