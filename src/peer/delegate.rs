@@ -19,11 +19,11 @@ use uuid::Uuid;
 
 use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
-use super::frames::Frames;
 use super::question;
 use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, Workplace, failure};
 use crate::domain::id::RunId;
 use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::sse::Frames;
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
 
 mod speech;
@@ -36,6 +36,8 @@ use transcript::transcript;
 const CLASS: &str = "RemoteAgentError";
 /// After how long without a sign of life a stream counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
+/// The longest event that is passed on, in bytes.
+const LONGEST_EVENT: usize = 4 * 1024 * 1024;
 /// How many events may wait to be passed on.
 const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
@@ -219,7 +221,7 @@ impl Turn {
         let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
             return false;
         };
-        let (mut frames, mut heard) = (Frames::default(), false);
+        let (mut frames, mut heard) = (Frames::up_to(LONGEST_EVENT), false);
         while let Ok(Ok(Some(bytes))) = timeout(SILENCE, response.chunk()).await {
             heard = true;
             for frame in frames.take(&bytes) {

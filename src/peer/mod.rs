@@ -10,7 +10,6 @@ pub mod address;
 pub mod answers;
 pub mod client;
 pub mod delegate;
-mod frames;
 mod question;
 mod workplace;
 

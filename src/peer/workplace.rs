@@ -122,7 +122,7 @@ impl Workplace {
         let mut newest = self.newest().await?;
         for _ in 0..ATTEMPTS {
             let Some(run) = newest else { return Ok(None) };
-            let seen = Sight::of(run.run_id.to_string(), run.status.into());
+            let seen = run.sight();
             let seen = match run.status {
                 RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => return Ok(Some(seen)),
                 RunStatus::Error | RunStatus::Timeout => {

@@ -69,8 +69,8 @@ impl Ledger {
         let all = trees.clone();
         let write = desk.db.write(move |tx| {
             Box::pin(async move {
+                enter(tx, &all, (share, thread), now).await?;
                 for tree in &all {
-                    trees::enter(tx, tree.top, (share, thread), now).await?;
                     set_share(tx, tree, share, &used).await?;
                 }
                 Ok(())
@@ -197,7 +197,7 @@ pub(super) async fn charge(
     Ok(Ok(left))
 }
 
-/// Begins the books of a task, whose share is called `share`, for these trees.
+/// Begins the books of whoever's share is called `share`, for these trees.
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
     trees: &[LimitedTree],

@@ -10,7 +10,7 @@ use jsonschema::Validator;
 use serde_json::Value;
 
 use super::super::reminder::Reminder;
-use super::{FAILURE, FIELD, OURS};
+use super::{FAILURE, FIELD, OURS, has_answer};
 use crate::domain::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Moment};
@@ -72,7 +72,7 @@ impl Middleware for NativeAnswer {
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
-        let is_there = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
+        let is_there = has_answer(state);
         match (moment, state.last_ai()) {
             // The answer of an earlier turn must not be taken for one of this turn.
             (Moment::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),

@@ -4,9 +4,9 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::domain::message::Content;
+use crate::domain::sse::Frame;
 use crate::domain::state::Update;
 use crate::model::{ModelError, ModelEvent};
-use crate::peer::frames::Frame;
 
 /// Passes on what is said.
 pub(super) struct Speech {

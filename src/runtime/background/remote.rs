@@ -57,7 +57,7 @@ impl Runs {
         let (request, notes) = (request(scope, order, &record), notes(scope, order));
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
         match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Ok(run) => self.under_way(&record, run.sight()).await,
             Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.not_begun(scope, &record, reason, is_certain).await)
@@ -86,8 +86,7 @@ impl Runs {
         }
         // From now on more may come of it than was seen, even if nobody hears of it here before it begins.
         let before = record.remote.seen.clone();
-        let waits = before.clone().unwrap_or_else(|| Sight::of("", TaskStatus::Pending));
-        let waits = Sight { lost: None, ..Sight::of(waits.run, TaskStatus::Pending) };
+        let waits = Sight::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
         let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
         let expected = RemoteWork { seen: Some(waits), due_at, ..RemoteWork::default() };
         let (asker, task, was_over) = (Asker::of(scope), record.task, is_over(before.as_ref()));
@@ -101,7 +100,7 @@ impl Runs {
         };
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
         match place.order(request, (&key, patience)).await {
-            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Ok(run) => self.under_way(&record, run.sight()).await,
             Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
@@ -203,12 +202,7 @@ impl Runs {
         let seen = seen.unwrap_or_else(|| gone(run));
         if !before.is_known(&seen) {
             let after = before.after(Ok(seen.clone()), self.moment(record), self.0.registry.workshop.peers.looks());
-            let (task, fence) = (record.task, Some(before.fence));
-            let write = self
-                .0
-                .db
-                .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &after, fence).await }));
-            write.await.map_err(fault)?;
+            self.write_down(record.task, after, Some(before.fence)).await?;
         }
         Ok(seen)
     }
@@ -220,14 +214,17 @@ impl Runs {
 
     /// Writes down what is known of a task from now on, whoever looks at it.
     pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        let task = record.task;
+        self.write_down(record.task, work, None).await?;
+        self.0.waker.lookout.ring();
+        Ok(())
+    }
+
+    async fn write_down(&self, task: ThreadId, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
         let write = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &work, None).await }));
-        write.await.map_err(fault)?;
-        self.0.waker.lookout.ring();
-        Ok(())
+            .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &work, fence).await }));
+        write.await.map(drop).map_err(fault)
     }
 
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
