@@ -43,6 +43,12 @@ impl Timestamp {
         instant.to_rfc3339_opts(SecondsFormat::Secs, true)
     }
 
+    /// As HTTP writes it, to the second: `Sat, 21 Nov 2026 08:40:26 GMT`.
+    pub fn to_http(self) -> String {
+        let instant = DateTime::<Utc>::from_timestamp_micros(self.0).unwrap_or_default();
+        instant.format("%a, %d %b %Y %H:%M:%S GMT").to_string()
+    }
+
     /// Milliseconds since 1970.
     pub fn millis(self) -> i64 {
         self.0 / 1000
@@ -100,6 +106,11 @@ impl Clock for ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn http_names_the_day_of_the_week_and_its_own_zone() {
+        assert_eq!(Timestamp(1_795_250_426_062_942).to_http(), "Sat, 21 Nov 2026 08:40:26 GMT");
+    }
 
     #[test]
     fn an_instant_is_read_with_and_without_an_offset() {

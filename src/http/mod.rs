@@ -54,6 +54,7 @@ pub use connections::serve;
 pub use cors::CorsSettings;
 pub use openings::{OpeningLimits, Openings};
 
+use connections::Lasting;
 use error::ApiError;
 
 /// All that handlers may use. Cloning copies pointers.

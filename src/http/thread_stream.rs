@@ -72,7 +72,7 @@ pub(super) async fn follow(
     };
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
-    Ok(stream::follow(HappeningFeed { api, thread, wanted, presenter: None, seen }, source, heartbeat))
+    Ok(stream::respond_lastingly(HappeningFeed { api, thread, wanted, presenter: None, seen }, source, heartbeat))
 }
 
 /// One client that follows what happens on a thread.

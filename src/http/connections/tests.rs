@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::routing::get;
+use bytes::Bytes;
+use futures::stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -121,4 +124,98 @@ async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
     assert!(answer.ends_with("done"), "{answer}");
     server.serving.await.expect("the server ends");
     assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+/// A route whose answer lasts, with this body.
+fn lasting<B: Into<Body>>(body: impl Fn() -> B + Clone + Send + Sync + 'static) -> axum::routing::MethodRouter {
+    get(move || async move {
+        let mut response = Response::new(body().into());
+        response.extensions_mut().insert(Lasting);
+        response
+    })
+}
+
+fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
+    let pieces: Vec<io::Result<Bytes>> = pieces
+        .iter()
+        .map(|piece| piece.map(|text| Bytes::from_static(text.as_bytes())).map_err(io::Error::from))
+        .collect();
+    Body::from_stream(stream::iter(pieces))
+}
+
+async fn answer_to(server: &Served, requests: &[u8]) -> String {
+    let mut stream = server.connect().await;
+    said(&mut stream, requests).await;
+    String::from_utf8(rest(&mut stream).await).expect("text")
+}
+
+#[tokio::test]
+async fn an_answer_that_lasts_comes_in_chunks_and_is_the_last_of_its_connection() {
+    let router = hello().route("/lasting", lasting(|| in_pieces(&[Ok("one"), Ok(""), Ok("twenty-one letters, now")])));
+    let server = served(router).await;
+    let requests = b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET /lasting HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answers = answer_to(&server, requests).await;
+    let (first, second) = answers.split_once("hello").expect("the answer before it");
+    assert!(first.starts_with("HTTP/1.1 200 OK\r\n"), "{answers}");
+    let (head, body) = second.split_once("\r\n\r\n").expect("a head");
+    let lines: Vec<&str> = head.split("\r\n").collect();
+    let (date, others): (Vec<&str>, Vec<&str>) = lines.iter().partition(|line| line.starts_with("date: "));
+    assert_eq!(others, ["HTTP/1.1 200 OK", "transfer-encoding: chunked", "connection: close"]);
+    assert!(date.len() == 1 && date[0].ends_with(" GMT"), "{head}");
+    assert_eq!(body, "3\r\none\r\n17\r\ntwenty-one letters, now\r\n0\r\n\r\n");
+}
+
+#[tokio::test]
+async fn an_answer_that_lasts_and_breaks_off_has_no_end() {
+    let body = || in_pieces(&[Ok("one"), Err(io::ErrorKind::Other)]);
+    let server = served(Router::new().route("/", lasting(body))).await;
+    let answer = answer_to(&server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert!(answer.ends_with("\r\n\r\n3\r\none\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn who_does_not_know_chunks_gets_a_lasting_answer_without() {
+    let server = served(Router::new().route("/", lasting(|| in_pieces(&[Ok("one"), Ok("two")])))).await;
+    let answer = answer_to(&server, b"GET / HTTP/1.0\r\nhost: x\r\n\r\n").await;
+    assert!(answer.ends_with("\r\n\r\nonetwo"), "{answer}");
+    let answer = answer_to(&server, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn it_is_noticed_at_once_that_the_client_of_a_silent_answer_leaves() {
+    struct Told(Arc<Notify>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.notify_one();
+        }
+    }
+    let gone = Arc::new(Notify::new());
+    let told = Arc::clone(&gone);
+    let body = move || {
+        let told = Told(Arc::clone(&told));
+        Body::from_stream(stream::once(async move {
+            let _told = told;
+            std::future::pending::<io::Result<Bytes>>().await
+        }))
+    };
+    let server = served(Router::new().route("/", lasting(body))).await;
+    let mut stream = server.connect().await;
+    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    let mut first = [0; 8];
+    stream.read_exact(&mut first).await.expect("the head comes before there is anything to say");
+    drop(stream);
+    gone.notified().await;
+}
+
+#[tokio::test]
+async fn a_lasting_answer_never_cuts_into_the_one_before_it() {
+    const LARGE: usize = 64 * 1024 * 1024;
+    let large = get(|| async { "x".repeat(LARGE) });
+    let server = served(Router::new().route("/large", large).route("/", lasting(|| "lasting"))).await;
+    let requests = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answers = answer_to(&server, requests).await;
+    let (_, bodies) = answers.split_once("\r\n\r\n").expect("a head");
+    let until_next = bodies.find("HTTP/1.1").unwrap_or(LARGE);
+    assert_eq!(until_next, LARGE);
 }

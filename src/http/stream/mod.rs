@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
-pub(super) use follower::{Feed, Then, beat, respond as follow};
+pub(super) use follower::{Feed, Then, beat, respond_lastingly};
 pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
