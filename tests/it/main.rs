@@ -75,6 +75,7 @@ mod together;
 mod tools;
 mod totals;
 mod v2;
+mod v2_questions;
 mod v2_sockets;
 mod visibility;
 mod webhooks;
