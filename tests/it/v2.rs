@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use crate::support::sse::Frame;
-use crate::support::viewer::{ALL, Viewer, data, depth, in_short, is_terminal, name, seq, until_ends};
+use crate::support::viewer::{ALL, Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
 
 /// A delegation to the researcher, who looks something up.
@@ -45,6 +45,11 @@ fn said(frames: &[Frame], message: &str) -> String {
 fn messages(frames: &[Frame]) -> Vec<String> {
     let begins = |frame: &&Frame| data(frame)["event"] == "message-start" && data(frame)["role"] == "ai";
     frames.iter().filter(begins).map(|frame| data(frame)["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The first event of this channel.
+pub(crate) fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
+    frames.iter().find(|frame| frame.event == method).unwrap_or_else(|| panic!("no {method} in {frames:#?}"))
 }
 
 on_both_engines! {

@@ -7,11 +7,7 @@ use serde_json::{Value, json};
 use crate::support::sse::Frame;
 use crate::support::viewer::{Viewer, data, depth, in_short, is_terminal, name, until_ends};
 use crate::support::{TestServer, mail, on_both_engines, script, task};
-
-/// The first event of this channel.
-fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
-    frames.iter().find(|frame| frame.event == method).unwrap_or_else(|| panic!("no {method} in {frames:#?}"))
-}
+use crate::v2::find;
 
 on_both_engines! {
     async fn a_question_is_answered_from_the_stream(server: TestServer) {
