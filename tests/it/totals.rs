@@ -116,10 +116,12 @@ on_both_engines! {
         let peer = Peer::named_by(&server, |base| chief(base, limits)).await;
         let alice = server.human("away").await;
         server.tools.hold("lookup");
+        peer.server.tools.hold("lookup");
         let work = script().calls(lookup("l1", "x")).says("the long text");
         let wish = script().calls(start("a1", "calm", work)).calls(lookup("l2", "y")).says("it is under way");
         let run = alice.asks(wish).await;
         server.tools.called("lookup", 1).await;
+        peer.server.tools.let_go("lookup");
         eventually(async || counts(&run.record().await["tree_usage"])[0] == 4).await;
         server.tools.let_go("lookup");
         run.finishes().await;
