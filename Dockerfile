@@ -29,8 +29,6 @@ COPY --from=build /src/target/release/adjutant /usr/local/bin/adjutant
 # A configuration mounted at /data/adjutant.toml, or agents at /data/agents, are found; these settings precede them.
 ENV ADJUTANT_LISTEN=0.0.0.0:8123 \
     ADJUTANT_DATABASE_URL=sqlite:///data/adjutant.db
-# Milliseconds after which the allocator gives back what is free, instead of a second (benches/thread_streams.py).
-ENV MIMALLOC_PURGE_DELAY=20
 USER adjutant
 WORKDIR /data
 VOLUME /data

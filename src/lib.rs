@@ -103,7 +103,10 @@ pub use async_trait::async_trait;
 pub use agent::Runnable;
 pub use app::{App as Adjutant, Builder, Prepared};
 pub use domain::call::Answer;
-pub use domain::definition::{AfterCrash, AgentDefinition, OnError, SubagentDefinition};
+pub use domain::definition::{
+    AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
+    SubagentDefinition, SystemPrompt,
+};
 pub use domain::interrupt::{Question, QuestionKind};
 pub use domain::machine::{Failure, Jump, Moment};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};

@@ -142,12 +142,12 @@ fn agent() -> AgentDefinition {
     let researcher = SubagentDefinition {
         name: "researcher".to_owned(),
         description: "Researches one question.".to_owned(),
-        system_prompt: "You research.".to_owned(),
+        system_prompt: "You research.".into(),
         ..SubagentDefinition::default()
     };
     AgentDefinition {
         model: "scripted:bench".to_owned(),
-        system_prompt: "You are measured.".to_owned(),
+        system_prompt: "You are measured.".into(),
         tools: vec!["lookup".to_owned()],
         subagents: vec![researcher],
         ..AgentDefinition::default()

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::roster::{Build, Referred, Roster};
+use serde_json::Value;
+
+use super::roster::{Build, BuildFork, Referred, Roster};
 use super::{Agent, Forks, Runnable, Shares};
 use crate::domain::background::{self, BackgroundAgent};
 use crate::domain::context::ContextSchema;
@@ -124,13 +126,16 @@ impl Workshop {
             definition: Arc::new(self.profiles.applied(definition.resolved())),
             is_owners: provenance.file().is_some(),
         };
-        let agent = Arc::new(self.main_agent(&source, true)?);
+        let agent = Arc::new(self.main_agent(&source, true, None)?);
         let (workshop, full, is_owners) = (self.clone(), Arc::clone(&agent), source.is_owners);
-        let alone = move || workshop.main_agent(&source, false).map_or(full, Arc::new);
-        Ok(Arc::new(Known::new(graph_id, (definition, is_owners), agent, alone)))
+        let build = move |delegates: bool, format: Option<&Value>| {
+            // Its models were there when it was first built.
+            workshop.main_agent(&source, delegates, format).map_or_else(|_| Arc::clone(&full), Arc::new)
+        };
+        Ok(Arc::new(Known::new(graph_id, (definition, is_owners), agent, build)))
     }
 
-    fn main_agent(&self, source: &Source, delegates: bool) -> Result<Agent, ModelError> {
+    fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {
         let (graph_id, definition) = (&source.graph_id, &*source.definition);
         let subagents = definition.delegates();
         let has_model =
@@ -174,7 +179,7 @@ impl Workshop {
             background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
         };
         let model = self.model(&draft.model)?;
-        Ok(self.build(draft, model))
+        Ok(self.build(draft.in_form(format), model))
     }
 
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
@@ -258,7 +263,7 @@ impl Workshop {
             background: vec![],
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
-        self.build(draft, model)
+        Agent { initial: subagent.beginning(), ..self.build(draft, model) }
     }
 
     /// The model of this name. One that lacks only its key fails when it is asked, so that the other agents can work.
@@ -317,12 +322,12 @@ impl Workshop {
         Forks::new(forks.map(|fork| {
             let (workshop, name) = (self.clone(), fork.name.clone());
             let (caller, model) = (caller.clone(), Arc::clone(model));
-            let build = move || {
+            let build = move |format: Option<&Value>| {
                 let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
-                let model = own.map_or(model, |own| own.unwrap_or_else(Unusable::because));
-                Arc::new(workshop.build(caller.forked(&fork), model))
+                let model = own.map_or_else(|| Arc::clone(&model), |own| own.unwrap_or_else(Unusable::because));
+                workshop.build(caller.forked(&fork).in_form(format), model)
             };
-            (name, Box::new(build) as Box<dyn FnOnce() -> Arc<Agent> + Send>)
+            (name, Box::new(build) as BuildFork)
         }))
     }
 
@@ -332,12 +337,8 @@ impl Workshop {
         let own: Vec<Arc<dyn Tool>> = declared.iter().filter_map(|name| self.tools.get(*name)).cloned().collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
-        let prompts = contributions.iter().filter_map(|c| c.prompt.as_deref());
-        let system_prompt = std::iter::once(draft.system_prompt.as_str())
-            .chain(prompts)
-            .filter(|text| !text.trim().is_empty())
-            .collect::<Vec<_>>()
-            .join("\n\n");
+        let mut system_prompt = draft.system_prompt.clone();
+        contributions.iter().filter_map(|c| c.prompt.as_deref()).for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
             .hiding(ToolNames::of(&draft.skill_tools))
@@ -349,7 +350,7 @@ impl Workshop {
             let approval = Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone());
             stack.push(Arc::new(approval.with_files(files)));
         }
-        if let Some(text) = draft.addendum.as_ref().filter(|text| !text.trim().is_empty()) {
+        if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(Addendum(text.clone())));
         }
         stack.push(Arc::new(Counted));
@@ -377,7 +378,9 @@ impl Workshop {
             is_fork,
             shares: draft.shares,
             display_text: draft.display_text,
+            initial: vec![],
             runnable: None,
+            form: None,
             url: None,
         }
     }

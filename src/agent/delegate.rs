@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{Came, settle};
@@ -44,8 +43,7 @@ impl Loop<'_> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
-        let format = wish.order.response_format.as_ref();
-        let described = match self.described(&wish.subagent, format) {
+        let described = match self.described(&wish.subagent, &wish.order) {
             Ok(described) => described,
             Err(text) => {
                 settle(machine, at, Answer::error(&call, text));
@@ -93,7 +91,7 @@ impl Loop<'_> {
     ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
-        let described = self.described(lineage.agent(), child.order.response_format.as_ref());
+        let described = self.described(lineage.agent(), &child.order);
         let described = described.map_err(|_| lost("subagent's definition"))?;
         let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("subagent's definition"))?;
         self.scope.budget.child_goes_on();
@@ -182,29 +180,39 @@ impl Loop<'_> {
         })
     }
 
-    /// How the subagent of this name is described here, for a result of this form if one is given.
+    /// How the subagent of this name is described here, for this work.
     ///
     /// # Errors
-    /// The text for the model, when there is none, or none that can answer in this form.
-    fn described(&self, name: &str, format: Option<&Value>) -> Result<Described, String> {
+    /// The text for the model, when there is none, or none that can do the work in this form.
+    fn described(&self, name: &str, order: &Order) -> Result<Described, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
         let (roster, depth) = (self.agent.subagents.as_ref().ok_or_else(nobody)?, self.lineage.depth + 1 - self.base);
         let (referred, fork) = (roster.referred(name).cloned(), self.agent.forks.get(name));
-        let Some(format) = format else {
-            let own = || fork.or_else(|| roster.get(name, depth)).map(Described::Here);
-            return referred.map(Described::Elsewhere).or_else(own).ok_or_else(nobody);
-        };
-        let is_set = |agent: &Agent| agent.runnable.is_some() || agent.model.stands_in();
-        let known = roster.get(name, depth).filter(|agent| !is_set(agent) && referred.is_none() && fork.is_none());
-        let Some(known) = known else {
-            return Err(format!("The result of `{name}` has no other form than its own. Nothing was delegated."));
-        };
-        if let Some(problem) = form_problem(format, |tool| known.toolbox.get(tool).is_some()) {
+        let here = fork.or_else(|| roster.get(name, depth));
+        let is_apart = here.as_ref().is_some_and(|agent| agent.model.stands_in());
+        let begins_itself = is_apart || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
+        if begins_itself && !order.initial_messages.is_empty() {
             return Err(format!(
-                "`{name}` cannot answer in the form that was asked for: {problem}. Nothing was delegated."
+                "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
+                 delegated."
             ));
         }
-        roster.in_form(name, depth, format).map(Described::Here).ok_or_else(nobody)
+        let Some(format) = &order.response_format else {
+            return referred.map(Described::Elsewhere).or_else(|| here.map(Described::Here)).ok_or_else(nobody);
+        };
+        if is_apart {
+            return Err(format!(
+                "`{name}` works on another server, which cannot be told of a form: say in the description what the \
+                 result has to look like. Nothing was delegated."
+            ));
+        }
+        // What another agent of this server is like is known when it is admitted.
+        let problem = here.as_ref().map_or_else(|| form_problem(format, |_| false), |agent| agent.form_problem(format));
+        if let Some(problem) = problem {
+            return Err(form_refused(name, &problem));
+        }
+        let formed = || self.agent.forks.in_form(name, format).or_else(|| roster.in_form(name, depth, format));
+        referred.map(Described::Elsewhere).or_else(|| formed().map(Described::Here)).ok_or_else(nobody)
     }
 
     /// The subagent that works as `child`, `depth` delegations below the main agent.
@@ -221,7 +229,11 @@ impl Loop<'_> {
             }
             Described::Elsewhere(referred) => {
                 let known = child.known.as_ref()?;
-                let agent = if levels > 0 { Arc::clone(&known.agent) } else { known.alone() };
+                let agent = match &child.order.response_format {
+                    Some(format) => known.in_form(levels > 0, format),
+                    None if levels > 0 => Arc::clone(&known.agent),
+                    None => known.alone(),
+                };
                 let mut limits = referred.limits.unwrap_or_else(|| agent.limits.clone());
                 limits.depth = limits.depth.into_iter().chain([levels]).min();
                 Some(Subagent { agent, limits, base: depth, step_limit: referred.step_limit, is_stranger: true })
@@ -368,12 +380,19 @@ impl Subagent {
                 input = Update { fields: parent.fields_for_fork(), ..input }.ruled(&parent.rules);
             }
         }
+        input.messages.extend_from_slice(&self.agent.initial);
+        input.messages.extend(child.order.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
         if let Some(prompt) = &child.order.system_prompt {
             input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
         }
         Child { input: Some(super::driver::with_ids(input)), ..child }
     }
+}
+
+/// What the delegating model is told when the subagent cannot answer in the form that was asked for.
+pub(super) fn form_refused(subagent: &str, problem: &str) -> String {
+    format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
 fn lost(what: &str) -> Stop {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
+use super::Agent;
 use super::assemble::Known;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::{Delta, Fact, Work};
@@ -108,6 +109,14 @@ pub struct ChildWish {
     pub graph_id: Option<String>,
     /// The server that does the work, when that is another one.
     pub url: Option<String>,
+}
+
+impl ChildWish {
+    /// Why `agent` cannot be the child; the text is for the delegating model.
+    pub fn refused_by(&self, agent: &Agent) -> Option<String> {
+        let problem = agent.form_problem(self.order.response_format.as_ref()?)?;
+        Some(super::delegate::form_refused(self.lineage.agent(), &problem))
+    }
 }
 
 /// Whether there is a child to drive.

@@ -24,15 +24,18 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::context::ContextSchema;
+use crate::domain::definition::{AnswerFormat, SystemPrompt, form_name, form_problem};
 use crate::domain::event::Fact;
 use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Moment, Plan};
+use crate::domain::message::Message;
 use crate::domain::run::Lineage;
 use crate::domain::state::Update;
 use crate::middleware::Middleware;
+use crate::middleware::structured::{self, native::NativeAnswer};
 use crate::model::Model;
 use crate::tool::{ArgumentCheck, Scope, Toolbox};
 
@@ -63,7 +66,7 @@ pub struct Agent {
     /// Provider settings sent with every question.
     pub settings: Map<String, Value>,
     /// The instructions, with what policies added.
-    pub system_prompt: String,
+    pub system_prompt: SystemPrompt,
     /// The policies, outermost first.
     pub stack: Vec<Arc<dyn Middleware>>,
     /// The public names of the hooks, in running order, and the step limit.
@@ -90,8 +93,12 @@ pub struct Agent {
     pub shares: Shares,
     /// What a user interface shows while it works.
     pub display_text: Option<String>,
+    /// The messages with which it begins as a subagent.
+    pub initial: Vec<Arc<Message>>,
     /// The program that does its work, in the place of model, policies and tools.
     pub runnable: Option<Arc<dyn Runnable>>,
+    /// The form of what the program comes to, if whoever delegated asks for one.
+    pub form: Option<NativeAnswer>,
     /// The server that does its work, when that is another one.
     pub url: Option<String>,
 }
@@ -125,6 +132,16 @@ impl Shares {
 }
 
 impl Agent {
+    /// Why it cannot answer in this form in the place of its own; `None` when it can.
+    pub fn form_problem(&self, format: &Value) -> Option<String> {
+        let own = self.fields.iter().find(|field| field.name == structured::FIELD);
+        let own = own.map(|field| AnswerFormat { schema: field.schema.clone(), ..AnswerFormat::default() });
+        let own: Vec<String> =
+            own.iter().flat_map(AnswerFormat::alternatives).filter_map(|one| form_name(&one)).collect();
+        let is_taken = |tool: &str| self.toolbox.get(tool).is_some() && !own.iter().any(|name| name == tool);
+        form_problem(format, is_taken)
+    }
+
     /// The policy that owns hook `at` of `moment`.
     fn hook(&self, moment: Moment, at: usize) -> Option<&Arc<dyn Middleware>> {
         let name = self.plan.hooks(moment).get(at)?.strip_suffix(moment.word())?.strip_suffix('.')?;

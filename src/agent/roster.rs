@@ -1,7 +1,7 @@
 //! Whom an agent can delegate to.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use serde_json::Value;
 
@@ -36,22 +36,27 @@ pub struct Referred {
 /// Builds a subagent, with the roster if it may delegate in its turn, and with another form of its result if one is given.
 pub type Build = Box<dyn Fn(Option<Arc<Roster>>, Option<&Value>) -> Agent + Send + Sync>;
 
-/// Builds a fork.
-type BuildFork = Box<dyn FnOnce() -> Arc<Agent> + Send>;
+/// Builds a fork, with another form of its result if one is given.
+pub type BuildFork = Box<dyn Fn(Option<&Value>) -> Agent + Send + Sync>;
 
 /// The forks of an agent, by name. They are made of it, and built when first needed.
 #[derive(Default)]
-pub struct Forks(BTreeMap<String, LazyLock<Arc<Agent>, BuildFork>>);
+pub struct Forks(BTreeMap<String, (BuildFork, OnceLock<Arc<Agent>>)>);
 
 impl Forks {
     /// Forks that these functions build.
     pub fn new(builders: impl IntoIterator<Item = (String, BuildFork)>) -> Self {
-        Self(builders.into_iter().map(|(name, build)| (name, LazyLock::new(build))).collect())
+        Self(builders.into_iter().map(|(name, build)| (name, (build, OnceLock::new()))).collect())
     }
 
     /// The fork of this name.
     pub fn get(&self, name: &str) -> Option<Arc<Agent>> {
-        self.0.get(name).map(|fork| Arc::clone(fork))
+        self.0.get(name).map(|(build, built)| Arc::clone(built.get_or_init(|| Arc::new(build(None)))))
+    }
+
+    /// The same for one delegation whose result has this form.
+    pub fn in_form(&self, name: &str, format: &Value) -> Option<Arc<Agent>> {
+        self.0.get(name).map(|(build, _)| Arc::new(build(Some(format))))
     }
 }
 

@@ -36,7 +36,7 @@ pub trait Runnable: Send + Sync {
     ///
     /// What comes back is written into the state and, as with every subagent, passes on to the caller where it is shared.
     /// It has to hold at least one message. The caller reads `structured_response` if it is set, else the last thing that
-    /// the subagent said.
+    /// the subagent said. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
     ///
     /// The future is dropped when the run is told to stop, and, if the work may be repeated, when the server stops.
     ///

@@ -17,7 +17,8 @@ use crate::domain::interrupt::{Asker, Decision, Decisions, Question};
 use crate::domain::machine::{Failure, Machine, RUNNABLE};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{Update, is_private};
-use crate::middleware::limits;
+use crate::middleware::structured::native::NativeAnswer;
+use crate::middleware::{limits, structured};
 use crate::tool::{Halt, Scope};
 
 /// What becomes of work that was begun before the server died.
@@ -88,7 +89,8 @@ impl Loop<'_> {
         }
         self.journal.begin(Work::Program);
         let answer = machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())).cloned();
-        let scope = Scope { task: Some(machine.work_task()), ..self.scope.answered(answer) };
+        let form = self.agent.form.as_ref().map(NativeAnswer::schema);
+        let scope = Scope { task: Some(machine.work_task()), form, ..self.scope.answered(answer) };
         let work = AssertUnwindSafe(runnable.run(&scope, machine.state.clone())).catch_unwind();
         let work = self.scope.stop.run_until_cancelled(work);
         let work = async {
@@ -128,6 +130,13 @@ impl Loop<'_> {
         }
         if let Err(invalid) = self.agent.declared.check(&update) {
             return Err(wrong(format!("writes the state field `{}`, which {}", invalid.field, invalid.reason)));
+        }
+        if let Some(form) = &self.agent.form {
+            let unfit = |problem: String| {
+                Failure::new(structured::FAILURE, format!("what it gave back does not fit: {problem}"))
+            };
+            let response = form.of_program(&update).map_err(unfit)?;
+            update.fields.insert(structured::FIELD.to_owned(), response);
         }
         for message in update.messages.iter_mut().filter(|message| message.is_ai() && message.name.is_none()) {
             Arc::make_mut(message).name = Some(self.agent.name.clone());

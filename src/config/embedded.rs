@@ -68,7 +68,7 @@ mod tests {
     fn settings(text: &str) -> Settings {
         let definition: AgentDefinition = serde_json::from_value(serde_json::json!({
             "model": "own:small", "tools": ["dig"],
-            "subagents": [{"name": "counter", "description": "Counts the words.", "runnable": "count"}],
+            "subagents": [{"name": "counter", "description": "Counts the words of a text.", "runnable": "count"}],
         }))
         .expect("a definition");
         let set = |name: &str| [name.to_owned()].into_iter().collect();

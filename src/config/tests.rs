@@ -4,6 +4,8 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
+mod agents;
+mod folders;
 mod layouts;
 mod servers;
 
@@ -187,134 +189,6 @@ fn broken_lines_are_told_with_their_places() {
 }
 
 #[test]
-fn a_subagent_needs_a_name_and_a_description() {
-    assert_eq!(
-        agent_complaints("[[agents.a.subagents]]\nname = \"\"\n"),
-        "adjutant.toml:5:1: error: agents.a.subagents[0].description: must be given: the delegating model chooses by it\n\
-         adjutant.toml:6:1: error: agents.a.subagents[0].name: must be given: the name it is called by"
-    );
-}
-
-#[test]
-fn two_subagents_must_not_have_one_name() {
-    let text = "\
-[[agents.a.subagents]]
-name = \"critic\"
-description = \"Finds what is wrong with a text.\"
-[[agents.a.subagents]]
-name = \"critic\"
-description = \"Finds what is right with a text.\"
-";
-    assert_eq!(
-        agent_complaints(text),
-        "adjutant.toml:9:1: error: agents.a.subagents[1].name: `critic` is already the name of subagents[0]"
-    );
-}
-
-#[test]
-fn a_subagent_may_replace_the_general_purpose_one() {
-    let text = "\
-[[agents.a.subagents]]
-name = \"general-purpose\"
-description = \"Does whatever has to be done.\"
-";
-    assert_eq!(agent_complaints(text), "");
-}
-
-#[test]
-fn descriptions_that_are_short_or_alike_are_only_warned_of() {
-    let text = "\
-[[agents.a.subagents]]
-name = \"one\"
-description = \"Helps.\"
-[[agents.a.subagents]]
-name = \"two\"
-description = \"Helps.\"
-";
-    assert_eq!(
-        agent_complaints(text),
-        "adjutant.toml:7:1: warning: agents.a.subagents[0].description: is so short that a model can hardly choose by it\n\
-         adjutant.toml:10:1: warning: agents.a.subagents[1].description: is the same as that of subagents[0], so that no \
-         model can choose"
-    );
-}
-
-#[test]
-fn approvals_concern_tools_that_are_there_and_allow_something() {
-    assert_eq!(
-        agent_complaints(
-            "tools = [\"lookup\"]\ninterrupt_on = { lookup = { allowed_decisions = [] }, lokup = true }\n"
-        ),
-        "adjutant.toml:6:29: error: agents.a.interrupt_on.lookup.allowed_decisions: must name at least one of approve, \
-         edit, reject, respond\n\
-         adjutant.toml:6:55: error: agents.a.interrupt_on.lokup: the agent has no tool `lokup`; did you mean `lookup`? \
-         it has: lookup"
-    );
-}
-
-#[test]
-fn an_unknown_decision_is_an_error() {
-    assert_eq!(
-        agent_complaints("tools = [\"lookup\"]\ninterrupt_on.lookup.allowed_decisions = [\"aprove\"]\n"),
-        "adjutant.toml:6:42: error: agents.a.interrupt_on.lookup.allowed_decisions[0]: `aprove` is not allowed; did you \
-         mean `approve`? allowed are: approve, edit, reject, respond"
-    );
-}
-
-#[test]
-fn approvals_may_concern_the_tools_of_subagents_that_share_them() {
-    let text = "\
-interrupt_on = { lookup = true, write_file = true }
-[[agents.a.subagents]]
-name = \"researcher\"
-description = \"Researches one question.\"
-tools = [\"lookup\"]
-";
-    assert_eq!(agent_complaints(text), "");
-}
-
-#[test]
-fn a_response_format_must_be_the_schema_of_an_object() {
-    assert_eq!(
-        agent_complaints("response_format = { type = \"object\", properties = { n = { type = \"numbr\" } } }\n"),
-        "adjutant.toml:5:59: error: agents.a.response_format.properties.n.type: is not valid in a JSON Schema: \"numbr\" \
-         is not valid under any of the schemas listed in the 'anyOf' keyword"
-    );
-    assert_eq!(
-        agent_complaints("response_format = { type = \"string\" }\n"),
-        "adjutant.toml:5:1: error: agents.a.response_format: must be a JSON Schema of an object: `type = \"object\"`, \
-         `properties`, …"
-    );
-}
-
-#[test]
-fn a_tool_must_be_described_and_reachable_and_have_a_name_of_its_own() {
-    let text = "\
-[agents.a]
-model = \"scripted:x\"
-[tools.task]
-kind = \"http\"
-url = \"ftp://example.org\"
-parameters = { type = \"array\" }
-timeout_s = 0
-[tools.\"a b\"]
-kind = \"builtin\"
-builtin = \"publsh\"
-";
-    assert_eq!(
-        complaints(text),
-        "\
-adjutant.toml:3:8: error: tools.task: the name `task` belongs to a tool of the server; choose another
-adjutant.toml:3:8: error: tools.task.description: must be given: the model chooses by it
-adjutant.toml:5:1: error: tools.task.url: must begin with http:// or https:// and name a host
-adjutant.toml:6:1: error: tools.task.parameters: must be a JSON Schema of an object: `type = \"object\"`, `properties`, …
-adjutant.toml:7:1: error: tools.task.timeout_s: must be more than 0 and at most 86400 seconds
-adjutant.toml:8:8: error: tools.\"a b\": the tool name `a b` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`
-adjutant.toml:10:1: error: tools.\"a b\".builtin: there is no built-in tool `publsh`; did you mean `publish`? there are: lookup, publish"
-    );
-}
-
-#[test]
 fn the_command_line_precedes_the_file() {
     let place = Place::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
     let settings = Settings {
@@ -358,7 +232,7 @@ url = \"postgres://user:hunter2@db/adjutant?password=hunter2\"
 kind = \"openai\"
 api_key = \"hunter2\"
 [tools.mine]
-description = \"Does what I need.\"
+description = \"Does all that I need.\"
 url = \"http://127.0.0.1/\"
 parameters = { type = \"object\" }
 headers = { Authorization = \"Bearer hunter2\" }
@@ -408,71 +282,6 @@ fn a_provider_has_one_kind_and_one_source_of_its_key() {
          scripted\n\
          adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
     );
-}
-
-#[test]
-fn a_folder_is_an_agent() {
-    let place = Place::with(&[
-        ("agents/writer/AGENTS.md", "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n"),
-        ("agents/writer/agent.toml", "todos = true\n"),
-        ("agents/writer/subagents/critic.md", "---\ndescription: Finds what is wrong.\n---\nYou criticise."),
-        ("agents/writer/subagents/scout/AGENTS.md", "---\nname: finder\ndescription: Finds sources.\n---\nYou find."),
-        ("agents/.hidden/AGENTS.md", "nothing"),
-    ]);
-    let loaded = place.load();
-
-    assert_eq!(loaded.warnings, Problems::default());
-    let agents: Vec<&String> = loaded.config.agents.keys().collect();
-    assert_eq!(agents, ["writer"]);
-    let writer = &loaded.config.agents["writer"];
-    assert_eq!((writer.name.as_deref(), writer.todos, writer.system_prompt.as_str()), (None, true, "You write."));
-    let subagents: Vec<(&str, &str)> = writer.subagents.iter().map(|s| (&*s.name, &*s.system_prompt)).collect();
-    assert_eq!(subagents, [("critic", "You criticise."), ("finder", "You find.")]);
-}
-
-#[test]
-fn problems_in_folders_are_told_with_their_files_and_lines() {
-    let place = Place::with(&[
-        ("agents/w/AGENTS.md", "---\nname:\nmodel: scripted:x\ntools: [nope]\nfoo: 1\n---\nText"),
-        ("agents/w/agent.toml", "model = \"x\"\n"),
-        ("agents/w/subagents/bad.md", "---\nname: bad\n  x: [\n---\n"),
-        ("agents/w/subagents/endless.md", "---\nname: bad\n"),
-        ("agents/w/subagents/mute/AGENTS.md", "Speak."),
-        ("agents/w/subagents/mute/subagents/x.md", ""),
-        ("agents/w/subagents/twice.md", "---\ndescription: Says it twice.\nsystem_prompt: A\n---\nB"),
-    ]);
-    assert_eq!(
-        shortened(&place.complaints()),
-        "\
-agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the default
-agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
-agents/w/AGENTS.md:5:1: error: foo: unknown key; allowed are: name, …
-agents/w/agent.toml:1:1: error: model: is also given in the AGENTS.md beside this file
-agents/w/subagents/bad.md:3:4: error: the settings at the top cannot be read as YAML: mapping values are not allowed in this context
-agents/w/subagents/endless.md:1:1: error: the settings at the top must end with a line `---`
-agents/w/subagents/mute/AGENTS.md: error: description: must be given: the delegating model chooses by it
-agents/w/subagents/mute/subagents: error: a subagent has no subagents of its own; put them beside it
-agents/w/subagents/twice.md:3:1: error: system_prompt: must not be given, since the text of the file is the system prompt"
-    );
-}
-
-#[test]
-fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
-    let place = Place::with(&[
-        ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/subagents/critic.md", "---\nname: \"\"\ndescription: Finds what is wrong.\n---\n"),
-    ]);
-    assert_eq!(
-        place.complaints(),
-        "agents/w/subagents/critic.md:2:1: error: name: must be given: the name it is called by"
-    );
-}
-
-#[test]
-fn one_agent_in_two_places_is_an_error_that_names_both() {
-    let place =
-        Place::with(&[("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"), ("agents/w/AGENTS.md", AGENT)]);
-    assert_eq!(place.complaints(), "adjutant.toml:1:9: error: agents.w: is also defined in agents/w");
 }
 
 #[test]

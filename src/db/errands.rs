@@ -121,6 +121,53 @@ pub async fn put_off(tx: &mut Tx<'_>, errand: &RemoteErrand, due_at: Timestamp) 
     Ok(())
 }
 
+/// Whether the run of the row `e` waits for the answer to a question of its server, and nothing is at work on its thread.
+macro_rules! waits {
+    () => {
+        "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id and i.lane = e.run_id \
+         where r.run_id = e.run_id and i.status = 'pending' and not exists (select 1 from runs m \
+         where m.thread_id = r.thread_id and m.depth = 0 and m.status in ('pending', 'running')))"
+    };
+}
+
+/// When the next of those may be looked at that wait for the answer to a question; none if none waits.
+pub async fn next_look(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
+    const SQL: &str = concat!("select min(e.look_at) from errands e where ", waits!());
+    let at: Option<i64> = on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?;
+    Ok(at.map(Timestamp))
+}
+
+/// Takes up some of those that wait for the answer to a question: nobody else looks at them until `until`.
+pub async fn claim_waiting(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    until: Timestamp,
+    limit: i64,
+) -> DbResult<Vec<RemoteErrand>> {
+    macro_rules! claim {
+        ($lock:literal) => {
+            concat!(
+                "update errands set look_at = $2 where run_id in (select e.run_id from errands e where e.look_at <= $1 and ",
+                waits!(),
+                " order by e.look_at, e.run_id limit $3",
+                $lock,
+                ") returning run_id, graph_id, definition, agent_name, url, looks, lost_since"
+            )
+        };
+    }
+    let sql = tx.either(claim!(""), claim!(" for update skip locked"));
+    let rows: Vec<ErrandRow> =
+        on_engine!(tx, |conn| query_as(sql).bind(now.0).bind(until.0).bind(limit).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(RemoteErrand::from).collect())
+}
+
+/// Notes when one that waits may be looked at again.
+pub async fn look_later(tx: &mut Tx<'_>, run: RunId, look_at: Timestamp) -> DbResult<()> {
+    const SQL: &str = "update errands set look_at = $2 where run_id = $1";
+    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(look_at.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
 /// Forgets an errand of which nothing is left.
 pub async fn forget(tx: &mut Tx<'_>, run: RunId) -> DbResult<()> {
     const SQL: &str = "delete from errands where run_id = $1";

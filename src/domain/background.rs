@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::definition::{Headers, SubagentDefinition, UpdateStrategy};
 use super::field::{FieldRule, Merge, Visibility};
 use super::id::{AssistantId, RunId, ThreadId};
-use super::limits::Limits;
+use super::limits::{Limits, Usage};
 use super::message::Message;
 use super::run::RunStatus;
 use super::state::{State, Update};
@@ -289,6 +289,9 @@ pub struct Sight {
     /// Why it is not known how it stands now, when its server is out of reach: this is how it stood before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
+    /// What all of it has used so far, as far as its server tells; told of tasks on other servers only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Usage>,
     /// Since when it is known to stand so; kept of tasks on other servers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
@@ -309,6 +312,7 @@ impl Sight {
             error: None,
             interrupts,
             lost: None,
+            used: None,
             since: None,
             answered,
         }

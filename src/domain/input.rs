@@ -19,6 +19,8 @@ pub const MAX_MESSAGES: usize = 10_000;
 /// How deeply an input may nest.
 pub const MAX_DEPTH: usize = 64;
 
+/// How many messages a subagent may begin with.
+const MOST_INITIAL: usize = 100;
 /// How many skills may be pinned at once.
 const MOST_PINNED: usize = 32;
 
@@ -132,6 +134,41 @@ fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
         Value::Bool(_) | Value::Number(_) => {
             Err(under("messages")(not("a text, a message or a list of messages", value)))
         }
+    }
+}
+
+/// Reads the messages with which a subagent begins.
+///
+/// # Errors
+/// Which of them is wrong, and why.
+pub fn read_initial(values: &[Value]) -> Result<Vec<Message>, (usize, String)> {
+    let mut read: Vec<Message> = vec![];
+    for (at, value) in values.iter().enumerate() {
+        let message = read_next(&read, value).map_err(|invalid| match invalid.field.as_str() {
+            "" => (at, invalid.reason),
+            field => (at, format!("`{field}` {}", invalid.reason)),
+        })?;
+        read.push(message);
+    }
+    Ok(read)
+}
+
+/// Reads a message that is to follow others.
+fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
+    if before.len() == MOST_INITIAL {
+        return Err(Invalid::new("", format!("is one too many; at most {MOST_INITIAL} are allowed")));
+    }
+    if depth(value) > MAX_DEPTH {
+        return Err(Invalid::new("", format!("nests deeper than {MAX_DEPTH} levels")));
+    }
+    let message = read_message(value)?;
+    if message.role == Role::Remove {
+        return Err(Invalid::new("", "must not take a message away: there is none yet"));
+    }
+    let makes = |id: &str| before.iter().flat_map(Message::tool_calls).any(|call| call.id == id);
+    match message.answers().filter(|id| !makes(id)) {
+        Some(id) => Err(Invalid::new("", format!("answers the call `{id}`, which no message before it makes"))),
+        None => Ok(message),
     }
 }
 

@@ -32,6 +32,17 @@ pub enum Asker {
     Call(String),
 }
 
+/// Whether this is an id of a question, as servers of this wire give them.
+pub fn is_id(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What stands for the answer to a question of another server that was settled there: whoever asked looks how it stands
+/// there, and takes nothing to it.
+pub fn settled_elsewhere() -> Value {
+    json!({"adjutant_settled_elsewhere": true})
+}
+
 /// What kind of answer is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -68,6 +68,19 @@ impl Usage {
             seconds: self.seconds + other.seconds,
         }
     }
+
+    /// The same, or what was used by another count where that is more, time aside.
+    #[must_use]
+    pub fn at_least(self, other: Self) -> Self {
+        Self {
+            model_calls: self.model_calls.max(other.model_calls),
+            tool_calls: self.tool_calls.max(other.tool_calls),
+            input_tokens: self.input_tokens.max(other.input_tokens),
+            output_tokens: self.output_tokens.max(other.output_tokens),
+            children: self.children.max(other.children),
+            ..self
+        }
+    }
 }
 
 /// What is added to what was used, or taken from it, time aside.
@@ -100,26 +113,23 @@ impl Change {
     /// Both together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        Self {
-            model_calls: self.model_calls.saturating_add(other.model_calls),
-            tool_calls: self.tool_calls.saturating_add(other.tool_calls),
-            input_tokens: self.input_tokens.saturating_add(other.input_tokens),
-            output_tokens: self.output_tokens.saturating_add(other.output_tokens),
-            children: self.children.saturating_add(other.children),
-            under_way: self.under_way.saturating_add(other.under_way),
-        }
+        self.with(other, i64::saturating_add)
     }
 
     /// What leads from `other` to this.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
+        self.with(other, i64::saturating_sub)
+    }
+
+    fn with(self, other: Self, join: fn(i64, i64) -> i64) -> Self {
         Self {
-            model_calls: self.model_calls.saturating_sub(other.model_calls),
-            tool_calls: self.tool_calls.saturating_sub(other.tool_calls),
-            input_tokens: self.input_tokens.saturating_sub(other.input_tokens),
-            output_tokens: self.output_tokens.saturating_sub(other.output_tokens),
-            children: self.children.saturating_sub(other.children),
-            under_way: self.under_way.saturating_sub(other.under_way),
+            model_calls: join(self.model_calls, other.model_calls),
+            tool_calls: join(self.tool_calls, other.tool_calls),
+            input_tokens: join(self.input_tokens, other.input_tokens),
+            output_tokens: join(self.output_tokens, other.output_tokens),
+            children: join(self.children, other.children),
+            under_way: join(self.under_way, other.under_way),
         }
     }
 

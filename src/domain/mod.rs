@@ -47,6 +47,7 @@ pub mod path;
 pub mod pattern;
 pub mod run;
 pub mod skill;
+pub mod sse;
 pub mod state;
 pub mod thread;
 pub mod time;

@@ -10,6 +10,7 @@ use super::definition::Digest;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
+use super::message::Message;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
@@ -231,7 +232,7 @@ pub struct Assigned {
 }
 
 /// What a subagent is sent to do, as it is stored: the input of its run.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Order {
     /// The work, which is all that the subagent is told.
     pub description: String,
@@ -241,6 +242,9 @@ pub struct Order {
     /// What a user interface shows while it is being done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_text: Option<String>,
+    /// What stands before the work in its conversation, behind the messages with which it begins anyway.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initial_messages: Vec<Message>,
     /// The form of the result in place of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,

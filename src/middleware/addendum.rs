@@ -5,12 +5,13 @@
 use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
+use crate::domain::definition::SystemPrompt;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
 /// The policy. It has to be the innermost one that changes the instructions.
 #[derive(Debug, Clone)]
-pub struct Addendum(pub String);
+pub struct Addendum(pub SystemPrompt);
 
 #[async_trait]
 impl Middleware for Addendum {
@@ -19,7 +20,7 @@ impl Middleware for Addendum {
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        request.add_to_system(&self.0);
+        request.system.append(&self.0);
         next.ask(request).await
     }
 }

@@ -5,6 +5,7 @@
 use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
+use crate::domain::definition::SystemPrompt;
 use crate::domain::state::ORDERED_PROMPT;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
@@ -13,13 +14,13 @@ use crate::tool::Halt;
 #[derive(Debug, Clone)]
 pub struct OrderedPrompt {
     /// The instructions that are replaced.
-    standard: String,
+    standard: SystemPrompt,
 }
 
 impl OrderedPrompt {
     /// Replaces `standard`, which begins the instructions of the agent.
-    pub fn new(standard: &str) -> Self {
-        Self { standard: standard.to_owned() }
+    pub fn new(standard: &SystemPrompt) -> Self {
+        Self { standard: standard.clone() }
     }
 }
 
@@ -31,8 +32,8 @@ impl Middleware for OrderedPrompt {
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let ordered = next.state.fields.get(ORDERED_PROMPT).and_then(|prompt| prompt.as_str());
-        if let (Some(ordered), Some(rest)) = (ordered, request.system.strip_prefix(&self.standard)) {
-            request.system = format!("{ordered}{rest}");
+        if let Some(ordered) = ordered {
+            request.system.begin_instead(&self.standard, ordered);
         }
         next.ask(request).await
     }

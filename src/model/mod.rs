@@ -12,7 +12,7 @@ use futures::stream::BoxStream;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::definition::AnswerFormat;
+use crate::domain::definition::{AnswerFormat, SystemPrompt};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Question;
 use crate::domain::message::Message;
@@ -47,8 +47,8 @@ pub trait Model: Send + Sync {
 /// One question to a model. Cheap to clone: the messages are shared.
 #[derive(Debug, Clone, Default)]
 pub struct ModelRequest {
-    /// The instructions; empty means none.
-    pub system: String,
+    /// The instructions; blank means none.
+    pub system: SystemPrompt,
     /// The conversation, oldest first, without system messages.
     pub messages: Vec<Arc<Message>>,
     /// The tools the model may call.
@@ -96,12 +96,9 @@ pub struct Caller {
 }
 
 impl ModelRequest {
-    /// Adds a section to the end of the instructions.
+    /// Adds a section to the end of the instructions: a block of its own where these are blocks.
     pub fn add_to_system(&mut self, section: &str) {
-        if !self.system.is_empty() {
-            self.system.push_str("\n\n");
-        }
-        self.system.push_str(section);
+        self.system.add(section);
     }
 }
 

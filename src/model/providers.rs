@@ -24,6 +24,7 @@ mod build;
 mod content;
 mod embedding;
 mod errors;
+mod markers;
 mod native;
 mod reply;
 mod request;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::workplace::ERRAND;
+use crate::domain::background::Sight;
 use crate::domain::run::RunStatus;
 
 /// A thread there.
@@ -33,6 +34,11 @@ pub struct PeerRun {
 }
 
 impl PeerRun {
+    /// How the work stands by this.
+    pub fn sight(&self) -> Sight {
+        Sight::of(self.run_id.to_string(), self.status.into())
+    }
+
     /// Whether it was begun from here under this key.
     pub fn is_errand(&self, key: &str) -> bool {
         self.is_noted(ERRAND, key)

@@ -19,11 +19,12 @@ use uuid::Uuid;
 
 use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
-use super::frames::Frames;
-use super::question;
-use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, Workplace, failure};
+use super::question::{self, is_asked};
+use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, NotBegun, Workplace, failure};
 use crate::domain::id::RunId;
+use crate::domain::interrupt::{Question, settled_elsewhere};
 use crate::domain::run::{LEVELS, RunStatus};
+use crate::domain::sse::Frames;
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
 
 mod speech;
@@ -36,10 +37,14 @@ use transcript::transcript;
 const CLASS: &str = "RemoteAgentError";
 /// After how long without a sign of life a stream counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
+/// The longest event that is passed on, in bytes.
+const LONGEST_EVENT: usize = 4 * 1024 * 1024;
 /// How many events may wait to be passed on.
 const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
 const DISMISSALS: u32 = 6;
+/// How often answers are taken there that are not wanted.
+const REFUSALS: u32 = 3;
 
 /// An agent on another server.
 #[derive(Clone)]
@@ -134,15 +139,15 @@ impl Turn {
     }
 
     async fn work(&self, told: String, speech: &mut Speech) -> Result<ModelEvent, ModelError> {
-        let (order, key) = (self.order(told), (self.key.as_str(), self.to.peers.patience));
-        self.asked.store(true, Ordering::Relaxed);
-        let begun = self.place.begin(&self.notes(), order, key).await;
-        let run = begun.map_err(|not_begun| {
-            self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
-            self.lost(&not_begun.error)
-        })?;
-        *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run.run_id);
-        let run = self.wait_for(run, speech).await?;
+        let run = match self.errand.answers.is_empty() {
+            true => {
+                self.asked.store(true, Ordering::Relaxed);
+                let begun = self.place.begin(&self.notes(), self.order(Some(told), &[]), self.key()).await;
+                begun.map_err(|not_begun| self.not_begun(&not_begun))?
+            }
+            false => self.answered(speech).await?,
+        };
+        let (run, state) = self.outcome(run, speech).await?;
         match run.status {
             RunStatus::Success => {}
             RunStatus::Interrupted => return Err(self.failed("its run was cancelled there")),
@@ -150,8 +155,6 @@ impl Turn {
                 return Err(self.failed(&self.reason(run.status).await?));
             }
         }
-        let state = self.patiently(|| self.to.peer.state(self.place.thread)).await?;
-        let state: PeerState = state.ok_or_else(|| self.failed("its thread is gone there"))?;
         let questions = state.questions();
         if !questions.is_empty() {
             return Ok(ModelEvent::Asks(questions.into_iter().map(question::passed_on).collect()));
@@ -161,9 +164,69 @@ impl Turn {
         Ok(ModelEvent::Done(Box::new(answer)))
     }
 
-    fn order(&self, told: String) -> RunOrder {
-        let answers = &self.errand.answers;
-        let input = || json!({"messages": [{"role": "user", "content": told}]});
+    /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
+    /// settled there: then it is gone on with whatever came of that.
+    async fn answered(&self, speech: &mut Speech) -> Result<PeerRun, ModelError> {
+        let mut refusals = 0;
+        loop {
+            let runs = self.patiently(|| self.place.runs()).await?;
+            if let Some(begun) = runs.iter().find(|run| run.is_errand(&self.key)) {
+                return Ok(begun.clone());
+            }
+            let newest = runs.into_iter().next();
+            if let Some(run) = newest.clone().filter(|run| !run.status.is_final()) {
+                // Somebody there was quicker.
+                self.wait_for(run, speech).await?;
+                continue;
+            }
+            let questions = self.state().await?.questions();
+            let is_open = |question: &Question| questions.iter().any(|asked| is_asked(asked.id.as_deref(), question));
+            let answers = self.errand.answers.iter();
+            let answers = answers.filter(|(question, answer)| *answer != settled_elsewhere() && is_open(question));
+            let answers: Vec<_> = answers.cloned().collect();
+            if answers.is_empty() {
+                return newest.ok_or_else(|| self.failed("its run is not known there any more"));
+            }
+            self.asked.store(true, Ordering::Relaxed);
+            match self.place.order(self.order(None, &answers), self.key()).await {
+                Ok(run) => return Ok(run),
+                // What was asked may have been settled in between.
+                Err(not_begun) if not_begun.error.is_refusal() && refusals < REFUSALS => refusals += 1,
+                Err(not_begun) => return Err(self.not_begun(&not_begun)),
+            }
+        }
+    }
+
+    /// What the work came to once nothing is at work there any more, and where the thread stands then. Somebody there may
+    /// have gone on with what this run came to.
+    async fn outcome(&self, mut run: PeerRun, speech: &mut Speech) -> Result<(PeerRun, PeerState), ModelError> {
+        loop {
+            run = self.wait_for(run, speech).await?;
+            let state = self.state().await?;
+            match self.patiently(|| self.place.newest()).await? {
+                Some(newer) if newer.run_id != run.run_id => run = newer,
+                Some(_) | None => return Ok((run, state)),
+            }
+        }
+    }
+
+    async fn state(&self) -> Result<PeerState, ModelError> {
+        let state = self.patiently(|| self.to.peer.state(self.place.thread)).await?;
+        state.ok_or_else(|| self.failed("its thread is gone there"))
+    }
+
+    /// What tells this turn from others, and for how long it is tried to begin it.
+    fn key(&self) -> (&str, Duration) {
+        (&self.key, self.to.peers.patience)
+    }
+
+    fn not_begun(&self, not_begun: &NotBegun) -> ModelError {
+        self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
+        self.lost(&not_begun.error)
+    }
+
+    /// A run there, with what it is told first or the answers to what it asked.
+    fn order(&self, told: Option<String>, answers: &[(Question, Value)]) -> RunOrder {
         let mut metadata = self.notes();
         if let Some(levels) = self.errand.levels {
             metadata.insert(LEVELS.to_owned(), levels.into());
@@ -171,7 +234,7 @@ impl Turn {
         let steps = self.to.step_limit.into_iter().chain(self.errand.step_limit).min();
         RunOrder {
             assistant_id: self.to.graph_id.to_string(),
-            input: answers.is_empty().then(input),
+            input: told.map(|told| json!({"messages": [{"role": "user", "content": told}]})),
             command: (!answers.is_empty()).then(|| json!({"resume": question::resume(answers)})),
             metadata,
             stream_mode: vec!["messages-tuple"],
@@ -196,6 +259,10 @@ impl Turn {
     /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
     async fn wait_for(&self, mut run: PeerRun, speech: &mut Speech) -> Result<PeerRun, ModelError> {
         let (peer, id) = (&self.to.peer, run.run_id);
+        let before = self.run.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
+        if before.is_some_and(|before| before != id) {
+            speech.begins_anew();
+        }
         let mut pause = FIRST_PAUSE;
         while !run.status.is_final() {
             if let Ok(ear) = self.to.peers.ears.try_acquire() {
@@ -219,7 +286,7 @@ impl Turn {
         let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
             return false;
         };
-        let (mut frames, mut heard) = (Frames::default(), false);
+        let (mut frames, mut heard) = (Frames::up_to(LONGEST_EVENT), false);
         while let Ok(Ok(Some(bytes))) = timeout(SILENCE, response.chunk()).await {
             heard = true;
             for frame in frames.take(&bytes) {

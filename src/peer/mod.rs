@@ -10,12 +10,11 @@ pub mod address;
 pub mod answers;
 pub mod client;
 pub mod delegate;
-mod frames;
 mod question;
 mod workplace;
 
 pub use address::AddressRules;
 pub use client::{Peer, PeerError, Peers, Reach, RunOrder};
 pub use delegate::Delegate;
-pub use question::{passed_on, resume};
+pub use question::{is_asked, passed_on, resume};
 pub use workplace::{NotBegun, Workplace};

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::answers::PeerInterrupt;
-use crate::domain::interrupt::{DecisionKind, Question, QuestionKind};
+use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
 
 /// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
 /// here like those of our own agents.
@@ -43,13 +43,24 @@ fn decisions(count: usize, configs: &[Value]) -> Value {
     })
 }
 
-/// How these answers are taken back to the server that asked: the answer itself when there is one question, else by id.
+/// How these answers are taken back to the server that asked: by id, so that none is taken for the answer to another question
+/// that is asked there by now. Old servers have ids that are not known as such: one answer goes to them as it is.
 pub fn resume(answers: &[(Question, Value)]) -> Value {
-    if let [(_, only)] = answers {
+    if let [(question, only)] = answers
+        && !question.passed_on.as_deref().is_some_and(is_id)
+    {
         return only.clone();
     }
     let by_id = answers.iter().filter_map(|(question, answer)| Some((question.passed_on.clone()?, answer.clone())));
     Value::Object(by_id.collect::<Map<_, _>>())
+}
+
+/// Whether a question there is the one that was passed on as `question`. Very old servers give no ids: then it may be.
+pub fn is_asked(there: Option<&str>, question: &Question) -> bool {
+    match (there, question.passed_on.as_deref()) {
+        (Some(there), Some(here)) => there == here,
+        (_, _) => true,
+    }
 }
 
 #[cfg(test)]
@@ -80,8 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn one_answer_goes_back_as_it_is_and_several_go_back_by_id() {
+    fn answers_go_back_by_id_but_one_to_a_server_of_old_as_it_is() {
         let first = asked(json!("a?"));
+        let id = "0123456789abcdef0123456789abcdef";
+        let named = Question { passed_on: Some(id.to_owned()), ..first.clone() };
+        assert_eq!(resume(&[(named, json!(1))]), json!({id: 1}));
         let second = Question { passed_on: Some("q2".to_owned()), ..first.clone() };
         assert_eq!(resume(&[(first.clone(), json!(1))]), json!(1));
         assert_eq!(resume(&[(first, json!(1)), (second, json!(2))]), json!({"q1": 1, "q2": 2}));

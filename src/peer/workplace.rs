@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
 use super::client::{Answer, Peer, PeerError, RunOrder};
 use crate::domain::background::{LONGEST_RESULT, Sight, TaskStatus};
+use crate::domain::limits::Usage;
 use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
@@ -122,12 +123,13 @@ impl Workplace {
         let mut newest = self.newest().await?;
         for _ in 0..ATTEMPTS {
             let Some(run) = newest else { return Ok(None) };
-            let seen = Sight::of(run.run_id.to_string(), run.status.into());
+            let seen = run.sight();
             let seen = match run.status {
-                RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => return Ok(Some(seen)),
+                RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
+                RunStatus::Interrupted => return Ok(Some(Sight { used: self.used().await, ..seen })),
                 RunStatus::Error | RunStatus::Timeout => {
                     let thread = self.peer.thread(self.thread).await?;
-                    Sight { error: thread.and_then(|thread| failure(&thread)), ..seen }
+                    Sight { error: thread.and_then(|thread| failure(&thread)), used: self.used().await, ..seen }
                 }
                 RunStatus::Success => came_to(seen, self.peer.state(self.thread).await?),
             };
@@ -140,7 +142,12 @@ impl Workplace {
         Ok(newest.map(|run| Sight::of(run.run_id.to_string(), TaskStatus::Running)))
     }
 
-    async fn newest(&self) -> Answer<Option<PeerRun>> {
+    /// What was used there by all that was done; none if that cannot be seen.
+    async fn used(&self) -> Option<Usage> {
+        used_by(&self.peer.state(self.thread).await.ok()??)
+    }
+
+    pub(super) async fn newest(&self) -> Answer<Option<PeerRun>> {
         Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
     }
 
@@ -212,6 +219,7 @@ fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
         let error = "The thread of the task was deleted there.".to_owned();
         return Sight { status: TaskStatus::Error, error: Some(error), ..seen };
     };
+    let seen = Sight { used: used_by(&state), ..seen };
     let questions = state.questions();
     if !questions.is_empty() {
         return Sight { status: TaskStatus::Waiting, interrupts: kept_questions(questions), ..seen };
@@ -232,6 +240,22 @@ fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
         ];
     }
     Sight { result, media, ..seen }
+}
+
+/// What was used by all that was done on a thread, as far as its messages tell.
+fn used_by(state: &PeerState) -> Option<Usage> {
+    let messages = state.values.get("messages")?.as_array()?;
+    let count = |kind: &str| {
+        let all = messages.iter().filter(|message| message.get("type").and_then(Value::as_str) == Some(kind));
+        u64::try_from(all.count()).unwrap_or(u64::MAX)
+    };
+    let tokens = |name: &str| {
+        let all = messages.iter().filter_map(|message| message.get("usage_metadata")?.get(name)?.as_u64());
+        all.fold(0, u64::saturating_add)
+    };
+    let (model_calls, tool_calls) = (count("ai"), count("tool"));
+    let (input_tokens, output_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
+    Some(Usage { model_calls, tool_calls, input_tokens, output_tokens, ..Usage::default() })
 }
 
 /// The questions, as they are kept here.
@@ -273,9 +297,11 @@ mod tests {
             json!({"values": {"messages": [{"type": "human", "content": "do"}, {"type": "ai", "content": said}]}});
         let seen = came_to(done(), Some(state(values)));
         assert_eq!(
-            (seen.status, seen.result.as_deref(), seen.media),
+            (seen.status, seen.result.as_deref(), seen.media.clone()),
             (TaskStatus::Success, Some("the text"), vec![image])
         );
+        let used = Usage { model_calls: 1, ..Usage::default() };
+        assert_eq!(seen.used, Some(used));
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
         let seen = came_to(done(), Some(state(asks)));
         assert_eq!((seen.status, seen.asked()), (TaskStatus::Waiting, vec![json!({"id": "q1", "value": "Which?"})]));

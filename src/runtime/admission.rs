@@ -328,6 +328,9 @@ pub(super) async fn child(
         None => None,
         Some(graph_id) => match registry.agents().of_graph(graph_id) {
             Some(known) => {
+                if let Some(refusal) = wish.refused_by(&known.agent) {
+                    return Ok(Err(refusal));
+                }
                 let (graph_id, definition) = (graph_id.clone(), Some(known.digest.clone()));
                 Some(Assigned { graph_id, version: 1, definition })
             }

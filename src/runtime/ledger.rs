@@ -69,8 +69,8 @@ impl Ledger {
         let all = trees.clone();
         let write = desk.db.write(move |tx| {
             Box::pin(async move {
+                enter(tx, &all, (share, thread), now).await?;
                 for tree in &all {
-                    trees::enter(tx, tree.top, (share, thread), now).await?;
                     set_share(tx, tree, share, &used).await?;
                 }
                 Ok(())
@@ -197,7 +197,7 @@ pub(super) async fn charge(
     Ok(Ok(left))
 }
 
-/// Begins the books of a task, whose share is called `share`, for these trees.
+/// Begins the books of whoever's share is called `share`, for these trees.
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
     trees: &[LimitedTree],
@@ -206,6 +206,14 @@ pub(super) async fn enter(
 ) -> DbResult<()> {
     for tree in trees {
         trees::enter(tx, tree.top, (share, thread), now).await?;
+    }
+    Ok(())
+}
+
+/// Writes down for these trees what a task of another server has used, as far as is known.
+pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[LimitedTree], share: RunId, used: &Usage) -> DbResult<()> {
+    for tree in trees {
+        set_share(tx, tree, share, &Change::from(used)).await?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
+use crate::domain::interrupt::is_id;
 use crate::domain::machine::Machine;
 use crate::domain::run::{Resume, Run};
 
@@ -82,10 +83,6 @@ fn in_order<'a>(open: &'a [Asked], list: &[Value]) -> Result<Vec<(&'a Asked, Val
         list.len()
     );
     Err(Invalid::new("command.resume", wanted).into())
-}
-
-fn is_id(key: &str) -> bool {
-    key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Takes the answers of `run` to whoever asked, and clears the way from the main agent to there. Doing it again after a

@@ -16,7 +16,7 @@ use crate::domain::definition::mcp::ToolNames;
 use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
-use crate::domain::message::ToolCall;
+use crate::domain::message::{Message, ToolCall};
 use crate::domain::run::Order;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
@@ -97,6 +97,13 @@ impl Delegation {
     #[must_use]
     pub fn in_form(mut self, format: Option<Value>) -> Self {
         self.order.response_format = format;
+        self
+    }
+
+    /// The same with these messages before the work, behind those with which the subagent begins anyway.
+    #[must_use]
+    pub fn beginning_with(mut self, messages: impl IntoIterator<Item = Message>) -> Self {
+        self.order.initial_messages.extend(messages);
         self
     }
 }

@@ -19,6 +19,7 @@ use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
+use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update, is_private};
@@ -212,8 +213,10 @@ impl RemoteTool {
             .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
         self.tell(scope, answer.custom).await;
         if let Some(wish) = answer.delegate {
+            let initial = read_initial(&wish.initial_messages.unwrap_or_default())
+                .map_err(|(at, why)| self.misunderstood(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
             let wish = Delegation::to(wish.subagent_type, wish.description).in_form(wish.response_format);
-            return Ok(CallOutcome::Delegate(wish));
+            return Ok(CallOutcome::Delegate(wish.beginning_with(initial)));
         }
         let Some(content) = answer.content else {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
@@ -306,6 +309,8 @@ struct Wish {
     subagent_type: String,
     #[serde(default)]
     response_format: Option<Value>,
+    #[serde(default)]
+    initial_messages: Option<Vec<Value>>,
 }
 
 fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {

@@ -53,6 +53,8 @@ pub struct Scope {
     pub budget: Budget,
     /// Tells clients something while the work goes on.
     pub voice: Voice,
+    /// JSON Schema of what a program has to come to, if whoever delegated to it asks for a form.
+    pub form: Option<Arc<Value>>,
     /// The answer to the question that the hook or call asked before, when it is looked at again.
     pub answer: Option<Value>,
 }
@@ -98,6 +100,7 @@ impl Scope {
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
             voice: Voice::default(),
+            form: None,
             answer: None,
         }
     }

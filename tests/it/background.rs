@@ -98,7 +98,7 @@ async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Va
 }
 
 /// The answer of a call about a task, as the model reads it.
-async fn answered(human: &Human, call: Value) -> String {
+pub(crate) async fn answered(human: &Human, call: Value) -> String {
     let tool = call["name"].as_str().expect("a call has a name").to_owned();
     let said = transcript(&human.says(script().calls(call).says("so it is")).await);
     // Behind it may stand what came of other work meanwhile.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::background::{boss, notifications, start, the_task, worker};
+use crate::background::{boss, notifications, start, the_task};
 use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, script};
 
-/// The instants at which the server dies, in microseconds after the first sign of what matters.
-const INSTANTS: [u64; 6] = [0, 2_000, 5_000, 12_000, 30_000, 70_000];
+/// The instants at which a server dies, in microseconds after the first sign of what matters.
+pub(crate) const INSTANTS: [u64; 7] = [0, 3_000, 8_000, 15_000, 30_000, 70_000, 150_000];
 
 /// What a server answers that may be dead or beginning at this moment; nothing then.
 async fn seen(human: &Human, path: &str) -> Option<Value> {
@@ -16,22 +16,26 @@ async fn seen(human: &Human, path: &str) -> Option<Value> {
     reply.error_for_status().ok()?.json().await.ok()
 }
 
-/// Everything has come to its end: one task, one thread of it, one run there, one message about it.
-pub(crate) async fn all_is_told_once(server: &TestServer, alice: &Human) {
-    let is_over = async |human: &Human| {
-        let runs = seen(human, "/runs?limit=100").await;
+/// Everything has come to its end: one task, one thread of it on the server that works, one run there, one message about it.
+pub(crate) async fn all_is_told_once(works: &TestServer, alice: &Human) {
+    let is_over = async || {
+        let runs = seen(alice, "/runs?limit=100").await;
         let all = runs.as_ref().and_then(Value::as_array);
         all.is_some_and(|runs| !runs.is_empty() && runs.iter().all(|run| run["status"] == "success"))
     };
-    eventually(async || is_over(alice).await && notifications(alice).await.len() == 1).await;
+    eventually(async || is_over().await && notifications(alice).await.len() == 1).await;
     let task = the_task(alice).await;
     assert_eq!(task["status"], "success");
     let wanted = json!({"metadata": {"parent_thread_id": alice.thread}});
-    assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 1);
-    let runs = worker(alice, &task).runs().await;
+    assert_eq!(works.client().post("/threads/count", wanted).await.ok(), 1);
+    let runs = Human::at(works.client(), "", task["thread_id"].as_str().expect("an id")).runs().await;
     assert_eq!((runs.len(), &runs[0]["run_id"], &runs[0]["status"]), (1, &task["run_id"], &json!("success")));
     let told = notifications(alice).await;
     assert_eq!((told.len(), &told[0]["task_id"], &told[0]["status"]), (1, &task["task_id"], &json!("success")));
+    let messages = alice.state().await["values"]["messages"].clone();
+    let is_news = |message: &&Value| message["additional_kwargs"]["deepagents_notification"].is_object();
+    let news = messages.as_array().and_then(|all| all.iter().find(is_news)).expect("the message");
+    assert!(news["content"].as_str().is_some_and(|text| text.contains("the long text")), "{news:#}");
 }
 
 /// A message that has a task begun whose agent calls a tool.

@@ -153,7 +153,7 @@ on_both_engines! {
 
     async fn whatever_is_sent_as_a_definition_is_taken_or_refused_with_the_field(server: TestServer) {
         let client = server.client();
-        let good = json!({"name": "a", "description": "Does this and that.", "system_prompt": "Do."});
+        let good = json!({"name": "a", "description": "Does this and all of that.", "system_prompt": "Do."});
         let with = |key: &str, value: Value| {
             let mut body = json!({"model": "scripted:lab"});
             body[key] = value;

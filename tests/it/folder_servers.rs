@@ -121,7 +121,7 @@ on_both_engines! {
     async fn a_subagent_has_the_servers_of_its_own_folder(server: TestServer) {
         let Some(own) = program(&server) else { return };
         folder_with(&server, &json!({}));
-        let settings = "[agent]\nname = \"scout\"\ndescription = \"Finds many sources.\"\n";
+        let settings = "[agent]\nname = \"scout\"\ndescription = \"Finds a lot of sources.\"\n";
         server.file_is_written("agents/reader/subagents/scout/AGENTS.md", "You find.");
         server.file_is_written("agents/reader/subagents/scout/deepagents.toml", settings);
         let servers = json!({"mcpServers": {"own": own}});

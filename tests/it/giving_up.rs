@@ -24,6 +24,19 @@ async fn child_of(human: &Human, run: &Run, call: &str) -> Run {
     human.run(children.iter().find(|child| child["task_call_id"] == call).expect("a child"))
 }
 
+/// Somebody of whose two subagents that of the call `t1` waits, while the other one is at work with a tool.
+async fn one_waits_and_one_works(server: &TestServer, agent: &str, waits: Value) -> (Human, Run, Run) {
+    let alice = server.human(agent).await;
+    server.tools.hold("lookup");
+    let research = task("t9", "researcher", script().calls(lookup("c1", "x")).says("it is x"));
+    let run = alice.asks(script().calls_all([waits, research]).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    eventually(async || !alice.questions().await.is_empty()).await;
+    let child = child_of(&alice, &run, "t1").await;
+    eventually(async || child.status().await == "interrupted").await;
+    (alice, run, child)
+}
+
 /// Returns when nothing is at work on the thread.
 async fn rests(human: &Human) {
     let at_work = |run: &Value| run["status"] == "pending" || run["status"] == "running";
@@ -81,14 +94,7 @@ on_both_engines! {
     }
 
     async fn one_that_waits_while_its_sibling_is_at_work_is_cancelled_at_once(server: TestServer) {
-        let alice = server.human("agent").await;
-        server.tools.hold("lookup");
-        let research = task("t2", "researcher", script().calls(lookup("c1", "x")).says("it is x"));
-        let run = alice.asks(script().calls_all([mailer("t1", "m1", "ann"), research]).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        eventually(async || !alice.questions().await.is_empty()).await;
-        let child = child_of(&alice, &run, "t1").await;
-        eventually(async || child.status().await == "interrupted").await;
+        let (alice, run, child) = one_waits_and_one_works(&server, "agent", mailer("t1", "m1", "ann")).await;
         assert_eq!(child.is_cancelled("interrupt").await.status, 200);
         assert!(alice.questions().await.is_empty());
         assert_eq!(run.status().await, "running", "its sibling is at work");
@@ -119,17 +125,9 @@ on_both_engines! {
     }
 
     async fn one_deep_below_is_cancelled_while_somebody_above_is_at_work(server: TestServer) {
-        let alice = server.human("deep").await;
-        server.tools.hold("lookup");
         let asks = script().calls(mail("m1", "ann")).says("ann knows");
         let middle = script().calls(task("t2", "researcher", asks)).turn(json!({"echo_last_tool": true}));
-        let research = script().calls(lookup("c1", "x")).says("it is x");
-        let calls = [task("t1", "researcher", middle), task("t3", "researcher", research)];
-        let run = alice.asks(script().calls_all(calls).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        eventually(async || !alice.questions().await.is_empty()).await;
-        let middle = child_of(&alice, &run, "t1").await;
-        eventually(async || middle.status().await == "interrupted").await;
+        let (alice, run, middle) = one_waits_and_one_works(&server, "deep", task("t1", "researcher", middle)).await;
         child_of(&alice, &middle, "t2").await.is_cancelled("interrupt").await;
         eventually(async || middle.status().await == "success").await;
         server.tools.let_go("lookup");
@@ -156,14 +154,7 @@ on_both_engines! {
 
     async fn one_that_waits_beside_work_stays_cancelled_when_the_process_dies(server: TestServer) {
         server.moves_into_a_process().await;
-        let alice = server.human("agent").await;
-        server.tools.hold("lookup");
-        let research = task("t2", "researcher", script().calls(lookup("c1", "x")).says("it is x"));
-        let run = alice.asks(script().calls_all([mailer("t1", "m1", "ann"), research]).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        eventually(async || !alice.questions().await.is_empty()).await;
-        let child = child_of(&alice, &run, "t1").await;
-        eventually(async || child.status().await == "interrupted").await;
+        let (alice, run, child) = one_waits_and_one_works(&server, "agent", mailer("t1", "m1", "ann")).await;
         child.is_cancelled("interrupt").await;
         server.is_killed_and_started_again().await;
         server.tools.let_go("lookup");
@@ -177,14 +168,7 @@ on_both_engines! {
             return;
         }
         let other = server.gets_a_twin().await;
-        let alice = server.human("agent").await;
-        server.tools.hold("lookup");
-        let research = task("t2", "researcher", script().calls(lookup("c1", "x")).says("it is x"));
-        let run = alice.asks(script().calls_all([mailer("t1", "m1", "ann"), research]).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        eventually(async || !alice.questions().await.is_empty()).await;
-        let child = child_of(&alice, &run, "t1").await;
-        eventually(async || child.status().await == "interrupted").await;
+        let (alice, run, child) = one_waits_and_one_works(&server, "agent", mailer("t1", "m1", "ann")).await;
         let told = other.client.post(&format!("{}/cancel", child.path), json!({})).await;
         assert_eq!(told.status, 202);
         server.tools.let_go("lookup");

@@ -8,8 +8,10 @@
 )]
 
 mod about;
+mod answered_there;
 mod answers;
 mod approvals;
+mod asked_forms;
 mod assistants;
 mod background;
 mod background_crashes;
@@ -35,6 +37,7 @@ mod forks;
 mod giving_up;
 mod idempotency;
 mod inheritance;
+mod initial_messages;
 mod interrupts;
 mod layers;
 mod leavers;
@@ -48,6 +51,7 @@ mod peer_crashes;
 mod peers;
 mod permissions;
 mod profiles;
+mod prompts;
 mod readme;
 mod records;
 mod remote_task_crashes;
@@ -72,6 +76,7 @@ mod together;
 mod tools;
 mod totals;
 mod v2;
+mod v2_questions;
 mod v2_sockets;
 mod visibility;
 mod webhooks;

@@ -2,40 +2,14 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::background::{about, notifications, start, the_task};
+use crate::background_crashes::{INSTANTS, all_is_told_once};
 use crate::peers::Peer;
 use crate::remote_tasks::{chief, runs_there};
 use crate::support::door::Way;
-use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, script};
-
-/// The instants at which a server dies, in microseconds after the first sign of what matters.
-const INSTANTS: [u64; 7] = [0, 3_000, 8_000, 15_000, 30_000, 70_000, 150_000];
-
-/// What a server answers that may be dead or beginning at this moment; nothing then.
-async fn seen(human: &Human, path: &str) -> Option<Value> {
-    let reply = human.client().request(reqwest::Method::GET, &human.path(path)).send().await.ok()?;
-    reply.error_for_status().ok()?.json().await.ok()
-}
-
-/// Everything has come to its end: one task, one thread of it, one run there, one message about it.
-async fn all_is_told_once(peer: &Peer, alice: &Human) {
-    let is_over = async |human: &Human| {
-        let runs = seen(human, "/runs?limit=100").await;
-        let all = runs.as_ref().and_then(Value::as_array);
-        all.is_some_and(|runs| !runs.is_empty() && runs.iter().all(|run| run["status"] == "success"))
-    };
-    eventually(async || is_over(alice).await && notifications(alice).await.len() == 1).await;
-    let task = the_task(alice).await;
-    assert_eq!(task["status"], "success");
-    let wanted = json!({"metadata": {"parent_thread_id": alice.thread}});
-    assert_eq!(peer.server.client().post("/threads/count", wanted).await.ok(), 1);
-    let runs = runs_there(peer, &task).await;
-    assert_eq!((runs.len(), &runs[0]["run_id"], &runs[0]["status"]), (1, &task["run_id"], &json!("success")));
-    let told = notifications(alice).await;
-    assert_eq!((told.len(), &told[0]["task_id"], &told[0]["status"]), (1, &task["task_id"], &json!("success")));
-}
+use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script};
 
 /// A message that has a task begun whose agent calls a tool on the other server.
 fn wish(id: &str) -> String {
@@ -58,7 +32,7 @@ on_both_engines! {
             // The one kind of sleep that is the point of these tests.
             tokio::time::sleep(Duration::from_micros(instant)).await;
             server.is_killed_and_started_again().await;
-            all_is_told_once(&peer, &alice).await;
+            all_is_told_once(&peer.server, &alice).await;
         }
         peer.finish().await;
     }
@@ -75,7 +49,7 @@ on_both_engines! {
             peer.server.tools.let_go("lookup");
             tokio::time::sleep(Duration::from_micros(instant)).await;
             server.is_killed_and_started_again().await;
-            all_is_told_once(&peer, &alice).await;
+            all_is_told_once(&peer.server, &alice).await;
         }
         peer.finish().await;
     }
@@ -88,7 +62,7 @@ on_both_engines! {
             alice.asks(wish(&format!("r{round}"))).await;
             tokio::time::sleep(Duration::from_micros(instant)).await;
             peer.server.is_killed_and_started_again().await;
-            all_is_told_once(&peer, &alice).await;
+            all_is_told_once(&peer.server, &alice).await;
         }
         peer.finish().await;
     }
@@ -107,7 +81,7 @@ on_both_engines! {
         eventually(async || runs_there(&peer, &task).await[0]["status"] == "success").await;
         server.is_killed_and_started_again().await;
         peer.door.is(Way::Open);
-        all_is_told_once(&peer, &alice).await;
+        all_is_told_once(&peer.server, &alice).await;
         peer.finish().await;
     }
 
@@ -145,7 +119,7 @@ async fn two_servers_on_one_database_tell_what_a_third_one_did_once() {
     peer.server.tools.called("lookup", people.len()).await;
     peer.server.tools.let_go("lookup");
     for alice in &people {
-        all_is_told_once(&peer, alice).await;
+        all_is_told_once(&peer.server, alice).await;
         assert_eq!(alice.runs().await.len(), 2, "one run was asked for, and one told the news");
     }
     twin.leaves().await;

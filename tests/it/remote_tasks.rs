@@ -9,7 +9,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::background::{about, has_run, notifications, start, the_task};
+use crate::background::{about, answered, has_run, notifications, start, the_task};
 use crate::peers::Peer;
 use crate::support::door::Way;
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
@@ -38,8 +38,7 @@ async fn peer_of(server: &TestServer, more: &str) -> Peer {
 
 /// The runs of a task on the other server, newest first.
 pub(crate) async fn runs_there(peer: &Peer, task: &Value) -> Vec<Value> {
-    let path = format!("/threads/{}/runs?limit=100", task["thread_id"].as_str().expect("an id"));
-    peer.server.client().get(&path).await.ok().as_array().expect("a list").clone()
+    there(peer, task).runs().await
 }
 
 /// Somebody whose chief has begun a task on the other server that waits for its tool there.
@@ -51,13 +50,6 @@ async fn with_a_task(server: &TestServer, peer: &Peer, agent: &str) -> (Human, V
     alice.says(script().calls(start("a1", agent, work)).says("it is under way")).await;
     peer.server.tools.called("lookup", before + 1).await;
     (alice.clone(), the_task(&alice).await)
-}
-
-/// The answer of a call about a task, as the model reads it. News of the task may be told in the same run.
-async fn answered(human: &Human, call: Value) -> String {
-    let tool = call["name"].as_str().expect("a name").to_owned();
-    let said = transcript(&human.says(script().calls(call).says("so it is")).await);
-    said.into_iter().rev().find(|line| line.starts_with(&tool)).expect("an answer")
 }
 
 /// The work of a task on the other server, as somebody there sees it.

@@ -172,7 +172,7 @@ on_both_engines! {
         server.file_is_written(&format!("{place}/SKILL.md"), "---\nname: digging\ndescription: Dig well.\n---\nBend.");
         let sowing = "---\nname: sowing\ndescription: Sow well.\n---\nIn rows.";
         server.file_is_written("agents/gardener/subagents/sower/skills/sowing/SKILL.md", sowing);
-        server.file_is_written("agents/gardener/subagents/sower/AGENTS.md", "---\ndescription: Sows seeds in rows.\n---\nYou sow.");
+        server.file_is_written("agents/gardener/subagents/sower/AGENTS.md", "---\ndescription: Sows seeds in long rows.\n---\nYou sow.");
         let settings = "---\nmodel: scripted:lab\ntools: [send_email]\ninterrupt_on: {send_email: true}\n---\nYou dig.";
         server.file_is_written("agents/gardener/AGENTS.md", settings);
         eventually(async || client.get("/agents/gardener").await.status == 200).await;

@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::background::{boss, start, the_task, worker};
+use crate::peers::Peer;
+use crate::remote_tasks::chief;
 use crate::support::viewer::{Viewer, data, depth, is_terminal};
-use crate::support::{TestServer, eventually, lookup, on_both_engines, script, task};
+use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task};
 
 /// A script of four questions to models, three calls, and a subagent.
 fn research() -> String {
@@ -79,6 +81,53 @@ on_both_engines! {
         assert_eq!((&end["event"], &end["usage"]), (&json!("interrupted"), &record["usage"]));
         assert_eq!(counts(&end["tree_usage"]), counts(&record["tree_usage"]));
         assert_eq!(counts(&end["tree_usage"])[0], 2, "{end}");
+    }
+
+    async fn what_a_task_on_another_server_has_used_counts_once(server: TestServer) {
+        let peer = Peer::named_by(&server, |base| chief(base, "")).await;
+        let alice = server.human("away").await;
+        peer.server.tools.hold("lookup");
+        let work = script().calls(lookup("l1", "x")).says("the long text");
+        let run = alice.asks(script().calls(start("a1", "calm", work)).says("it is under way")).await;
+        run.finishes().await;
+        peer.server.tools.let_go("lookup");
+        let tree = async || counts(&run.record().await["tree_usage"]);
+        eventually(async || tree().await[..2] == [4, 2]).await;
+        let task = the_task(&alice).await;
+        let there = Human::at(peer.server.client(), "agent", task["thread_id"].as_str().unwrap());
+        let used = counts(&there.run(&there.runs().await[0]).record().await["usage"]);
+        let (own, all) = (counts(&run.record().await["usage"]), tree().await);
+        assert_eq!((all[2], all[3]), (own[2] + used[2], own[3] + used[3]), "tokens");
+        // It is told again by whoever looks, also after a restart, and counts no more than before.
+        server.is_stopped_and_started_again().await;
+        let check = call("a2", "check_async_task", json!({"task_id": task["task_id"]}));
+        alice.says(script().calls(check).says("so it is")).await;
+        assert_eq!(tree().await, all);
+        // More is added by what it does after a further message.
+        let more = json!({"task_id": task["task_id"], "message": script().says("longer").to_string()});
+        alice.says(script().calls(call("a3", "update_async_task", more)).says("told")).await;
+        eventually(async || tree().await[..2] == [5, 2]).await;
+        assert_eq!(counts(&run.record().await["usage"]), own);
+        peer.finish().await;
+    }
+
+    async fn what_a_task_on_another_server_has_used_is_taken_from_what_the_tree_may_use(server: TestServer) {
+        let limits = "limits = { tree = { model_calls = 4 } }";
+        let peer = Peer::named_by(&server, |base| chief(base, limits)).await;
+        let alice = server.human("away").await;
+        server.tools.hold("lookup");
+        peer.server.tools.hold("lookup");
+        let work = script().calls(lookup("l1", "x")).says("the long text");
+        let wish = script().calls(start("a1", "calm", work)).calls(lookup("l2", "y")).says("it is under way");
+        let run = alice.asks(wish).await;
+        server.tools.called("lookup", 1).await;
+        peer.server.tools.let_go("lookup");
+        eventually(async || counts(&run.record().await["tree_usage"])[0] == 4).await;
+        server.tools.let_go("lookup");
+        run.finishes().await;
+        assert_eq!(run.status().await, "error");
+        assert_eq!(alice.record().await["error"]["error"], "LimitExceededError");
+        peer.finish().await;
     }
 
     async fn what_background_tasks_use_counts_in_the_tree_as_far_as_they_have_come(server: TestServer) {

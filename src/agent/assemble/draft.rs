@@ -10,7 +10,7 @@ use crate::domain::background::BackgroundAgent;
 use crate::domain::definition::enclosed::seen;
 use crate::domain::definition::mcp::McpOwner;
 use crate::domain::definition::{
-    self, ApprovalRule, Enclosed, Permission, SkillSource, StoreRule, SubagentDefinition, UntilTool,
+    self, ApprovalRule, Enclosed, Permission, SkillSource, StoreRule, SubagentDefinition, SystemPrompt, UntilTool,
 };
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
@@ -27,7 +27,7 @@ pub(super) struct Draft {
     pub(super) servers: McpOwner,
     pub(super) model: String,
     pub(super) settings: Map<String, Value>,
-    pub(super) system_prompt: String,
+    pub(super) system_prompt: SystemPrompt,
     pub(super) tools: Vec<String>,
     pub(super) policies: Vec<String>,
     pub(super) interrupt_on: BTreeMap<String, ApprovalRule>,
@@ -56,7 +56,7 @@ pub(super) struct Draft {
     pub(super) ordered_prompt: bool,
     pub(super) delegations: Option<Delegating>,
     /// What stands at the end of the instructions, if it is a fork.
-    pub(super) addendum: Option<String>,
+    pub(super) addendum: Option<SystemPrompt>,
     /// What a user interface shows while it works.
     pub(super) display_text: Option<String>,
     /// Who works for it in the background.
@@ -90,6 +90,12 @@ impl Draft {
             display_text: fork.display_text.clone(),
             ..self.clone()
         }
+    }
+
+    /// The same with this form of its result, if one is given.
+    pub(super) fn in_form(mut self, format: Option<&Value>) -> Self {
+        self.response_format = format.cloned().or(self.response_format);
+        self
     }
 
     /// The files of the definition that are this agent's own.

@@ -7,7 +7,7 @@ use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop, plan};
 use crate::agent::{Agent, Forks, Shares};
-use crate::domain::definition::{Mode, SubagentDefinition};
+use crate::domain::definition::{Mode, SubagentDefinition, SystemPrompt};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::middleware::Middleware;
 use crate::middleware::limits::Counted;
@@ -36,7 +36,7 @@ impl Workshop {
             name: subagent.name.clone(),
             model,
             settings: Map::new(),
-            system_prompt: String::new(),
+            system_prompt: SystemPrompt::default(),
             plan: plan(&stack, STEP_LIMIT, Rules::default()),
             stack,
             toolbox: Toolbox::default(),
@@ -50,7 +50,9 @@ impl Workshop {
             is_fork: subagent.mode == Mode::Fork,
             shares: Shares::default(),
             display_text: subagent.display_text.clone(),
+            initial: vec![],
             runnable: None,
+            form: None,
             url: subagent.url.clone(),
         }
     }

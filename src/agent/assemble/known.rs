@@ -1,7 +1,9 @@
 //! The agents that there are, each with what the server knows about it besides.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::domain::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
@@ -19,8 +21,8 @@ impl FromIterator<Arc<Known>> for Agents {
     }
 }
 
-/// Builds an agent as it is where it may not delegate.
-type BuildAlone = Box<dyn FnOnce() -> Arc<Agent> + Send>;
+/// Builds an agent, which may delegate or not, with another form of its result if one is given.
+type Build = dyn Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync;
 
 /// An agent, and what the server knows about it besides.
 #[derive(Clone)]
@@ -41,17 +43,19 @@ pub struct Known {
     remote: Arc<[SubagentDefinition]>,
     /// Whether the owner of this server defined it, and not a client.
     is_owners: bool,
+    build: Arc<Build>,
     /// The same agent as it is where it may not delegate; built when first needed.
-    alone: Arc<LazyLock<Arc<Agent>, BuildAlone>>,
+    alone: Arc<OnceLock<Arc<Agent>>>,
 }
 
 impl Known {
-    /// The agent of a definition, which may be that of the owner of this server; `alone` builds it as it is where it may not delegate.
+    /// The agent of a definition, which may be that of the owner of this server; `build` builds it once more, as it may
+    /// delegate or not and as the form of its result is.
     pub(super) fn new(
         graph_id: &str,
         (definition, is_owners): (&AgentDefinition, bool),
         agent: Arc<Agent>,
-        alone: impl FnOnce() -> Arc<Agent> + Send + 'static,
+        build: impl Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync + 'static,
     ) -> Self {
         Self {
             graph_id: graph_id.to_owned(),
@@ -62,7 +66,8 @@ impl Known {
             agent,
             remote: definition.subagents.iter().filter(|subagent| subagent.url.is_some()).cloned().collect(),
             is_owners,
-            alone: Arc::new(LazyLock::new(Box::new(alone))),
+            build: Arc::new(build),
+            alone: Arc::default(),
         }
     }
 
@@ -80,7 +85,12 @@ impl Known {
 
     /// The agent as it is where it may not delegate.
     pub fn alone(&self) -> Arc<Agent> {
-        Arc::clone(&self.alone)
+        Arc::clone(self.alone.get_or_init(|| (self.build)(false, None)))
+    }
+
+    /// The agent for one delegation whose result has this form.
+    pub fn in_form(&self, delegates: bool, format: &Value) -> Arc<Agent> {
+        (self.build)(delegates, Some(format))
     }
 }
 

@@ -8,10 +8,11 @@ use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop};
 use crate::agent::{Agent, Forks, Runnable, Shares};
-use crate::domain::definition::{AgentDefinition, Mode, SubagentDefinition};
+use crate::domain::definition::{AgentDefinition, AnswerFormat, Mode, SubagentDefinition, SystemPrompt};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, Plan};
 use crate::domain::state::{State, Update};
+use crate::middleware::structured::native::NativeAnswer;
 use crate::model::ModelError;
 use crate::tool::{Halt, Scope, Toolbox};
 
@@ -25,7 +26,7 @@ impl Workshop {
             name: subagent.name.clone(),
             model: Unusable::because(no_model),
             settings: Map::new(),
-            system_prompt: String::new(),
+            system_prompt: SystemPrompt::default(),
             stack: vec![],
             plan: Plan { step_limit: STEP_LIMIT, rules: declared.rules(), is_work: true, ..Plan::default() },
             toolbox: Toolbox::default(),
@@ -38,7 +39,9 @@ impl Workshop {
             forks: Forks::default(),
             is_fork: subagent.mode == Mode::Fork,
             shares: Shares::default(),
+            initial: subagent.beginning(),
             url: None,
+            form: subagent.response_format.as_ref().map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
             display_text: subagent.display_text.clone(),
             runnable: Some(found.unwrap_or_else(|| Arc::new(Missing(name.to_owned())))),
         }

@@ -212,7 +212,7 @@ pub(super) fn agent_of(
         name: name.to_owned(),
         model: Arc::new(Scripted::new("mock")),
         settings: Map::new(),
-        system_prompt: String::new(),
+        system_prompt: "".into(),
         plan: plan(&stack, 10_000, Arc::default()),
         limits: crate::domain::limits::Limits::default(),
         declared: crate::domain::field::DeclaredFields::default(),
@@ -226,7 +226,9 @@ pub(super) fn agent_of(
         is_fork: false,
         shares: Shares::default(),
         display_text: None,
+        initial: vec![],
         runnable: None,
+        form: None,
         url: None,
     }
 }

@@ -134,6 +134,7 @@ impl Stage {
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),
             voice: crate::tool::Voice::default(),
+            form: None,
             answer: None,
         }
     }

@@ -1,10 +1,11 @@
 //! Folders of agents as other programs lay them out.
 
 use super::*;
-use crate::domain::definition::{ApprovalRule, SkillSource, SubagentDefinition};
+use crate::domain::definition::{ApprovalRule, SkillSource};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
-    agent.subagents.iter().map(|s: &SubagentDefinition| (&*s.name, &*s.description, &*s.system_prompt)).collect()
+    let subagents = agent.subagents.iter();
+    subagents.map(|s| (&*s.name, &*s.description, s.system_prompt.parts().pop().unwrap_or_default())).collect()
 }
 
 const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
@@ -16,7 +17,7 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
         ("agents/writer/AGENTS.md", "# You write.\n"),
         (
             "agents/writer/subagents/scout/deepagents.toml",
-            "[agent]\nname = \"finder\"\ndescription = \"Finds sources.\"\n",
+            "[agent]\nname = \"finder\"\ndescription = \"Finds and weighs sources.\"\n",
         ),
         ("agents/writer/subagents/scout/AGENTS.md", "You find."),
         ("agents/writer/subagents/.cache/x.txt", ""),
@@ -25,8 +26,8 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
     assert_eq!(loaded.warnings, Problems::default());
     let writer = &loaded.config.agents["writer"];
     assert_eq!((writer.name.as_deref(), writer.description.as_deref()), (Some("Writer"), Some("Writes.")));
-    assert_eq!((writer.model.as_str(), writer.system_prompt.as_str()), ("scripted:x", "# You write."));
-    assert_eq!(subagents(writer), [("finder", "Finds sources.", "You find.")]);
+    assert_eq!((writer.model.as_str(), writer.system_prompt.parts()), ("scripted:x", vec!["# You write."]));
+    assert_eq!(subagents(writer), [("finder", "Finds and weighs sources.", "You find.")]);
     assert_eq!(writer.subagents[0].model, None, "it thinks with its parent's model");
 }
 
@@ -96,7 +97,10 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
         ),
         ("agents/w/AGENTS.md", "You help."),
         ("agents/w/tools.json", TOOLS),
-        ("agents/w/subagents/scout/agent.json", r#"{"description": "Finds sources.", "model_id": "scripted:y"}"#),
+        (
+            "agents/w/subagents/scout/agent.json",
+            r#"{"description": "Finds and weighs sources.", "model_id": "scripted:y"}"#,
+        ),
         ("agents/w/subagents/scout/AGENTS.md", "You find."),
         ("agents/w/subagents/scout/tools.json", r#"{"tools": []}"#),
     ]);
@@ -108,7 +112,7 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
     let rule = (&"s/lookup".to_owned(), &ApprovalRule::Switch(true));
     assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [rule]);
     assert_eq!(agent.mcp_servers["s"].url.as_deref(), Some("https://example.com/mcp"));
-    assert_eq!(subagents(agent), [("scout", "Finds sources.", "You find.")]);
+    assert_eq!(subagents(agent), [("scout", "Finds and weighs sources.", "You find.")]);
     let scout = &agent.subagents[0];
     assert_eq!((scout.model.as_deref(), scout.tools.as_deref()), (Some("scripted:y"), Some([].as_slice())));
 }
@@ -123,13 +127,13 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
         ),
         ("agents/w/AGENTS.md", "You help."),
         ("agents/w/subagents/scout/agent.json", "{}"),
-        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds many sources\n\nYou find."),
+        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds a great many sources\n\nYou find."),
     ]);
     let loaded = place.load();
     let said: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
     assert_eq!(said, ["model", "backend", "permissions", "description"]);
     assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
-    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds many sources");
+    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds a great many sources");
     let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
     let place = Place::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
     assert_eq!(place.load().config.agents["w"].model, "scripted:r");
@@ -171,14 +175,17 @@ agents/w/tools.json: error: more: unknown key; allowed are: tools, interrupt_con
 
 #[test]
 fn a_file_can_hold_all_subagents_by_name() {
-    let yaml = "scout:\n  description: Finds sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
+    let yaml = "scout:\n  description: Finds and weighs sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
         critic:\n  description: Finds what is wrong.\n  model: scripted:y\n";
     let place =
         Place::with(&[("adjutant.toml", LOOKUP), ("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", yaml)]);
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
-    assert_eq!(subagents(agent), [("scout", "Finds sources.", "You find."), ("critic", "Finds what is wrong.", "")]);
+    assert_eq!(
+        subagents(agent),
+        [("scout", "Finds and weighs sources.", "You find."), ("critic", "Finds what is wrong.", "")]
+    );
     assert_eq!(agent.subagents[0].tools.as_deref(), Some(["lookup".to_owned()].as_slice()));
     let wrong = "scout: x\ncritic:\n  description: Finds what is wrong.\n  tools: [nope]\n  colour: red\n";
     let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", wrong)]);
@@ -195,7 +202,7 @@ agents/w/subagents.yaml:2:1: error: colour: unknown key; allowed are: name, …"
 
 #[test]
 fn subagents_of_a_project_are_those_of_its_agent() {
-    let one = "---\ndescription: Finds sources.\n---\nYou find.";
+    let one = "---\ndescription: Finds and weighs sources.\n---\nYou find.";
     let place = Place::with(&[
         ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n"),
         (".deepagents/agents/scout/AGENTS.md", one),
@@ -207,7 +214,10 @@ fn subagents_of_a_project_are_those_of_its_agent() {
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let main = &loaded.config.agents["main"];
-    assert_eq!(subagents(main), [("reviewer", "Finds what is wrong.", ""), ("scout", "Finds sources.", "You find.")]);
+    assert_eq!(
+        subagents(main),
+        [("reviewer", "Finds what is wrong.", ""), ("scout", "Finds and weighs sources.", "You find.")]
+    );
     let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/.deepagents/agents/scout/AGENTS.md", one)]);
     assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
     let two = "[agents.a]\nmodel = \"scripted:x\"\n[agents.b]\nmodel = \"scripted:x\"\n";
@@ -220,22 +230,22 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
     let place = Place::with(&[
         (
             "adjutant.toml",
-            "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the agent's own.\"\n",
+            "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the own of the agent.\"\n",
         ),
         (".deepagents/agents/a/AGENTS.md", "---\ndescription: The first of the name.\nname: twin\n---\nFirst."),
         (".deepagents/agents/b/AGENTS.md", "---\ndescription: The last of the name.\nname: twin\n---\nLast."),
-        (".deepagents/agents/blank/AGENTS.md", "---\nname: \"\"\ndescription: Has a blank name.\n---\n"),
+        (".deepagents/agents/blank/AGENTS.md", "---\nname: \"\"\ndescription: Has a name that is blank.\n---\n"),
         (".deepagents/agents/broken/AGENTS.md", "---\nname: [\n---\n"),
-        (".deepagents/agents/loose.md", "---\ndescription: Lies about.\n---\n"),
+        (".deepagents/agents/loose.md", "---\ndescription: Lies about in the folder.\n---\n"),
         (".deepagents/agents/mute/AGENTS.md", "Speak."),
-        (".deepagents/agents/odd/AGENTS.md", "---\ndescription: Has an odd key.\ncolour: red\n---\n"),
-        (".deepagents/agents/own/AGENTS.md", "---\ndescription: Is of the project.\n---\n"),
+        (".deepagents/agents/odd/AGENTS.md", "---\ndescription: Has a key that is odd.\ncolour: red\n---\n"),
+        (".deepagents/agents/own/AGENTS.md", "---\ndescription: Belongs to the project.\n---\n"),
         (".deepagents/agents/wrong/agents.md.txt", ""),
     ]);
     let loaded = place.load();
     assert_eq!(
         subagents(&loaded.config.agents["main"]),
-        [("own", "Is the agent's own.", ""), ("twin", "The last of the name.", "Last.")]
+        [("own", "Is the own of the agent.", ""), ("twin", "The last of the name.", "Last.")]
     );
     let said = loaded.warnings.to_string();
     assert_eq!(said.lines().map(|line| line.chars().take(104).collect()).collect::<Vec<String>>().len(), 8, "{said}");
@@ -257,7 +267,7 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
 fn names_that_differ_by_capital_letters_only_are_refused() {
     let place = Place::with(&[
         ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/subagents/Scout.md", "---\ndescription: Finds sources.\n---\n"),
+        ("agents/w/subagents/Scout.md", "---\ndescription: Finds and weighs sources.\n---\n"),
         ("agents/w/subagents/scout.md", "---\ndescription: Finds other sources.\n---\n"),
     ]);
     assert!(place.complaints().contains("the subagents `Scout` and `scout` have one name but for capital letters"));
@@ -272,7 +282,7 @@ fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
         ("secret/AGENTS.md", AGENT),
         ("agents/w/AGENTS.md", AGENT),
         ("agents/shared/AGENTS.md", AGENT),
-        ("agents/shared/subagents/scout.md", "---\ndescription: Finds sources.\n---\n"),
+        ("agents/shared/subagents/scout.md", "---\ndescription: Finds and weighs sources.\n---\n"),
         ("agents/x/agent.toml", "model = \"scripted:x\"\n"),
     ]);
     let at = |path: &str| place.0.path().join(path);
@@ -336,7 +346,10 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
         ("agents/deploy/deepagents.toml", DEPLOY),
         ("agents/deploy/AGENTS.md", "x"),
         ("agents/deploy/skills/digging/SKILL.md", SKILL),
-        ("agents/deploy/subagents/a/deepagents.toml", "[agent]\nname = \"b\"\ndescription = \"Does this and that.\"\n"),
+        (
+            "agents/deploy/subagents/a/deepagents.toml",
+            "[agent]\nname = \"b\"\ndescription = \"Does this and all of that.\"\n",
+        ),
         ("agents/deploy/subagents/a/AGENTS.md", "x"),
         ("agents/deploy/subagents/a/skills/digging/SKILL.md", SKILL),
         ("agents/managed/agent.json", r#"{"name": "m", "model": "scripted:x"}"#),
@@ -360,7 +373,7 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
 #[test]
 fn what_a_definition_names_is_relative_to_its_folder() {
     let named = "---\nmodel: scripted:x\nmemory: [NOTES.md, none.md]\nskills: [{path: know/how, label: Ours}]\n---\nx";
-    let sub = "---\ndescription: Does this and that.\nmemory: [own.md]\n---\nx";
+    let sub = "---\ndescription: Does this and all of that.\nmemory: [own.md]\n---\nx";
     let place = Place::with(&[
         ("adjutant.toml", "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"shared/\", \"/in/thread\"]\n"),
         ("shared/digging/SKILL.md", SKILL),

@@ -90,10 +90,10 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
     let place = Place::with(&[
         ("agents/w/AGENTS.md", settings),
         ("agents/w/mcp.json", servers),
-        ("agents/w/subagents/scout/AGENTS.md", "---\ndescription: Finds many sources.\n---\nYou find."),
+        ("agents/w/subagents/scout/AGENTS.md", "---\ndescription: Finds a lot of sources.\n---\nYou find."),
         ("agents/w/subagents/scout/mcp.json", r#"{"mcpServers": {"web": {"command": "web"}}}"#),
-        ("agents/w/subagents/critic/AGENTS.md", "---\ndescription: Finds all mistakes.\n---\nYou read."),
-        ("agents/w/subagents/thief/AGENTS.md", "---\ndescription: Takes what it gets.\ntools: [web/*]\n---\nx"),
+        ("agents/w/subagents/critic/AGENTS.md", "---\ndescription: Finds all the mistakes.\n---\nYou read."),
+        ("agents/w/subagents/thief/AGENTS.md", "---\ndescription: Takes all that it gets.\ntools: [web/*]\n---\nx"),
     ]);
     let said = place.complaints();
     assert_eq!(

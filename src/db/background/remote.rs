@@ -3,12 +3,13 @@
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
-use super::TaskRow;
+use super::{TABLE, TaskRow};
 use crate::db::engine::on_engine;
-use crate::db::json::encode;
+use crate::db::json::{Cell, encode};
 use crate::db::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::{ThreadId, WorkerId};
+use crate::domain::limits::Usage;
 use crate::domain::time::Timestamp;
 
 /// Gives tasks that are due to `worker`, those first that have been so for longest. Until `until` nobody else is given them,
@@ -97,6 +98,23 @@ pub async fn note(tx: &mut Tx<'_>, task: ThreadId, work: &RemoteWork, fence: Opt
         .await
         .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
+}
+
+/// What a task is known to have used.
+pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
+    const SQL: &str = "select used from background_tasks where task_id = $1";
+    let found: Option<Option<String>> =
+        on_engine!(tx, |conn| query_scalar(SQL).bind(task.0).fetch_optional(conn).await)?;
+    let cell = Cell { table: TABLE, column: "used", id: &task.0 };
+    Ok(found.flatten().map(|used| cell.decode(&used)).transpose()?.unwrap_or_default())
+}
+
+/// Sets what a task is known to have used.
+pub async fn set_used(tx: &mut Tx<'_>, task: ThreadId, used: &Usage) -> DbResult<()> {
+    const SQL: &str = "update background_tasks set used = $2 where task_id = $1";
+    let used = encode(used)?;
+    on_engine!(tx, |conn| query(SQL).bind(task.0).bind(used).execute(conn).await.map(drop))?;
+    Ok(())
 }
 
 /// Forgets a task that was never begun.

@@ -35,14 +35,17 @@ pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usa
     read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
 }
 
-/// The same, and what the background tasks have used that were begun in the tree, at any depth.
+/// The same, and what the background tasks have used that were begun in the tree, at any depth; those of other servers are
+/// called by the id of the task.
 pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "with recursive below(member) as (select r.run_id from background_tasks t \
         join runs r on r.thread_id = t.task_id where t.parent_run = $1 \
         union select r.run_id from below join background_tasks t on t.parent_run = below.member \
         join runs r on r.thread_id = t.task_id) \
         select run_id, usage from runs where root_id = $1 and usage is not null \
-        union all select run_id, usage from runs where run_id in (select member from below) and usage is not null";
+        union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
+        union all select task_id, used from background_tasks where used is not null \
+        and (parent_run = $1 or parent_run in (select member from below))";
     read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?)
 }
 

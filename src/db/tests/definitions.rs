@@ -18,7 +18,7 @@ fn saying(prompt: &str) -> AgentDefinition {
     let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
     AgentDefinition {
         model: "scripted:x".to_owned(),
-        system_prompt: prompt.to_owned(),
+        system_prompt: prompt.into(),
         response_format: Some(schema),
         ..AgentDefinition::default()
     }
@@ -40,7 +40,7 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
     let (definition, at) = (saying("one"), file.clone());
     assert_eq!(write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number, 4);
     let all = read!(db, |tx| definitions::versions(tx, "a", (10, 0)));
-    let shown: Vec<_> = all.iter().map(|v| (v.number, v.definition.system_prompt.as_str(), v.created_at.0)).collect();
+    let shown: Vec<_> = all.iter().map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0)).collect();
     assert_eq!(shown, [(4, "one", 6), (3, "one", 4), (2, "two", 3), (1, "one", 1)]);
     assert_eq!(all[0].provenance, file);
     // The order of keys means something to models.

@@ -30,7 +30,11 @@ impl Default for Looks {
 impl Looks {
     /// How long it is waited after so many looks in vain; tasks of one server shall not all be looked at at one moment.
     pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
-        let pause = self.first.saturating_mul(1 << looks.min(20)).min(self.longest);
+        self.spread(self.first.saturating_mul(1 << looks.min(20)).min(self.longest), task)
+    }
+
+    /// A pause of about this length.
+    pub fn spread(&self, pause: Duration, task: Uuid) -> Duration {
         let share = u32::from(task.as_bytes()[15]);
         pause * 3 / 4 + pause * share / 512
     }

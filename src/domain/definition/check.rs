@@ -63,7 +63,7 @@ const STANDARD_FIELDS: [&str; 8] =
 pub const DEEPEST: u32 = 32;
 
 /// Descriptions of subagents shorter than this say too little to choose by.
-const SHORT_DESCRIPTION: usize = 12;
+const SHORT_DESCRIPTION: usize = 20;
 
 /// What a definition may refer to.
 #[derive(Debug, Clone, Default)]
@@ -126,7 +126,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
-    check.findings.extend(agent.check_registered(around));
+    check.findings.extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
     check.findings
 }
 
@@ -334,7 +334,8 @@ impl Check<'_> {
                 let message = format!("is the same as that of subagents[{first}], so that no model can choose");
                 self.warn(&field.then("description"), message);
             } else if (1..SHORT_DESCRIPTION).contains(&description.chars().count()) {
-                self.warn(&field.then("description"), "is so short that a model can hardly choose by it");
+                let message = format!("has less than {SHORT_DESCRIPTION} characters: a model can hardly choose by it");
+                self.warn(&field.then("description"), message);
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);

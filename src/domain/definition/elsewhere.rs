@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::address_problem;
 use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition};
+use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition, SystemPrompt};
 
 /// What becomes of the work under way when a background task is given a further message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ impl SubagentDefinition {
     /// The fields that say how an agent is made, and whether they are given.
     pub(super) fn making(&self) -> [(&'static str, bool); 19] {
         [
-            ("system_prompt", !self.system_prompt.is_empty()),
+            ("system_prompt", self.system_prompt != SystemPrompt::default()),
             ("model", self.model.is_some()),
             ("tools", self.tools.is_some()),
             ("interrupt_on", self.interrupt_on.is_some()),
@@ -128,7 +128,11 @@ impl SubagentDefinition {
 
     /// Those of them that are given although the other agent's own definition says it.
     fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
-        let more = [("runnable", self.runnable.is_some()), ("mode", self.mode != Mode::default())];
+        let more = [
+            ("runnable", self.runnable.is_some()),
+            ("mode", self.mode != Mode::default()),
+            ("initial_messages", !self.initial_messages.is_empty()),
+        ];
         let given = self.making().into_iter().chain(more);
         let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
         if graph_id.trim().is_empty() {

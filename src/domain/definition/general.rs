@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::policy::SKILLS;
-use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, is_default};
+use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, SystemPrompt, is_default};
 use crate::domain::visibility::Visibility;
 
 /// The subagent that every agent has unless told otherwise.
@@ -22,7 +22,7 @@ pub struct GeneralPurpose {
     pub description: Option<String>,
     /// Its instructions, when not the standard text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub system_prompt: Option<String>,
+    pub system_prompt: Option<SystemPrompt>,
     /// Its model, when not the agent's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
@@ -88,13 +88,13 @@ impl AgentDefinition {
         let is_replaced = self.synchronous().any(|subagent| subagent.name == name);
         let own = general.system_prompt.clone();
         // Its parent's instructions take the place of the standard ones, and stand before its own.
-        let is_told = general.inherit.prompt && !self.system_prompt.trim().is_empty();
+        let is_told = general.inherit.prompt && !self.system_prompt.is_blank();
         let standard = if is_told { "" } else { GENERAL_PROMPT };
         let has_skills = !general.block_middleware.iter().any(|name| name == SKILLS);
         let described = || SubagentDefinition {
             name,
             description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
-            system_prompt: own.unwrap_or_else(|| standard.to_owned()),
+            system_prompt: own.unwrap_or_else(|| standard.into()),
             model: general.model.clone(),
             tools: general.tools.clone(),
             interrupt_on: general.interrupt_on.clone(),

@@ -92,9 +92,8 @@ impl SubagentDefinition {
         subagent.inherit = Inherit { files: inherit.files, state: inherit.state, ..Inherit::default() };
         let is_blocked = |name: &str| blocked.iter().any(|blocked| blocked == name);
         if inherit.prompt {
-            let parts = [parent.system_prompt.as_str(), self.system_prompt.as_str()];
-            let parts: Vec<&str> = parts.into_iter().filter(|part| !part.trim().is_empty()).collect();
-            subagent.system_prompt = parts.join("\n\n");
+            subagent.system_prompt = parent.system_prompt.clone();
+            subagent.system_prompt.append(&self.system_prompt);
         }
         // The field says what the policy is told; a blocked policy is not had from the parent, whoever names it.
         if inherit.memory && !is_blocked(MEMORY) {

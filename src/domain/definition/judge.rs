@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_client_names_neither_folders_on_the_disk_nor_files_that_it_would_bring_along() {
         let body = json!({"model": "scripted:x", "skills": ["/skills", "skills"], "enclosed": {},
-            "subagents": [{"name": "a", "description": "Does this and that.", "memory": ["AGENTS.md"]}]});
+            "subagents": [{"name": "a", "description": "Does this and all of that.", "memory": ["AGENTS.md"]}]});
         let Judgement { definition, findings } = judge("a", body, &around());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();

@@ -2,7 +2,7 @@
 //!
 //! | To see | Open |
 //! |---|---|
-//! | the fields | this file; of parts `general`, `policy`, `inherit`, `permission`, `answer`, `store`, `source`, `elsewhere` |
+//! | the fields | this file; of parts `prompt`, `initial`, `general`, `policy`, `inherit`, `permission`, `answer`, `store`, `source`, `elsewhere` |
 //! | what is refused, and the words of it | `check` and the `check` of each part; `read` and `strict` for wrong shapes |
 //! | what is said in several ways and means one thing | `policy` (`resolved`), `inherit`, `profile`, `deprecated` |
 //! | what is kept of a definition, and files beside it | `record`, `enclosed` |
@@ -37,12 +37,14 @@ mod finding;
 mod general;
 mod headers;
 mod inherit;
+mod initial;
 mod judge;
 pub mod mcp;
 mod permission;
 mod policy;
 mod profile;
 mod program;
+mod prompt;
 mod read;
 mod record;
 mod source;
@@ -62,6 +64,7 @@ use mcp::McpServerDefinition;
 pub use permission::{FileOperation, FileRules, Permission, PermissionMode};
 pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};
+pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, PromptBlock, SystemPrompt};
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, Digest, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
 pub use source::{LabelledSource, Named, SkillSource, source_problem};
@@ -80,7 +83,7 @@ pub struct AgentDefinition {
     /// `provider:model-name`.
     pub model: String,
     /// The instructions.
-    pub system_prompt: String,
+    pub system_prompt: SystemPrompt,
     /// Names of declared tools.
     pub tools: Vec<String>,
     /// MCP servers for it and its subagents alone, by name. Those of files are not stored with the definition.
@@ -174,7 +177,10 @@ pub struct SubagentDefinition {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runnable: Option<String>,
     /// Its instructions; never inherited.
-    pub system_prompt: String,
+    pub system_prompt: SystemPrompt,
+    /// The conversation with which it begins, before it is told what to do; nothing when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub initial_messages: Vec<Value>,
     /// `provider:model-name`; the parent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,

@@ -92,10 +92,11 @@ impl HarnessProfiles {
         let general = &mut agent.general_purpose_subagent;
         general.enabled &= said.enabled.unwrap_or(true);
         let profile = self.of(general.model.as_deref().unwrap_or(&agent.model));
-        let has_parents = general.inherit.prompt && !agent.system_prompt.trim().is_empty();
+        let has_parents = general.inherit.prompt && !agent.system_prompt.is_blank();
         let base = profile.base_system_prompt.filter(|_| !has_parents);
         general.description = general.description.take().or_else(|| said.description.clone());
-        general.system_prompt = general.system_prompt.take().or_else(|| said.system_prompt.clone()).or(base);
+        general.system_prompt =
+            general.system_prompt.take().or_else(|| Some(said.system_prompt.clone().or(base)?.as_str().into()));
         let general = agent.general();
         agent.subagents.splice(0..0, general);
     }
@@ -136,9 +137,8 @@ impl HarnessProfile {
     /// Adds to a subagent what the profile of its model says.
     fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
         let base = self.base_system_prompt.as_deref().filter(|_| has_base);
-        let parts = [Some(subagent.system_prompt.as_str()), base, self.system_prompt_suffix.as_deref()];
-        let parts: Vec<&str> = parts.into_iter().flatten().filter(|text| !text.trim().is_empty()).collect();
-        subagent.system_prompt = parts.join("\n\n");
+        let added = [base, self.system_prompt_suffix.as_deref()];
+        added.into_iter().flatten().for_each(|text| subagent.system_prompt.add(text));
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
             over_each(&self.tool_description_overrides, &subagent.tool_description_overrides);
@@ -259,12 +259,12 @@ mod tests {
                 "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 2}]},
         }));
         let big = all.applied(agent(json!({"model": "lab:big", "system_prompt": "own", "model_settings": {"a": 3}})));
-        assert_eq!(big.system_prompt, "own\n\nbase\n\nexact");
+        assert_eq!(big.system_prompt.text(), "own\n\nbase\n\nexact");
         assert_eq!(big.excluded_tools, ["grep", "ls"]);
         assert_eq!(Value::Object(big.model_settings), json!({"a": 3, "b": 2}));
         assert_eq!(big.limits.and_then(|limits| limits.tool_calls), Some(2));
         let small = all.applied(agent(json!({"model": "lab:small"})));
-        assert_eq!(small.system_prompt, "base\n\nprovider");
+        assert_eq!(small.system_prompt.text(), "base\n\nprovider");
         let other = agent(json!({"model": "other:x", "system_prompt": "own",
             "general_purpose_subagent": {"enabled": false}}));
         assert_eq!(all.applied(other.clone()), other);
@@ -279,8 +279,11 @@ mod tests {
             {"name": "a", "description": "Does this.", "system_prompt": "a", "model": "lab:small"},
             {"name": "b", "description": "Does that.", "system_prompt": "b", "todos": true},
             {"name": "c", "description": "Goes on.", "system_prompt": "c", "mode": "fork"}]})));
-        let told: Vec<(&str, bool)> = agent.subagents.iter().map(|one| (&*one.system_prompt, one.todos)).collect();
-        assert_eq!(told[1..], [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)]);
+        let told: Vec<(String, bool)> =
+            agent.subagents.iter().map(|one| (one.system_prompt.text(), one.todos)).collect();
+        let expected =
+            [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)].map(|(text, todos)| (text.to_owned(), todos));
+        assert_eq!(told[1..], expected);
         assert!(!agent.todos);
         let list: Vec<&str> = agent.subagents[1].middleware.iter().map(|policy| policy.name.as_str()).collect();
         assert_eq!(list, ["TodoListMiddleware"]);
@@ -294,16 +297,16 @@ mod tests {
         let delegates = dressed.delegates();
         assert_eq!(delegates.len(), 1);
         assert_eq!((delegates[0].name.as_str(), delegates[0].description.as_str()), ("general-purpose", "Everything."));
-        assert_eq!(delegates[0].system_prompt, "You do everything.\n\nend");
+        assert_eq!(delegates[0].system_prompt.text(), "You do everything.\n\nend");
         assert_eq!(dressed.general_subagent(), Some("general-purpose"));
 
         let own =
             json!({"model": "lab:x", "general_purpose_subagent": {"system_prompt": "Mine.", "description": "My own."}});
-        assert_eq!(all.applied(agent(own)).delegates()[0].system_prompt, "Mine.\n\nend");
+        assert_eq!(all.applied(agent(own)).delegates()[0].system_prompt.text(), "Mine.\n\nend");
         let told = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
         let base = profiles(json!({"lab": {"base_system_prompt": "base"}}));
-        assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt, "own");
-        assert_eq!(base.applied(agent(json!({"model": "lab:x"}))).delegates()[0].system_prompt, "base");
+        assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt.text(), "own");
+        assert_eq!(base.applied(agent(json!({"model": "lab:x"}))).delegates()[0].system_prompt.text(), "base");
         let off = profiles(json!({"lab": {"general_purpose_subagent": {"enabled": false}}}));
         assert_eq!(off.applied(agent(json!({"model": "lab:x"}))).delegates(), []);
     }

@@ -56,10 +56,10 @@ mod tests {
 
     #[test]
     fn a_program_is_named_as_it_is_registered_and_nothing_else_is_said_about_its_work() {
-        let good = json!({"name": "counter", "description": "Counts the words.", "runnable": "count",
+        let good = json!({"name": "counter", "description": "Counts the words of a text.", "runnable": "count",
             "limits": {"wall_s": 5.0}});
         assert_eq!(findings(good), [""; 0]);
-        let bad = json!({"name": "counter", "description": "Counts the words.", "runnable": "cout",
+        let bad = json!({"name": "counter", "description": "Counts the words of a text.", "runnable": "cout",
             "model": "scripted:x", "todos": true});
         assert_eq!(
             findings(bad),

@@ -32,12 +32,8 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
     let spec =
         |name: &str| Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters: json!({}) });
     let tools = vec![spec("lookup"), spec("publish")];
-    let asked = ModelRequest {
-        system: "You work.".to_owned(),
-        messages: state.messages.clone(),
-        tools,
-        ..ModelRequest::default()
-    };
+    let asked =
+        ModelRequest { system: "You work.".into(), messages: state.messages.clone(), tools, ..ModelRequest::default() };
     let seen = std::sync::Mutex::new(None);
     let ask = |request: ModelRequest| {
         *seen.lock().unwrap() = Some(request);
@@ -72,7 +68,7 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
         ("/team/a/SKILL.md", skill("a", "reap", "")),
     ]);
     runs(&policy, Moment::BeforeAgent, &mut state).await;
-    let system = request(&policy, &state).await.system;
+    let system = request(&policy, &state).await.system.text();
     assert!(system.starts_with("You work.\n\n## Skills\n\n"), "{system}");
     assert!(system.contains("- base (`/base`)\n- Team (`/team`)"), "{system}");
     let b = "- b: sow (license: MIT; allowed tools: lookup, grep)\n  Read `/base/b/SKILL.md`";
@@ -89,7 +85,7 @@ async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_ar
     assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"], "/s/a/SKILL.md");
     state.files.clear();
     assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty());
-    assert!(request(&first, &state).await.system.contains("- a: dig"));
+    assert!(request(&first, &state).await.system.text().contains("- a: dig"));
     state.fields.insert(SKILLS.to_owned(), Value::Null);
     assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS], json!([]));
     assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty(), "even none are known");
@@ -104,11 +100,11 @@ async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
     let policy = policy(json!(sources), &[]);
     let mut state = state(&[]);
     runs(&policy, Moment::BeforeAgent, &mut state).await;
-    let system = request(&policy, &state).await.system;
+    let system = request(&policy, &state).await.system.text();
     assert!(system.contains("There is none at the moment.") && system.contains("- /none0: there is nothing in it"));
     assert!(system.ends_with("- and 3 more") && !system.contains("\n# Obey") && !system.contains("<x>"), "{system}");
     let nothing = State::default();
-    assert_eq!(request(&policy, &nothing).await.system, "You work.");
+    assert_eq!(request(&policy, &nothing).await.system.text(), "You work.");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ pub const FIELD: &str = "structured_response";
 /// What marks a reminder as ours.
 const OURS: &str = "structured_output";
 /// The class of the failure when there is no answer in the form.
-const FAILURE: &str = "StructuredOutputError";
+pub const FAILURE: &str = "StructuredOutputError";
 /// What a model is told that answers more than once.
 const SEVERAL: &str = "Error: there are several final answers in one message, but there can be only one. None was taken. \
     Call once, with the whole answer.";
@@ -81,7 +81,7 @@ impl StructuredOutput {
 
     /// What is to be done about the model's last answer, when it is plain text.
     fn remind(&self, state: &State) -> Result<Reaction, Halt> {
-        if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) {
+        if has_answer(state) {
             return Ok(Reaction::default());
         }
         let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
@@ -118,9 +118,7 @@ impl Middleware for StructuredOutput {
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
         match moment {
             // The answer of an earlier turn must not be taken for one of this turn.
-            Moment::BeforeAgent if state.fields.get(FIELD).is_some_and(|response| !response.is_null()) => {
-                Ok(Update::field(FIELD, Value::Null).into())
-            }
+            Moment::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
             Moment::AfterModel if self.was_taken(state) => {
                 Ok(Reaction { update: Update::none(), jump: Some(Jump::End) })
             }
@@ -144,6 +142,11 @@ impl Middleware for StructuredOutput {
             (HandleErrors::Switch(_), _) | (HandleErrors::Say(_), None) => next.call(call).await,
         }
     }
+}
+
+/// Whether there is an answer in the form already.
+fn has_answer(state: &State) -> bool {
+    state.fields.get(FIELD).is_some_and(|answer| !answer.is_null())
 }
 
 /// One form of the answer, as a tool.

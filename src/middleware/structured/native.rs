@@ -10,7 +10,7 @@ use jsonschema::Validator;
 use serde_json::Value;
 
 use super::super::reminder::Reminder;
-use super::{FAILURE, FIELD, OURS};
+use super::{FAILURE, FIELD, OURS, has_answer};
 use crate::domain::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Moment};
@@ -40,7 +40,29 @@ impl NativeAnswer {
     /// What is wrong with it.
     fn read(&self, message: &Message) -> Result<Value, String> {
         let text = message.content.text();
-        let value: Value = serde_json::from_str(text.trim()).map_err(|error| format!("it is no JSON ({error})"))?;
+        self.fitting(serde_json::from_str(text.trim()).map_err(|error| format!("it is no JSON ({error})"))?)
+    }
+
+    /// The form.
+    pub fn schema(&self) -> Arc<Value> {
+        Arc::new(self.format.schema.clone())
+    }
+
+    /// The answer in what a program wrote: its `structured_response`, or else the last thing that it said.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn of_program(&self, written: &Update) -> Result<Value, String> {
+        let response = written.fields.get(FIELD).filter(|response| !response.is_null());
+        let last = written.messages.iter().rfind(|message| message.is_ai());
+        match (response, last) {
+            (Some(response), _) => self.fitting(response.clone()),
+            (None, Some(last)) => self.read(last),
+            (None, None) => Err("it neither says anything nor has a `structured_response`".to_owned()),
+        }
+    }
+
+    fn fitting(&self, value: Value) -> Result<Value, String> {
         let wrong = self.validator.as_ref().and_then(|validator| validator.iter_errors(&value).next());
         match wrong {
             None => Ok(value),
@@ -72,7 +94,7 @@ impl Middleware for NativeAnswer {
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
-        let is_there = state.fields.get(FIELD).is_some_and(|response| !response.is_null());
+        let is_there = has_answer(state);
         match (moment, state.last_ai()) {
             // The answer of an earlier turn must not be taken for one of this turn.
             (Moment::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),

@@ -51,9 +51,10 @@ where
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
+        let blocks = request.system.blocks();
         let request = request::build(&request, self.kind)?;
         let ids = CallIds::default();
-        let transport = Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone() };
+        let transport = Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone(), blocks: blocks.into() };
         let streamed = driver::Model::new(self.wire.clone(), transport)
             .stream(request)
             .map_err(|error| errors::map(&error, false, self.key.as_ref()))?;

@@ -17,9 +17,12 @@ use crate::model::{ModelError, ModelRequest, ToolChoice};
 /// The request as the library takes it.
 pub(super) fn build(request: &ModelRequest, kind: Kind) -> Result<CompletionRequest, ModelError> {
     let mut history = History { kind, said: Vec::new(), calls: HashMap::new() };
-    if !request.system.is_empty() {
-        history.said.push(Said::system(request.system.as_str()));
-    }
+    let whole = request.system.text();
+    let parts = match kind {
+        Kind::Anthropic => request.system.parts(),
+        Kind::OpenAi | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => vec![whole.as_str()],
+    };
+    history.said.extend(parts.into_iter().filter(|text| !text.is_empty()).map(Said::system));
     for message in &request.messages {
         history.add(message)?;
     }

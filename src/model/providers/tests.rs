@@ -113,7 +113,7 @@ pub(super) fn request(messages: Vec<Message>) -> ModelRequest {
         parameters: json!({"type": "object", "properties": {"q": {"type": "string"}}}),
     };
     ModelRequest {
-        system: "be brief".to_owned(),
+        system: "be brief".into(),
         messages: messages.into_iter().map(Arc::new).collect(),
         tools: vec![Arc::new(tool)],
         ..ModelRequest::default()

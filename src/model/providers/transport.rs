@@ -2,7 +2,8 @@
 //!
 //! The library announces a tool call by its name and tells the provider's id only when the call is complete, but
 //! the first chunk a client sees must carry the id. So this transport looks into the frames as they pass and notes
-//! the ids. It also moves Google's key from the address, where logs and error texts would pick it up, to a header.
+//! the ids. It also moves Google's key from the address, where logs and error texts would pick it up, to a header, and marks what
+//! Anthropic is to keep of the instructions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +15,8 @@ use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Kind;
+use super::{Kind, markers};
+use crate::domain::definition::PromptBlock;
 
 /// The ids of an answer's calls in the order in which they began.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +43,8 @@ pub(super) struct Watched {
     pub(super) http: DynHttpClient,
     pub(super) kind: Kind,
     pub(super) ids: CallIds,
+    /// The instructions.
+    pub(super) blocks: Arc<[PromptBlock]>,
 }
 
 impl<W> Transport<W> for Watched
@@ -50,6 +54,9 @@ where
     fn send(&self, mut payload: Encoded, exchange: Exchange) -> Opening<WireFrame> {
         if self.kind == Kind::GoogleGenAi {
             hide_key(&mut payload.request);
+        }
+        if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
+            markers::keep(&mut payload.request, &self.blocks);
         }
         let (kind, ids) = (self.kind, self.ids.clone());
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);

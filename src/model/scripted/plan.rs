@@ -187,7 +187,7 @@ fn role_of(message: &Message) -> Option<&'static str> {
 /// The instructions of the request: its system text and any system messages among the others.
 pub fn system_of(request: &ModelRequest) -> String {
     let others = request.messages.iter().filter(|message| matches!(message.role, Role::System));
-    std::iter::once(request.system.clone()).chain(others.map(|message| message.content.text())).collect()
+    std::iter::once(request.system.text()).chain(others.map(|message| message.content.text())).collect()
 }
 
 fn is_set(step: &Value, key: &str) -> bool {

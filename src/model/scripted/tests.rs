@@ -13,7 +13,7 @@ fn asked(messages: Vec<Message>, tools: &[(&str, Value)]) -> ModelRequest {
         })
     };
     ModelRequest {
-        system: "be brief".to_owned(),
+        system: "be brief".into(),
         messages: messages.into_iter().map(Arc::new).collect(),
         tools: tools.iter().map(spec).collect(),
         ..ModelRequest::default()

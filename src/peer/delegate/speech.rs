@@ -4,9 +4,9 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::domain::message::Content;
+use crate::domain::sse::Frame;
 use crate::domain::state::Update;
 use crate::model::{ModelError, ModelEvent};
-use crate::peer::frames::Frame;
 
 /// Passes on what is said.
 pub(super) struct Speech {
@@ -25,6 +25,11 @@ impl Speech {
     /// The place in the stream up to which everything was passed on.
     pub(super) fn place(&self) -> Option<&str> {
         self.place.as_deref()
+    }
+
+    /// Another run is listened to, whose stream begins anew.
+    pub(super) fn begins_anew(&mut self) {
+        self.place = None;
     }
 
     /// Passes on what an event says, if it says anything.

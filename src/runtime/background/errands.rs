@@ -11,9 +11,10 @@ use tokio::time::timeout;
 use super::remote::{LOOKS_FOR, stop};
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
+use crate::domain::definition::SubagentDefinition;
 use crate::domain::errand::RemoteErrand;
 use crate::domain::run::{Assigned, Run};
-use crate::peer::delegate;
+use crate::peer::{Workplace, delegate};
 use crate::runtime::Runs;
 
 /// How many errands are looked at in one go.
@@ -92,6 +93,12 @@ impl Runs {
     }
 
     async fn stop_errand(&self, errand: &RemoteErrand) -> Result<(), String> {
+        let (place, agent) = self.place_of(errand).await?;
+        stop(&place, &agent, LOOKS_FOR).await.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Where the work is done, and by whom.
+    pub(super) async fn place_of(&self, errand: &RemoteErrand) -> Result<(Workplace, SubagentDefinition), String> {
         let registry = &self.0.registry;
         let now = registry.agents().of_graph(&errand.graph_id).cloned();
         let named = |known: &Arc<Known>| known.remote_subagent(&errand.agent, &errand.url).is_some();
@@ -109,6 +116,6 @@ impl Runs {
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
         let peer = registry.workshop.peers.peer(&errand.url, &agent.headers.0, is_owners);
         let place = delegate::workplace(peer.map_err(|invalid| invalid.to_string())?, errand.run);
-        stop(&place, agent, LOOKS_FOR).await.map(drop).map_err(|error| error.to_string())
+        Ok((place, agent.clone()))
     }
 }

@@ -1,4 +1,5 @@
-//! Looks at the tasks on other servers until they are over, and stops those that nobody wants any more.
+//! Looks at the tasks on other servers until they are over, and stops those that nobody wants any more. Subagents there that
+//! wait for a human are looked at, too: they may be answered there, see [`settled`](super::settled).
 //!
 //! Of several servers on one database one looks at a task at a time; should it die, another one goes on. The pauses grow
 //! while nothing changes. What is seen is written down, and told by whoever tells what came of tasks here.
@@ -9,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::remote::{LOOKS_FOR, gone, stop, unavailable};
+use super::remote::{LOOKS_FOR, gone, note_down, stop, unavailable};
 use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord};
 use crate::domain::time::Timestamp;
@@ -22,7 +23,7 @@ const CLAIM: Duration = Duration::from_secs(30);
 /// The shortest pause: another server is about to write what it has seen.
 const BREATH: Duration = Duration::from_millis(25);
 /// The longest pause while there are such tasks, and while there are none: another server may have left some.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(5);
 /// How long it is waited for the call that begins a task and has not come to an end.
 const BEGINNING: Duration = Duration::from_secs(30);
@@ -31,7 +32,7 @@ const BEGINNING: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Lookout {
     bell: Notify,
-    slots: Arc<Semaphore>,
+    pub(super) slots: Arc<Semaphore>,
 }
 
 impl Default for Lookout {
@@ -55,7 +56,11 @@ impl Runs {
             if let Err(error) = self.run_errands().await {
                 tracing::warn!(%error, "could not look for work at other servers that nobody wants");
             }
-            let pause = match self.look_around().await {
+            let due = match (self.look_around().await, self.look_for_answers().await) {
+                (Ok(tasks), Ok(questions)) => Ok(tasks.into_iter().chain(questions).min()),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+            let pause = match due {
                 Ok(None) => REST,
                 Ok(Some(due)) => due.since(self.0.clock.now()).clamp(BREATH, LOOK),
                 Err(error) => {
@@ -101,12 +106,12 @@ impl Runs {
         let soft = self.0.shutdown.soft().clone();
         // Who takes the place of a server that leaves looks again at once.
         let Some(work) = soft.run_until_cancelled(self.seen(&record)).await else { return };
-        let (task, fence) = (record.task, Some(record.remote.fence));
+        let (task, fence, noted) = (record.task, Some(record.remote.fence), record.clone());
         let has_come = work.as_ref().and_then(|work| work.seen.as_ref()).is_some_and(|seen| seen.status.is_outcome());
         let written = self.0.db.write(move |tx| {
             Box::pin(async move {
                 match work {
-                    Some(work) => db::background::remote::note(tx, task, &work, fence).await.map(drop),
+                    Some(work) => note_down(tx, &noted, &work, fence).await.map(drop),
                     None => db::background::remote::forget(tx, task).await,
                 }
             })

@@ -31,6 +31,7 @@ mod local;
 mod lookout;
 mod remote;
 mod room;
+mod settled;
 mod sight;
 mod wake;
 

@@ -14,12 +14,12 @@ use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, o
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord, TaskRun, TaskStatus};
 use crate::domain::definition::{SubagentDefinition, UpdateStrategy};
-use crate::domain::id::ThreadId;
+use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::answers::PeerRun;
 use crate::peer::{NotBegun, PeerError, RunOrder, Workplace};
-use crate::runtime::Runs;
+use crate::runtime::{Runs, ledger};
 use crate::tool::Scope;
 use crate::tool::background::Order;
 
@@ -57,7 +57,7 @@ impl Runs {
         let (request, notes) = (request(scope, order, &record), notes(scope, order));
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
         match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Ok(run) => self.under_way(&record, run.sight()).await,
             Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.not_begun(scope, &record, reason, is_certain).await)
@@ -86,8 +86,7 @@ impl Runs {
         }
         // From now on more may come of it than was seen, even if nobody hears of it here before it begins.
         let before = record.remote.seen.clone();
-        let waits = before.clone().unwrap_or_else(|| Sight::of("", TaskStatus::Pending));
-        let waits = Sight { lost: None, ..Sight::of(waits.run, TaskStatus::Pending) };
+        let waits = Sight::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
         let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
         let expected = RemoteWork { seen: Some(waits), due_at, ..RemoteWork::default() };
         let (asker, task, was_over) = (Asker::of(scope), record.task, is_over(before.as_ref()));
@@ -101,7 +100,7 @@ impl Runs {
         };
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
         match place.order(request, (&key, patience)).await {
-            Ok(run) => self.under_way(&record, Sight::of(run.run_id.to_string(), run.status.into())).await,
+            Ok(run) => self.under_way(&record, run.sight()).await,
             Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
@@ -203,12 +202,7 @@ impl Runs {
         let seen = seen.unwrap_or_else(|| gone(run));
         if !before.is_known(&seen) {
             let after = before.after(Ok(seen.clone()), self.moment(record), self.0.registry.workshop.peers.looks());
-            let (task, fence) = (record.task, Some(before.fence));
-            let write = self
-                .0
-                .db
-                .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &after, fence).await }));
-            write.await.map_err(fault)?;
+            self.write_down(record, after, Some(before.fence)).await?;
         }
         Ok(seen)
     }
@@ -220,14 +214,15 @@ impl Runs {
 
     /// Writes down what is known of a task from now on, whoever looks at it.
     pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        let task = record.task;
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { db::background::remote::note(tx, task, &work, None).await }));
-        write.await.map_err(fault)?;
+        self.write_down(record, work, None).await?;
         self.0.waker.lookout.ring();
         Ok(())
+    }
+
+    async fn write_down(&self, record: &TaskRecord, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
+        let record = record.clone();
+        let write = self.0.db.write(move |tx| Box::pin(async move { note_down(tx, &record, &work, fence).await }));
+        write.await.map(drop).map_err(fault)
     }
 
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
@@ -256,6 +251,27 @@ impl Runs {
         self.0.waker.lookout.ring();
         text
     }
+}
+
+/// Writes down what is known of a task from now on, and what it has used: that counts for all trees for which it works. What
+/// is told is what all of it has used, so it counts once however often it is told.
+pub(super) async fn note_down(
+    tx: &mut Tx<'_>,
+    record: &TaskRecord,
+    work: &RemoteWork,
+    fence: Option<i64>,
+) -> DbResult<bool> {
+    if let Some(told) = work.seen.as_ref().and_then(|seen| seen.used) {
+        let before = db::background::remote::used(tx, record.task).await?;
+        // What was said may be shorter by now than it was.
+        let used = before.at_least(told);
+        if used != before {
+            // Trees before tasks, as whoever begins one takes them.
+            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            db::background::remote::set_used(tx, record.task, &used).await?;
+        }
+    }
+    db::background::remote::note(tx, record.task, work, fence).await
 }
 
 /// Writes a task down that is about to begin, if that is allowed; or finds it again.

@@ -37,6 +37,7 @@ impl Worker {
             stop,
             budget,
             voice: Voice::default(),
+            form: None,
             answer: None,
         }
     }

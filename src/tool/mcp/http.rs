@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::message::{self, Said, VERSION};
 use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use crate::domain::sse::Frames;
 use crate::tool::remote::without_secrets;
 
 const SESSION: &str = "mcp-session-id";
@@ -63,14 +64,14 @@ impl Session {
     }
 
     async fn answer_in_stream(&self, id: u64, mut response: Response) -> Result<Value, WireError> {
-        let (mut lines, mut length) = (Lines::default(), 0);
+        let (mut frames, mut length) = (Frames::up_to(LONGEST_MESSAGE), 0);
         while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
             length += chunk.len();
             if length > LONGEST_MESSAGE {
                 return Err(too_long());
             }
-            for data in lines.take(&chunk) {
-                let Ok(message) = serde_json::from_str(&data) else { continue };
+            for frame in frames.take(&chunk) {
+                let Ok(message) = serde_json::from_str(&frame.data) else { continue };
                 match message::read(&message) {
                     Said::Answer(of, result) if of == id => return result.map_err(WireError::Refused),
                     Said::Asks(answer) => self.tell(answer).await,
@@ -140,55 +141,4 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, WireError>
 
 pub(super) fn too_long() -> WireError {
     WireError::Garbled(format!("the answer is longer than {LONGEST_MESSAGE} bytes"))
-}
-
-/// The data of the events of a stream, as its bytes come.
-#[derive(Default)]
-pub(super) struct Lines {
-    line: Vec<u8>,
-    data: String,
-}
-
-impl Lines {
-    /// The data of the events that `bytes` complete.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<String> {
-        let mut events = vec![];
-        for byte in bytes {
-            if *byte != b'\n' {
-                self.line.push(*byte);
-                continue;
-            }
-            let line = String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned();
-            let line = line.trim_end_matches('\r');
-            if line.is_empty() {
-                events.extend((!self.data.is_empty()).then(|| std::mem::take(&mut self.data)));
-            } else if let Some(data) = line.strip_prefix("data:") {
-                if !self.data.is_empty() {
-                    self.data.push('\n');
-                }
-                self.data.push_str(data.strip_prefix(' ').unwrap_or(data));
-            }
-        }
-        events
-    }
-
-    /// How many bytes of an event have come that is not complete.
-    pub(super) fn pending(&self) -> usize {
-        self.line.len() + self.data.len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_found_however_the_bytes_are_cut() {
-        let text = "event: message\r\ndata: {\"a\":\r\ndata: 1}\r\n\r\n: ping\n\ndata:2\n\ndata: left";
-        for size in 1..text.len() {
-            let mut lines = Lines::default();
-            let events: Vec<String> = text.as_bytes().chunks(size).flat_map(|part| lines.take(part)).collect();
-            assert_eq!(events, ["{\"a\":\n1}", "2"], "in pieces of {size}");
-        }
-    }
 }

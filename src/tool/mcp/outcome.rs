@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::domain::call::Answer;
+use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::tool::{CallOutcome, Delegation};
@@ -48,7 +49,13 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
     match (word("subagent_type"), word("description")) {
         (Some(subagent), Some(work)) => {
             let format = wish.get("response_format").filter(|format| !format.is_null()).cloned();
-            Ok(Some(Delegation::to(subagent, work).in_form(format)))
+            let initial = wish.get("initial_messages").filter(|initial| !initial.is_null());
+            let no_list = || garbled("`delegate.initial_messages` is not a list");
+            let initial = initial.map(|initial| initial.as_array().ok_or_else(no_list)).transpose()?;
+            let initial = initial.map_or(&[][..], Vec::as_slice);
+            let initial = read_initial(initial)
+                .map_err(|(at, why)| garbled(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
+            Ok(Some(Delegation::to(subagent, work).in_form(format).beginning_with(initial)))
         }
         _ => Err(garbled("`delegate` is not an object with the texts `description` and `subagent_type`")),
     }

@@ -9,10 +9,11 @@ use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::Value;
 
 use super::Spawn;
-use super::http::{Lines, too_long};
+use super::http::too_long;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use crate::domain::sse::Frames;
 
 /// A connection: a stream that is open, and where to post.
 pub(super) struct Channel(Arc<Shared>);
@@ -37,7 +38,7 @@ impl Channel {
         if response.status() != StatusCode::OK {
             return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
         }
-        let mut stream = Stream { response, lines: Lines::default() };
+        let mut stream = Stream { response, frames: Frames::up_to(usize::MAX) };
         let mut events = stream.next().await?.into_iter();
         let post = events.next().and_then(|told| url.join(told.trim()).ok());
         // The headers are meant for this server and no other.
@@ -118,7 +119,8 @@ impl Shared {
 /// The events of a server, as they come.
 struct Stream {
     response: Response,
-    lines: Lines,
+    /// What is too long ends the stream, and is not passed over.
+    frames: Frames,
 }
 
 impl Stream {
@@ -126,12 +128,12 @@ impl Stream {
     async fn next(&mut self) -> Result<Vec<String>, WireError> {
         loop {
             let chunk = self.response.chunk().await.map_err(|_| WireError::Closed)?.ok_or(WireError::Closed)?;
-            let events = self.lines.take(&chunk);
-            if self.lines.pending() > LONGEST_MESSAGE {
+            let frames = self.frames.take(&chunk);
+            if self.frames.pending() > LONGEST_MESSAGE {
                 return Err(too_long());
             }
-            if !events.is_empty() {
-                return Ok(events);
+            if !frames.is_empty() {
+                return Ok(frames.into_iter().map(|frame| frame.data).collect());
             }
         }
     }

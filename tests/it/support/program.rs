@@ -31,6 +31,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .runnable("mute", async |_: Scope, _: State| Ok(Update::none()))
         .runnable("wrecked", wrecked)
         .runnable("asks", asks)
+        .runnable("fills", fills)
         .runnable("scribe", scribe)
         .runnable("dig", dig(None))
         .runnable("dig_again", dig(Some(AfterCrash::Repeat)))
@@ -72,6 +73,17 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
     let question =
         Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![], passed_on: None };
     Err(Halt::Ask(Box::new(question)))
+}
+
+/// Says what it is told to; what is asked for in a form it can also put where that belongs.
+async fn fills(scope: Scope, state: State) -> Result<Update, Halt> {
+    match (order(&state), scope.form) {
+        (order, Some(form)) if order == "field" => {
+            let fields = [("structured_response".to_owned(), json!({"summary": form["title"]}))].into();
+            Ok(Update { fields, ..says("filled in") })
+        }
+        (order, _) => Ok(says(order)),
+    }
 }
 
 async fn scribe(scope: Scope, state: State) -> Result<Update, Halt> {

@@ -98,8 +98,9 @@ async fn serve(
         "spawn" => {
             let subagent = args["subagent_type"].as_str().unwrap_or("researcher");
             let format = &args["response_format"];
-            let wish =
-                json!({"description": text("description"), "subagent_type": subagent, "response_format": format});
+            let initial = args.get("initial_messages").cloned().unwrap_or(json!([]));
+            let wish = json!({"description": text("description"), "subagent_type": subagent, "response_format": format,
+                "initial_messages": initial});
             Json(json!({"delegate": wish})).into_response()
         }
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),

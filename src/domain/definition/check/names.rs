@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn names_are_one_line_and_not_endless() {
         let body = |name: &str| {
-            let subagent = json!({"name": name, "description": "Does this and that.", "system_prompt": "Do."});
+            let subagent = json!({"name": name, "description": "Does this and all of that.", "system_prompt": "Do."});
             json!({"name": name, "model": "scripted:x", "subagents": [subagent],
                 "general_purpose_subagent": {"name": format!("{name}!")}})
         };

@@ -23,6 +23,7 @@ impl Check<'_> {
             let permissions = subagent.permissions.as_deref().unwrap_or_default();
             self.findings.extend(permission::check(&field.then("permissions"), permissions));
             self.mode(&field, subagent);
+            self.findings.extend(subagent.check_initial(&field));
         }
     }
 
@@ -32,6 +33,7 @@ impl Check<'_> {
             return;
         }
         let given = [
+            ("initial_messages", !subagent.initial_messages.is_empty()),
             ("skills", !subagent.skills.is_empty()),
             ("skill_tools", !subagent.skill_tools.is_empty()),
             ("mcp_servers", !subagent.mcp_servers.is_empty()),

@@ -94,10 +94,13 @@ fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
         resolved(body).subagents.remove(0)
     };
     let plain = parent(json!({"name": "a"}));
-    assert_eq!((plain.system_prompt.as_str(), plain.todos, plain.memory.len(), plain.limits), ("", false, 0, None));
+    assert_eq!(
+        (plain.system_prompt.text().as_str(), plain.todos, plain.memory.len(), plain.limits),
+        ("", false, 0, None)
+    );
     let all = parent(json!({"name": "a", "system_prompt": "Be brief.", "memory": ["/a.md"],
         "inherit": {"prompt": true, "memory": true, "middleware": true}}));
-    assert_eq!((all.system_prompt.as_str(), all.todos), ("Be kind.\n\nBe brief.", true));
+    assert_eq!((all.system_prompt.text().as_str(), all.todos), ("Be kind.\n\nBe brief.", true));
     assert_eq!(all.memory, ["/p.md", "/a.md"]);
     assert_eq!(all.limits.and_then(|limits| limits.model_calls), Some(3));
     let names: Vec<&str> = all.middleware.iter().map(|policy| policy.name.as_str()).collect();
@@ -118,13 +121,13 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
         resolved(body).delegates().remove(0)
     };
     let plain = general(json!({}));
-    assert!(plain.system_prompt.starts_with("You work on one task") && !plain.todos && plain.memory.is_empty());
+    assert!(plain.system_prompt.text().starts_with("You work on one task") && !plain.todos && plain.memory.is_empty());
     assert_eq!((plain.name.as_str(), plain.skills.len(), plain.skill_tools.len()), ("general-purpose", 1, 1));
     let told = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
-    assert_eq!((told.system_prompt.as_str(), told.todos, told.memory.len()), ("Be kind.", true, 1));
+    assert_eq!((told.system_prompt.text().as_str(), told.todos, told.memory.len()), ("Be kind.", true, 1));
     let both =
         general(json!({"system_prompt": "Be brief.", "inherit": {"prompt": true}, "block_middleware": [SKILLS]}));
-    assert_eq!((both.system_prompt.as_str(), both.skills.len()), ("Be kind.\n\nBe brief.", 0));
+    assert_eq!((both.system_prompt.text().as_str(), both.skills.len()), ("Be kind.\n\nBe brief.", 0));
     assert_eq!(general(json!({"enabled": false})).name, "b");
     assert_eq!(general(json!({"name": "b"})).name, "b");
 }
@@ -133,7 +136,7 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
 fn what_nobody_can_hand_down_or_block_is_refused() {
     let told = findings(json!({"middleware": ["audit"],
         "general_purpose_subagent": {"inherit": {"middleware": ["audit", "TodoListMiddleware"]}},
-        "subagents": [{"name": "b", "description": "Does this and that.",
+        "subagents": [{"name": "b", "description": "Does this and all of that.",
             "block_middleware": ["FilesystemMiddleware", "nope"], "inherit": {"middleware": 3}}]}));
     for part in [
         "general_purpose_subagent.inherit.middleware[1]: the agent has no policy `TodoListMiddleware` to hand down",

@@ -1,0 +1,107 @@
+//! The cache markers in the instructions of an agent, for which the library has no place.
+//!
+//! The library marks by itself the last tool, the last block of the instructions and the end of the conversation. Whoever
+//! marks blocks knows better, so these come first, and the library's stay as far as the provider takes more.
+
+use rig_core::wire::Body;
+use serde_json::{Value, json};
+
+use crate::domain::definition::{MOST_MARKERS, PromptBlock};
+
+const MARKER: &str = "cache_control";
+
+/// Marks the blocks of the instructions in `request` that are marked in `blocks`.
+pub(super) fn keep(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
+    let Body::Bytes(bytes) = request.body_mut() else { return };
+    let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else { return };
+    place(&mut body, blocks);
+    *bytes = body.to_string().into_bytes();
+}
+
+fn place(body: &mut Value, blocks: &[PromptBlock]) {
+    let Some(system) = body.get_mut("system").and_then(Value::as_array_mut) else { return };
+    let mut marked = vec![];
+    for (at, (sent, block)) in system.iter_mut().zip(blocks).enumerate() {
+        // Instructions further down in the conversation make the library join all of them.
+        let is_it = sent.get("text").and_then(Value::as_str) == Some(&block.text);
+        if let (true, Some(marker)) = (is_it, block.cache_control) {
+            sent[MARKER] = json!(marker);
+            marked.push(at);
+        }
+    }
+    let surplus = marked.len().saturating_sub(MOST_MARKERS);
+    marked.drain(..surplus).for_each(|at| unmark(system.get_mut(at)));
+    let Some(last) = marked.last().copied() else { return };
+    // What is kept for longer has to come first.
+    let long = marked.iter().rposition(|at| system[*at][MARKER]["ttl"] == "1h").unwrap_or_default();
+    marked[..long].iter().for_each(|at| system[*at][MARKER]["ttl"] = json!("1h"));
+    if marked.len() + 1 >= MOST_MARKERS && last + 1 < system.len() {
+        unmark(system.last_mut());
+    }
+    // They stand before the instructions, so that every marker in these covers them.
+    unmark(body.get_mut("tools").and_then(|tools| tools.as_array_mut()?.last_mut()));
+    if marked.len() == MOST_MARKERS {
+        let message = body.get_mut("messages").and_then(|messages| messages.as_array_mut()?.last_mut());
+        unmark(message.and_then(|message| message.get_mut("content")?.as_array_mut()?.last_mut()));
+    }
+}
+
+fn unmark(block: Option<&mut Value>) {
+    if let Some(block) = block.and_then(Value::as_object_mut) {
+        block.shift_remove(MARKER);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is marked of a request with these blocks, of which the library has marked what it always does.
+    fn marked(blocks: Value) -> Vec<String> {
+        let blocks: Vec<PromptBlock> = serde_json::from_value(blocks).expect("blocks");
+        let auto = json!({"type": "ephemeral"});
+        let mut system: Vec<Value> = blocks.iter().map(|block| json!({"type": "text", "text": block.text})).collect();
+        if let Some(last) = system.last_mut() {
+            last[MARKER] = auto.clone();
+        }
+        let mut body = json!({"tools": [{"text": "tool", MARKER: auto}], "system": system,
+            "messages": [{"content": [{"text": "end", MARKER: auto}]}]});
+        place(&mut body, &blocks);
+        let all = [&body["tools"], &body["system"], &body["messages"][0]["content"]];
+        let all = all.into_iter().filter_map(Value::as_array).flatten();
+        let told = |block: &Value| {
+            let ttl = block.get(MARKER)?.get("ttl").and_then(Value::as_str).unwrap_or("5m");
+            Some(format!("{} {ttl}", block["text"].as_str()?))
+        };
+        all.filter_map(told).collect()
+    }
+
+    fn block(text: &str, ttl: Option<&str>) -> Value {
+        json!({"text": text, "cache_control": {"type": "ephemeral", "ttl": ttl}})
+    }
+
+    #[test]
+    fn own_markers_come_first_and_those_of_the_library_fill_up_to_four() {
+        let (own, plain) = (|text| block(text, None), |text: &str| json!({"text": text}));
+        assert_eq!(marked(json!([plain("a"), plain("b")])), ["tool 5m", "b 5m", "end 5m"]);
+        assert_eq!(marked(json!([own("a"), plain("b")])), ["a 5m", "b 5m", "end 5m"]);
+        assert_eq!(marked(json!([own("a"), own("b")])), ["a 5m", "b 5m", "end 5m"]);
+        assert_eq!(marked(json!([own("a"), own("b"), own("c"), plain("d")])), ["a 5m", "b 5m", "c 5m", "end 5m"]);
+        let many = ["a", "b", "c", "d", "e"].map(own);
+        assert_eq!(marked(json!(many)), ["b 5m", "c 5m", "d 5m", "e 5m"]);
+    }
+
+    #[test]
+    fn what_is_kept_for_an_hour_never_comes_after_what_is_kept_for_less() {
+        let mixed = json!([block("a", None), block("b", Some("1h")), block("c", Some("5m"))]);
+        assert_eq!(marked(mixed), ["a 1h", "b 1h", "c 5m", "end 5m"]);
+    }
+
+    #[test]
+    fn blocks_that_the_library_joined_have_no_markers_of_their_own() {
+        let mut body = json!({"system": [{"text": "a\n\nb"}]});
+        let blocks: Vec<PromptBlock> = serde_json::from_value(json!([block("a", None)])).expect("blocks");
+        place(&mut body, &blocks);
+        assert_eq!(body, json!({"system": [{"text": "a\n\nb"}]}));
+    }
+}
