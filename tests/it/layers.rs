@@ -124,7 +124,7 @@ fn first_word(text: &str) -> Option<String> {
 
 /// The text up to the tests at its end.
 fn without_tests(text: &str) -> &str {
-    text.split("#[cfg(test)]").next().unwrap_or(text)
+    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
 /// Every arrow that is forbidden, as `place:line: room uses other`.

@@ -13,8 +13,7 @@ use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Asker, Interrupt};
-use crate::domain::limits::Totals;
-use crate::domain::machine::{Failure, MODEL, START, TOOLS};
+use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
@@ -29,6 +28,7 @@ use values::{Public, Written};
 
 mod answer;
 mod beginnings;
+mod ends;
 mod lane;
 mod messages;
 mod metadata;
@@ -270,17 +270,14 @@ impl Presenter {
                 }
                 if view.is_main() {
                     let used = used.as_deref();
-                    out.extend(used.filter(|_| self.modes.has(Mode::Usage)).map(|used| self.usage_frame(used)));
-                    out.extend(error_frame(*status, error.as_ref(), used));
+                    out.extend(
+                        used.filter(|_| self.modes.has(Mode::Usage)).map(|used| ends::usage(self.facts.run, used)),
+                    );
+                    out.extend(ends::error(*status, error.as_ref(), used));
                 }
             }
             Fact::Calling { .. } | Fact::BrokenOff { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
         }
-    }
-
-    /// `usage`: what was used.
-    fn usage_frame(&self, used: &Totals) -> Frame {
-        Frame::of("usage", &with_totals(json!({"run_id": self.facts.run}), Some(used)))
     }
 
     fn started(
@@ -435,26 +432,4 @@ fn task_of(view: &LaneView, asker: &Origin, interrupt: &Interrupt) -> (TaskId, S
         (None, Asker::Call(_)) => (interrupt.task, TOOLS.to_owned()),
         (None, Asker::Hook(name)) => (interrupt.task, name.clone()),
     }
-}
-
-/// `error`: why the run failed, if it did.
-fn error_frame(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
-    let told = |class: &str, message: &str| {
-        Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
-    };
-    match (error, status) {
-        (Some(failure), _) => Some(told(&failure.class, &failure.message)),
-        (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
-        (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
-        (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
-    }
-}
-
-/// `data` and what was used.
-fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
-    if let Some(Totals { own, tree }) = used {
-        data["usage"] = json!(own);
-        data["tree_usage"] = json!(tree);
-    }
-    data
 }

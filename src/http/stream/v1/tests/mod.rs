@@ -9,7 +9,7 @@ use super::*;
 use crate::domain::call::{Answer, Fate};
 use crate::domain::event::{AnswerHead, Chunk, Delta};
 use crate::domain::interrupt::{Question, QuestionKind};
-use crate::domain::machine::{MODEL, Machine, Plan};
+use crate::domain::machine::{Failure, MODEL, Machine, Plan};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 
 mod messages;

@@ -1,0 +1,36 @@
+//! How the end of a run is told.
+
+use serde_json::{Value, json};
+
+use super::Frame;
+use crate::domain::id::RunId;
+use crate::domain::limits::Totals;
+use crate::domain::machine::Failure;
+use crate::domain::run::RunStatus;
+
+/// `usage`: what was used.
+pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
+    Frame::of("usage", &with_totals(json!({"run_id": run}), Some(used)))
+}
+
+/// `error`: why the run failed, if it did.
+pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
+    let told = |class: &str, message: &str| {
+        Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
+    };
+    match (error, status) {
+        (Some(failure), _) => Some(told(&failure.class, &failure.message)),
+        (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
+        (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
+        (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
+    }
+}
+
+/// `data` and what was used.
+fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
+    if let Some(Totals { own, tree }) = used {
+        data["usage"] = json!(own);
+        data["tree_usage"] = json!(tree);
+    }
+    data
+}
