@@ -169,14 +169,13 @@ impl LaneJournal {
     fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
         match &mut fact {
             Fact::Asked { interrupts, .. } => {
-                let own = interrupts.iter().filter(|i| machine.position.asked.iter().any(|asked| asked.id == i.id));
-                let asked: Vec<Asked> = own.map(|interrupt| self.asked(interrupt, batch.at, seq)).collect();
-                batch.asked.extend(asked);
+                let (at, open) = (batch.at, &machine.position.asked);
+                let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
+                batch.asked.extend(own.map(|interrupt| self.asked(interrupt, at, seq)));
             }
             Fact::Ended { status, error, used, .. } => {
                 *used = batch.rest.and_then(|rest| self.totals(rest, batch.at)).map(Box::new);
-                let waits = machine.position.phase != Phase::Ended;
-                batch.ended = Some((*status, error.clone(), waits));
+                batch.ended = Some((*status, error.clone(), machine.position.phase != Phase::Ended));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }

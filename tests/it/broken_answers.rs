@@ -21,7 +21,11 @@ fn said(frames: &[Frame]) -> Vec<(String, Value)> {
 fn texts(frames: &[Frame]) -> Vec<(Value, Value)> {
     let is_spoken = |frame: &&Frame| frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk";
     let whole = put_together(frames);
-    whole.iter().filter(is_spoken).map(|frame| (frame.data[0]["id"].clone(), frame.data[0]["content"].clone())).collect()
+    whole
+        .iter()
+        .filter(is_spoken)
+        .map(|frame| (frame.data[0]["id"].clone(), frame.data[0]["content"].clone()))
+        .collect()
 }
 
 on_both_engines! {
