@@ -67,14 +67,14 @@ on_both_engines! {
     async fn time_at_work_is_that_of_all_and_cuts_off_what_is_under_way(server: TestServer) {
         server.tools.hold("lookup");
         let work = script().calls(lookup("l1", "x")).says("written");
-        let (_, _, courier) = begins(&server, "wall_s = 0.8", work).await;
+        let (_, _, courier) = begins(&server, "wall_s = 2.5", work).await;
         let end = is_over(&courier).await;
         server.tools.let_go("lookup");
         assert_eq!(end["status"], "error");
         let said = courier.transcript().await;
-        assert!(said[2].contains("`wall_s` = 0.8") && said[2].contains("was cut off"), "{said:#?}");
+        assert!(said[2].contains("`wall_s` = 2.5") && said[2].contains("was cut off"), "{said:#?}");
         let record = courier.run(&end).record().await;
-        assert!(record["usage"]["seconds"].as_f64().unwrap() < 3.0, "{record:#}");
+        assert!(record["usage"]["seconds"].as_f64().unwrap() < 30.0, "{record:#}");
     }
 
     async fn subagents_of_a_task_count_among_those_of_the_tree(server: TestServer) {
