@@ -30,9 +30,6 @@ const EMPTY_NAMES: [&str; 13] = [
     "core", "types",
 ];
 
-/// The longest file, without the tests at its end.
-const LONGEST_FILE: usize = 450;
-
 /// One source file: its room, its place, and its text.
 struct Source {
     room: String,
@@ -171,18 +168,6 @@ fn a_forbidden_arrow_is_found_in_every_way_of_writing_it() {
     assert_eq!(find("config", "use crate::app::App;"), ["config/mod.rs:1: `config` must not use `app`"]);
     assert_eq!(find("attic", ""), ["attic/mod.rs: there is no room `attic` in the plan"]);
     assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
-}
-
-#[test]
-fn no_file_is_too_long() {
-    let length = |source: &Source| without_tests(&source.text).lines().count();
-    let is_test = |source: &&Source| source.place.ends_with("tests.rs");
-    let long: Vec<String> = sources()
-        .iter()
-        .filter(|source| !is_test(source) && length(source) > LONGEST_FILE)
-        .map(|source| format!("{} has {} lines, more than {LONGEST_FILE}", source.place, length(source)))
-        .collect();
-    assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
 #[test]

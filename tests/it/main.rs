@@ -35,6 +35,7 @@ mod files;
 mod folder_servers;
 mod forks;
 mod giving_up;
+mod hostile;
 mod idempotency;
 mod inheritance;
 mod initial_messages;

@@ -1,0 +1,167 @@
+//! The limits of JSON that comes from outside: how deeply a document nests and how many values it holds.
+//!
+//! One pair of numbers holds for everybody: clients, models, tools, MCP servers, remote agents and files. The depth is far
+//! below what the reader of stored columns allows (128 levels), so that what was accepted, with the few levels of its
+//! envelope, can be read back. [`scan`] judges a text before anything is allocated for it; [`check`] judges a value that
+//! somebody else has parsed.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::Invalid;
+
+/// How many levels a document may nest; a text or a number nests 0.
+pub const MAX_DEPTH: usize = 64;
+/// How many values a document may hold, containers and keys of objects included.
+pub const MAX_VALUES: usize = 200_000;
+
+/// Why a document is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitExceeded {
+    /// It nests deeper than [`MAX_DEPTH`].
+    Depth,
+    /// It holds more values than [`MAX_VALUES`].
+    Values,
+    /// A text in it contains U+0000, which Postgres cannot store.
+    Nul,
+}
+
+impl fmt::Display for LimitExceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Depth => write!(f, "nests deeper than {MAX_DEPTH} levels"),
+            Self::Values => write!(f, "holds more than {MAX_VALUES} values"),
+            Self::Nul => f.write_str("contains the character U+0000, which cannot be stored"),
+        }
+    }
+}
+
+impl LimitExceeded {
+    /// The same as a refusal of `field`.
+    pub fn of(self, field: impl Into<String>) -> Invalid {
+        Invalid::new(field, self.to_string())
+    }
+}
+
+/// Judges the text of a JSON document without parsing it, in one pass and without allocating.
+///
+/// A text that is no JSON passes or fails by chance; the parser that comes next refuses it.
+///
+/// # Errors
+/// The first limit that the document exceeds.
+pub fn scan(text: &[u8]) -> Result<(), LimitExceeded> {
+    let mut depth = 0_usize;
+    let mut values = 1_usize;
+    let mut bytes = text.iter().copied().enumerate();
+    let mut in_string = false;
+    while let Some((at, byte)) = bytes.next() {
+        if in_string {
+            match byte {
+                b'"' => in_string = false,
+                b'\\' => {
+                    let escape = bytes.next().map(|(_, escaped)| escaped);
+                    if escape == Some(b'u') && text[at..].starts_with(b"\\u0000") {
+                        return Err(LimitExceeded::Nul);
+                    }
+                }
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'[' | b'{' => {
+                depth += 1;
+                values += 1;
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' | b':' => values += 1,
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(LimitExceeded::Depth);
+        }
+        if values > MAX_VALUES {
+            return Err(LimitExceeded::Values);
+        }
+    }
+    Ok(())
+}
+
+/// Judges a value. It is walked without recursion, so its own depth cannot exhaust the stack.
+///
+/// # Errors
+/// A limit that the value exceeds.
+pub fn check(value: &Value) -> Result<(), LimitExceeded> {
+    let mut values = 0_usize;
+    let mut open = vec![(value, 0_usize)];
+    while let Some((value, depth)) = open.pop() {
+        values += 1;
+        match value {
+            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(fields) => {
+                values += fields.len();
+                if fields.keys().any(|key| key.contains('\0')) {
+                    return Err(LimitExceeded::Nul);
+                }
+                open.extend(fields.values().map(|value| (value, depth + 1)));
+            }
+            Value::String(text) if text.contains('\0') => return Err(LimitExceeded::Nul),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+        let is_container = value.is_array() || value.is_object();
+        if is_container && depth + 1 > MAX_DEPTH {
+            return Err(LimitExceeded::Depth);
+        }
+        if values > MAX_VALUES || open.len() > MAX_VALUES {
+            return Err(LimitExceeded::Values);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nested(levels: usize) -> String {
+        format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels))
+    }
+
+    #[test]
+    fn a_document_of_the_greatest_depth_is_accepted_and_one_level_more_is_not() {
+        let deepest = nested(MAX_DEPTH);
+        assert_eq!(scan(deepest.as_bytes()), Ok(()));
+        assert_eq!(check(&serde_json::from_str(&deepest).unwrap()), Ok(()));
+        let deeper = nested(MAX_DEPTH + 1);
+        assert_eq!(scan(deeper.as_bytes()), Err(LimitExceeded::Depth));
+        assert_eq!(check(&serde_json::from_str(&deeper).unwrap()), Err(LimitExceeded::Depth));
+    }
+
+    #[test]
+    fn brackets_in_texts_do_not_count() {
+        let text = format!("{:?}", "[{\"".repeat(1000));
+        assert_eq!(scan(text.as_bytes()), Ok(()));
+    }
+
+    #[test]
+    fn a_document_of_too_many_values_is_refused() {
+        let many = format!("[{}0]", "0,".repeat(MAX_VALUES));
+        assert_eq!(scan(many.as_bytes()), Err(LimitExceeded::Values));
+        assert_eq!(check(&serde_json::from_str(&many).unwrap()), Err(LimitExceeded::Values));
+        let few = format!("[{}0]", "0,".repeat(1000));
+        assert_eq!(scan(few.as_bytes()), Ok(()));
+    }
+
+    #[test]
+    fn the_character_zero_is_found_in_keys_and_texts_and_only_there() {
+        for text in ["\"a\\u0000b\"", "{\"\\u0000\":1}"] {
+            assert_eq!(scan(text.as_bytes()), Err(LimitExceeded::Nul), "{text}");
+            assert_eq!(check(&serde_json::from_str(text).unwrap()), Err(LimitExceeded::Nul), "{text}");
+        }
+        let escaped_backslash = r#""\\u0000""#;
+        assert_eq!(scan(escaped_backslash.as_bytes()), Ok(()));
+        assert_eq!(check(&serde_json::from_str(escaped_backslash).unwrap()), Ok(()));
+    }
+}

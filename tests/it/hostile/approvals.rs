@@ -1,0 +1,1 @@
+//! Ways past an approval: `command.goto`, writes into the state, and others.

@@ -1,0 +1,1 @@
+//! Agent definitions that clients bring over HTTP.

@@ -1,0 +1,1 @@
+//! Files and states that grow without end.

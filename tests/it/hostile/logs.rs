@@ -1,0 +1,1 @@
+//! A log that cannot be written, and essential tasks that end.

@@ -1,0 +1,1 @@
+//! Models that never end, never begin, or say too much.

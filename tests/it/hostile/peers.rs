@@ -1,0 +1,1 @@
+//! Remote agents that say too much, hang, or are told what is secret.

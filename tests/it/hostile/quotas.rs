@@ -1,0 +1,1 @@
+//! Runs without end: the length of the queue, delays, time limits, streams and labels by client.

@@ -1,0 +1,1 @@
+//! JSON Schemas whose check would take all memory.

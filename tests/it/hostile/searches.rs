@@ -1,0 +1,1 @@
+//! Searches and histories that would take all memory or all time.
