@@ -1,4 +1,5 @@
 //! Hostile input, one file for each door it comes through. Every scene ends with a server that works.
+//! Everything at once, under a limit of memory, is the program `tests/hostile_requests`.
 
 mod approvals;
 mod bodies;
@@ -8,7 +9,6 @@ mod files;
 mod json;
 mod leases;
 mod logs;
-mod memory;
 mod models;
 mod pages;
 mod peers;

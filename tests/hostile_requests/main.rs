@@ -1,0 +1,160 @@
+//! Ten thousand hostile requests to every endpoint of the served document, and hostile answers from every outside party,
+//! against the real program with 512 MiB of memory. Afterwards the server has to work as if nothing had happened.
+//!
+//! It is a program of its own so that nothing else runs on the machine while it measures: cargo starts the programs with
+//! tests one after the other. Everything is made from a seed; a failure names the request, and the same seed makes it again.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
+)]
+
+mod documents;
+mod endpoints;
+mod parties;
+#[path = "../support/postgres.rs"]
+mod postgres;
+mod requests;
+mod server;
+mod traffic;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use documents::Chance;
+use server::Server;
+
+/// How many requests are sent on each engine.
+const REQUESTS: usize = 10_000;
+/// What the server may have of memory, in bytes: the limit that it is started with.
+const MEMORY: u64 = 512 * 1024 * 1024;
+/// Within which time `/ok` and a fresh run are answered.
+const PROMPT: Duration = Duration::from_millis(100);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_comes_in_breaks_a_server_with_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", folder.path().join("adjutant.db").display());
+    attack(&folder, &url, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_comes_in_breaks_a_server_with_postgres() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(database) = postgres::fresh_database().await else {
+        let is_required = std::env::var("ADJUTANT_TEST_REQUIRE_ALL").is_ok_and(|value| value == "1");
+        assert!(!is_required, "there is no Postgres, and a skip is a failure");
+        return;
+    };
+    attack(&folder, &database.url, 2).await;
+    database.discard().await;
+}
+
+/// Plays everything on one server.
+async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
+    // One at a time: both measure.
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ALONE.lock().await;
+    let parties = parties::start().await;
+    let server = Server::start(folder.path(), url, &parties);
+    let places = endpoints::places(&server).await;
+    let before = server.resources();
+
+    let watch = traffic::watch(server.base.clone());
+    let outside = tokio::spawn(traffic::run_hostile_parties(server.base.clone()));
+    let sent = traffic::send(&server, &places, REQUESTS, &mut Chance::new(seed)).await;
+    outside.await.unwrap();
+    let answers = watch.finish().await;
+
+    assert!(sent.faults.is_empty(), "these were answered with a fault: {:#?}", sent.faults);
+    assert!(sent.answered > REQUESTS / 2, "only {} requests had an answer", sent.answered);
+    answers.check(PROMPT);
+    assert!(server.peak_memory() < MEMORY, "the server took {} MiB", server.peak_memory() / 1024 / 1024);
+    everything_works(&server).await;
+    nothing_is_left(&server, before).await;
+    println!(
+        "{} requests, {} answered, peak {} MiB, statuses {:?}",
+        sent.count,
+        sent.answered,
+        server.peak_memory() / 1024 / 1024,
+        sent.statuses
+    );
+    server.stop();
+}
+
+/// A fresh thread runs at once, and every list can be read.
+async fn everything_works(server: &Server) {
+    let client = server.client();
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let thread = client.post("/threads", json!({})).await;
+        let thread = thread["thread_id"].as_str().unwrap().to_owned();
+        let began = Instant::now();
+        let input = json!({"messages": [{"role": "user", "content": "hello"}]});
+        let values = client
+            .post(&format!("/threads/{thread}/runs/wait"), json!({"assistant_id": "plain", "input": input}))
+            .await;
+        fastest = fastest.min(began.elapsed());
+        assert_eq!(values["messages"][1]["content"], "echo: hello");
+    }
+    assert!(fastest < PROMPT, "a fresh run took {fastest:?}");
+    for path in [
+        "/threads/search",
+        "/assistants/search",
+        "/runs/crons/search",
+        "/agents/search",
+        "/store/items/search",
+        "/store/namespaces",
+    ] {
+        for offset in [0, 1000] {
+            let body = match path {
+                "/store/items/search" => json!({"namespace_prefix": [], "limit": 100, "offset": offset}),
+                "/store/namespaces" => json!({"limit": 100, "offset": offset}),
+                _ => json!({"limit": 1000, "offset": offset}),
+            };
+            client.post(path, body).await;
+        }
+    }
+    for path in ["/interrupts?limit=1000", "/webhooks/deliveries?limit=1000", "/metrics", "/ok?check_db=1", "/info"] {
+        client.get(path).await;
+    }
+    every_thread_can_be_read(&client).await;
+}
+
+/// The state, the history and the runs of every thread can be read.
+async fn every_thread_can_be_read(client: &server::Client) {
+    let mut offset = 0;
+    loop {
+        let page =
+            client.post("/threads/search", json!({"limit": 100, "offset": offset, "select": ["thread_id"]})).await;
+        let page: Vec<Value> = page.as_array().unwrap().clone();
+        for thread in page.iter().filter_map(|thread| thread["thread_id"].as_str()) {
+            for part in ["", "/state", "/history?limit=5", "/runs", "/interrupts", "/storage"] {
+                client.get(&format!("/threads/{thread}{part}")).await;
+            }
+        }
+        if page.len() < 100 {
+            return;
+        }
+        offset += page.len();
+    }
+}
+
+/// Neither a run nor a stream nor a descriptor is left of what was done.
+async fn nothing_is_left(server: &Server, before: server::Resources) {
+    let client = server.client();
+    client.cancel_everything().await;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let busy = client.post("/threads/count", json!({"status": "busy"})).await;
+        let now = server.resources();
+        if busy == json!(0) && now.is_about(before) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{busy} threads are busy; resources were {before:?} and are {now:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

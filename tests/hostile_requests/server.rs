@@ -1,0 +1,146 @@
+//! The program under test, in a process that may have 512 MiB, and a plain client of it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::MEMORY;
+use super::parties::Parties;
+
+/// The server in a process of its own.
+pub(crate) struct Server {
+    /// Where it listens, as `http://host:port`.
+    pub(crate) base: String,
+    process: Child,
+}
+
+/// What the process holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resources {
+    descriptors: usize,
+    threads: usize,
+}
+
+impl Resources {
+    /// Whether this is no more than `before`, but for what pools of connections and threads keep open on purpose.
+    pub(crate) fn is_about(self, before: Self) -> bool {
+        self.descriptors <= before.descriptors + 48 && self.threads <= before.threads + 48
+    }
+}
+
+impl Server {
+    /// Writes the configuration and starts the program with the limit on its memory.
+    pub(crate) fn start(folder: &Path, database: &str, parties: &Parties) -> Self {
+        let configuration = folder.join("adjutant.toml");
+        std::fs::write(&configuration, parties.configuration(database)).unwrap();
+        // The shell sets the limit and becomes the program. The allocator must not take pages before they are needed.
+        let mut command = Command::new("sh");
+        let limit = MEMORY / 1024;
+        command.args(["-c", &format!("ulimit -d {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_adjutant")]);
+        command.arg("--config").arg(&configuration).current_dir(folder);
+        command.env("MIMALLOC_ARENA_EAGER_COMMIT", "0").env("NO_COLOR", "1").env("ADJUTANT_LOG", "info");
+        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let mut read = vec![];
+        let base = loop {
+            let line = lines.next().unwrap_or_else(|| panic!("the server did not start: {read:#?}")).unwrap();
+            if let Some(port) = port_in(&line) {
+                break format!("http://127.0.0.1:{port}");
+            }
+            read.push(line);
+        };
+        let log = folder.join("log");
+        std::thread::spawn(move || {
+            let lines: Vec<String> = lines.map_while(Result::ok).collect();
+            // For whoever looks into a failure; a folder that is gone needs no log.
+            let _ = std::fs::write(log, lines.join("\n"));
+        });
+        Self { base, process }
+    }
+
+    /// A client of it.
+    pub(crate) fn client(&self) -> Client {
+        Client { http: reqwest::Client::builder().no_proxy().build().unwrap(), base: self.base.clone() }
+    }
+
+    /// The most memory that it had at any time, in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        self.figure("VmHWM:") * 1024
+    }
+
+    /// What it holds now.
+    pub(crate) fn resources(&self) -> Resources {
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count();
+        let threads = usize::try_from(self.figure("Threads:")).unwrap();
+        Resources { descriptors, threads }
+    }
+
+    /// A number out of what the kernel says of the process.
+    fn figure(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
+        let status = status.expect("the server is alive");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says so");
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// Ends it, in good order.
+    pub(crate) fn stop(mut self) {
+        let id = self.process.id().to_string();
+        Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "the server ended with {status}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // What a failed test left running goes with it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The port in the line that says where the server listens.
+fn port_in(line: &str) -> Option<&str> {
+    let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    rest.get(..end)
+}
+
+/// A client that expects success.
+pub(crate) struct Client {
+    http: reqwest::Client,
+    base: String,
+}
+
+impl Client {
+    /// The answer to a GET; a text when it is no JSON.
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        let response = self.http.get(format!("{}{path}", self.base)).send().await.unwrap();
+        Self::read(path, response).await
+    }
+
+    /// The answer to a POST.
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
+        let response = self.http.post(format!("{}{path}", self.base)).json(&body).send().await.unwrap();
+        Self::read(path, response).await
+    }
+
+    async fn read(path: &str, response: reqwest::Response) -> Value {
+        let status = response.status();
+        let text = response.text().await.unwrap();
+        assert!(status.is_success(), "{path}: {status} {}", &text[..text.len().min(500)]);
+        serde_json::from_str(&text).unwrap_or(Value::String(text))
+    }
+
+    /// Stops all runs, and removes what would begin new ones.
+    pub(crate) async fn cancel_everything(&self) {
+        let crons = self.post("/runs/crons/search", json!({"limit": 1000, "select": ["cron_id"]})).await;
+        for cron in crons.as_array().unwrap().iter().filter_map(|cron| cron["cron_id"].as_str()) {
+            self.http.delete(format!("{}/runs/crons/{cron}", self.base)).send().await.unwrap();
+        }
+        self.post("/runs/cancel", json!({"status": "all"})).await;
+    }
+}
