@@ -104,7 +104,7 @@ shutdown_s = 20
 [storage]
 url = "{database}"
 
-[models]
+[answers]
 first_token_s = 2
 between_tokens_s = 2
 
