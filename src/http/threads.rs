@@ -15,7 +15,7 @@ use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
-use super::wire::{self, Object};
+use super::wire::{self, Object, check_metadata};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::{DbResult, Tx, background, checkpoints, retention, threads};
@@ -84,7 +84,9 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
-    let (metadata, ttl) = (body.metadata.unwrap_or_default(), body.ttl.map(TtlWish::check).transpose()?);
+    let metadata = body.metadata.unwrap_or_default();
+    check_metadata(&metadata)?;
+    let ttl = body.ttl.map(TtlWish::check).transpose()?;
     let patch = api.db.write(move |tx| Box::pin(async move { threads::patch(tx, id, &metadata, ttl, now).await }));
     patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::thread::{IfExists, SortOrder};
-use super::{Object, run};
+use super::{Object, check_metadata, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, Change, LONGEST_NAME, Settings, UNTITLED, Version};
@@ -65,11 +65,13 @@ impl AssistantCreate {
         };
         let config = self.config.unwrap_or_default();
         run::check_config(&config)?;
+        let metadata = self.metadata.unwrap_or_default();
+        check_metadata(&metadata)?;
         let settings = Settings {
             graph_id: self.graph_id,
             config,
             context: self.context.unwrap_or_default(),
-            metadata: self.metadata.unwrap_or_default(),
+            metadata,
             name: self.name.unwrap_or_else(|| UNTITLED.to_owned()),
             description: self.description,
         };
@@ -107,6 +109,9 @@ impl AssistantPatch {
     pub fn check(self) -> Result<Change, ApiError> {
         if let Some(config) = &self.config {
             run::check_config(config)?;
+        }
+        if let Some(metadata) = &self.metadata {
+            check_metadata(metadata)?;
         }
         let Self { graph_id, config, context, metadata, name, description } = self;
         Ok(Change { graph_id, config, context, metadata, name, description })

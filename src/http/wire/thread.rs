@@ -7,8 +7,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::Object;
 use super::retention::{TtlView, TtlWish};
+use super::{Object, check_metadata};
 use crate::db::threads as rows;
 use crate::domain::Invalid;
 use crate::domain::filter::Filter;
@@ -92,6 +92,8 @@ impl ThreadCreate {
     /// # Errors
     /// If the id is none, or a field asks for what cannot be done.
     pub fn into_wish(self) -> Result<ThreadWish, ApiError> {
+        let metadata = self.metadata.unwrap_or_default();
+        check_metadata(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
         if supersteps.len() > MAX_SUPERSTEPS
             || supersteps.iter().map(|step| step.updates.len()).sum::<usize>() > MAX_SUPERSTEPS
@@ -101,7 +103,7 @@ impl ThreadCreate {
         let supersteps = supersteps.into_iter().enumerate();
         Ok(ThreadWish {
             id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata,
             ttl: self.ttl.map(TtlWish::check).transpose()?,
             supersteps: supersteps.map(|(at, superstep)| superstep.check(at)).collect::<Result<_, _>>()?,
         })
