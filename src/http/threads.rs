@@ -15,10 +15,11 @@ use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
-use super::wire::{self, Object, check_metadata};
+use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::{DbResult, Tx, background, checkpoints, retention, threads};
+use crate::domain;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
@@ -85,10 +86,22 @@ pub(super) async fn patch(
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
     let metadata = body.metadata.unwrap_or_default();
-    check_metadata(&metadata)?;
     let ttl = body.ttl.map(TtlWish::check).transpose()?;
-    let patch = api.db.write(move |tx| Box::pin(async move { threads::patch(tx, id, &metadata, ttl, now).await }));
-    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    let patch = api.db.write(move |tx| {
+        Box::pin(async move {
+            if !metadata.is_empty()
+                && let Some(found) = threads::find(tx, id).await?
+            {
+                let mut all = found.metadata;
+                all.extend(metadata.clone());
+                if let Err(invalid) = domain::metadata::check(&all) {
+                    return Ok(Err(invalid));
+                }
+            }
+            threads::patch(tx, id, &metadata, ttl, now).await.map(Ok)
+        })
+    });
+    patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
 }

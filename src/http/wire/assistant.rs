@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::thread::{IfExists, SortOrder};
-use super::{Object, check_metadata, run};
+use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, Change, LONGEST_NAME, Settings, UNTITLED, Version};
@@ -24,13 +24,13 @@ pub struct AssistantCreate {
     /// Its id; minted when absent.
     #[schema(format = Uuid)]
     pub assistant_id: Option<String>,
-    /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context` and `metadata`.
+    /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context`.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
     /// What tools may know about the caller; also known as `config.configurable`, and kept alike with it.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
-    /// The owner's own notes, searchable. Copied to every run.
+    /// The owner's own notes, searchable, 64 KiB at most. Copied to every run.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
     /// What to do if the assistant exists.
@@ -65,13 +65,11 @@ impl AssistantCreate {
         };
         let config = self.config.unwrap_or_default();
         run::check_config(&config)?;
-        let metadata = self.metadata.unwrap_or_default();
-        check_metadata(&metadata)?;
         let settings = Settings {
             graph_id: self.graph_id,
             config,
             context: self.context.unwrap_or_default(),
-            metadata,
+            metadata: self.metadata.unwrap_or_default(),
             name: self.name.unwrap_or_else(|| UNTITLED.to_owned()),
             description: self.description,
         };
@@ -109,9 +107,6 @@ impl AssistantPatch {
     pub fn check(self) -> Result<Change, ApiError> {
         if let Some(config) = &self.config {
             run::check_config(config)?;
-        }
-        if let Some(metadata) = &self.metadata {
-            check_metadata(metadata)?;
         }
         let Self { graph_id, config, context, metadata, name, description } = self;
         Ok(Change { graph_id, config, context, metadata, name, description })

@@ -37,40 +37,6 @@ pub fn json(view: &impl serde::Serialize) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
-/// The largest metadata, as JSON, in bytes. It is searched, shown in every list and copied to runs and checkpoints.
-pub const MAX_METADATA_BYTES: usize = 64 * 1024;
-
-/// Checks metadata that a client gives.
-///
-/// # Errors
-/// If it is larger than [`MAX_METADATA_BYTES`].
-pub fn check_metadata(metadata: &Object) -> Result<(), Invalid> {
-    let mut size = JsonSize(0);
-    // Only what is too large cannot be counted.
-    serde_json::to_writer(&mut size, metadata).map_err(|_| {
-        let reason =
-            format!("is larger than {MAX_METADATA_BYTES} bytes; what is larger belongs into the state, or elsewhere");
-        Invalid::new("metadata", reason)
-    })
-}
-
-/// Counts the bytes of JSON up to [`MAX_METADATA_BYTES`].
-struct JsonSize(usize);
-
-impl std::io::Write for JsonSize {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len();
-        if self.0 > MAX_METADATA_BYTES {
-            return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A checkpoint named by its id, or by an object with its id (`checkpoint`), which wins.
 ///
 /// # Errors

@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, word};
-use crate::domain::Invalid;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::stream::Mode;
 use crate::runtime::{AssistantRef, Target, Wish};
@@ -118,7 +118,7 @@ impl RunCreate {
         let request = self.request(door)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
-        super::check_metadata(&metadata)?;
+        domain::metadata::check(&metadata)?;
         let wish = Wish { target, assistant, request, resume, metadata, after };
         Ok(CheckedRun { wish, cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false) })
     }

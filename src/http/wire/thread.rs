@@ -7,13 +7,13 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::Object;
 use super::retention::{TtlView, TtlWish};
-use super::{Object, check_metadata};
 use crate::db::threads as rows;
-use crate::domain::Invalid;
 use crate::domain::filter::Filter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 use crate::runtime::{NodeWrite, Superstep, ThreadWish};
@@ -93,7 +93,7 @@ impl ThreadCreate {
     /// If the id is none, or a field asks for what cannot be done.
     pub fn into_wish(self) -> Result<ThreadWish, ApiError> {
         let metadata = self.metadata.unwrap_or_default();
-        check_metadata(&metadata)?;
+        domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
         if supersteps.len() > MAX_SUPERSTEPS
             || supersteps.iter().map(|step| step.updates.len()).sum::<usize>() > MAX_SUPERSTEPS
