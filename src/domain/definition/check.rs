@@ -13,7 +13,7 @@ use super::super::state::is_private;
 use super::answer;
 use super::finding::{FieldPath, Finding, suggestion};
 use super::mcp::{McpReference, check_servers};
-use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
+use super::{AgentDefinition, ApprovalRule, ClientRules, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
 mod names;
 mod policies;
@@ -80,6 +80,8 @@ pub struct Surroundings {
     pub middleware: BTreeSet<String>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
+    /// What definitions may use that clients bring.
+    pub clients: ClientRules,
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -211,7 +213,8 @@ impl Check<'_> {
                 if !self.around.providers.contains(provider) {
                     let known = self.around.providers.iter().map(String::as_str);
                     let known = suggestion(provider, known, "known are");
-                    self.error(field, format!("there is no provider `{provider}`; {known}"));
+                    let way_out = format!("a section `[providers.{provider}]` with its `kind` adds one");
+                    self.error(field, format!("there is no provider `{provider}`; {known}; {way_out}"));
                 }
             }
             Some(_) | None => self.error(field, format!("`{model}` must be `provider:model-name`")),

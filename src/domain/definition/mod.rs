@@ -29,6 +29,7 @@ use super::visibility::Visibility;
 
 mod answer;
 pub mod check;
+mod clients;
 pub mod deprecated;
 mod dialect;
 mod elsewhere;
@@ -52,12 +53,13 @@ mod store;
 mod strict;
 
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
+pub use clients::ClientRules;
 pub use dialect::{ContextScoping, Mode, TaskDialect, UnknownSubagent, UntilTool};
 pub use elsewhere::{Location, UpdateStrategy};
 pub use enclosed::Enclosed;
 pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
 pub use general::{GENERAL_PURPOSE, GeneralPurpose};
-pub use headers::Headers;
+pub use headers::{Headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};
 pub use judge::{Judgement, judge};
 use mcp::McpServerDefinition;
