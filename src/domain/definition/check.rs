@@ -13,6 +13,7 @@ use super::super::state::is_private;
 use super::answer;
 use super::finding::{FieldPath, Finding, suggestion};
 use super::mcp::{McpReference, check_servers};
+use super::model_settings::check_settings;
 use super::{AgentDefinition, ApprovalRule, ClientRules, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
 mod names;
@@ -96,6 +97,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.not_blank(&top.then("name"), agent.name.as_deref());
     check.not_blank(&top.then("description"), agent.description.as_deref());
     check.model(&top.then("model"), &agent.model);
+    check.findings.extend(check_settings(&top.then("model_settings"), &agent.model_settings));
     check.findings.extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
     check.tools(&top.then("tools"), &agent.tools);
     if let Some(schema) = &agent.context_schema {
@@ -358,6 +360,9 @@ impl Check<'_> {
     }
 
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        let settings = subagent.model_settings.iter();
+        let settings = settings.flat_map(|settings| check_settings(&field.then("model_settings"), settings));
+        self.findings.extend(settings);
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
         }

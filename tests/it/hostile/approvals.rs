@@ -80,7 +80,8 @@ on_both_engines! {
         alice.says("hello").await;
         for (number, node) in ["HumanInTheLoopMiddleware.after_model", "model"].into_iter().enumerate() {
             let calls = json!([mail(&format!("m{number}"), "bob")]);
-            writes(&server, &alice, json!({"values": answer("a1", calls), "as_node": node})).await;
+            let said = answer(&format!("a{number}"), calls);
+            writes(&server, &alice, json!({"values": said, "as_node": node})).await;
             runs(&server, &alice, json!({})).await;
             is_asked_about_a_mail(&server, &alice, "bob", number).await;
         }
