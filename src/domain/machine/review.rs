@@ -44,15 +44,15 @@ impl Machine {
 }
 
 impl Position {
-    /// The same place for whoever begins at a checkpoint that is not the newest: what was asked, answered and approved there
-    /// belongs to the run that went on from it then.
+    /// The same place for whoever begins at a checkpoint that is not the newest: what was asked, answered, approved and begun
+    /// there belongs to the run that went on from it then.
     #[must_use]
     pub fn replayed(mut self) -> Self {
         self.asked.clear();
         self.reviewed.clear();
         if let Phase::Tools { calls } = &mut self.phase {
-            let asking = calls.iter_mut().filter(|call| call.fate == Fate::Asking);
-            asking.for_each(|call| call.fate = Fate::Ready);
+            let begun = calls.iter_mut().filter(|call| matches!(call.fate, Fate::Asking | Fate::Started));
+            begun.for_each(|call| call.fate = Fate::Ready);
         }
         self
     }
