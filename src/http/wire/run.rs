@@ -87,7 +87,7 @@ pub struct RunCreate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// On a thread.
-    Thread(crate::domain::id::ThreadId),
+    Thread(domain::id::ThreadId),
     /// Without a thread.
     Stateless,
 }
