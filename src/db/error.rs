@@ -44,6 +44,11 @@ impl DbError {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");
         Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
     }
+
+    /// Whether something that is stored cannot be read: trying again does not help, and others are not concerned.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
 }
 
 impl From<sqlx::Error> for DbError {

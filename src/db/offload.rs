@@ -41,3 +41,39 @@ where
     drop(waiting);
     done.map_err(|error| DbError::Panicked(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn work_for_which_nobody_waits_any_more_is_told_so() {
+        let (began, has_begun) = oneshot::channel();
+        let (ended, has_ended) = oneshot::channel();
+        let work = off_thread(move |stop| {
+            let _ = began.send(());
+            while !stop.is_set() {
+                std::thread::yield_now();
+            }
+            let _ = ended.send(());
+        });
+        {
+            tokio::pin!(work);
+            tokio::select! {
+                _ = &mut work => panic!("it works until it is told to stop"),
+                begun = has_begun => begun.expect("it begins"),
+            }
+        }
+        tokio::time::timeout(Duration::from_secs(10), has_ended).await.expect("in time").expect("it ends");
+    }
+
+    #[tokio::test]
+    async fn what_the_work_comes_to_is_the_answer_and_a_panic_an_error() {
+        assert_eq!(off_thread(|_| 7).await.expect("seven"), 7);
+        assert!(matches!(off_thread(|_| panic!("no")).await, Err::<(), _>(DbError::Panicked(_))));
+    }
+}
