@@ -214,7 +214,7 @@ fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> 
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
-    Ok(Peers::new(Reach { rules, patience: section.patience(), looks }, spawn)?)
+    Ok(Peers::new(Reach { rules, headers: section.headers.clone(), patience: section.patience(), looks }, spawn)?)
 }
 
 /// The secret from where it is kept.
