@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::Db;
+use crate::db::{Db, DbLimits};
 use crate::domain::background::Looks;
 use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -22,7 +22,7 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::http::{
-    self, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
+    self, Answers, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
 };
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
@@ -70,7 +70,10 @@ impl App {
             move |name, task| drop(shutdown.spawn(name, task))
         };
         let url = config.storage.url.expose();
-        let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
+        let limits = DbLimits { statement: config.storage.statement_timeout() };
+        let db = Db::open_within(url, limits, &spawn)
+            .await
+            .with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
         shutdown.spawn("watch", events.clone().watch(Arc::clone(&clock)));
         let providers = Arc::new(providers(&config).with_own(registered.sources()));
@@ -145,6 +148,7 @@ impl App {
                 per_thread: self.config.server.max_streams_per_thread,
                 per_client: self.config.server.max_streams_per_client,
             }),
+            answers: Answers::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address),
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
@@ -189,6 +193,7 @@ fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
         },
         heartbeat: server.keep_alive(),
         cors: cors(server),
+        request: server.request(),
         hosts: HostRules::new(&hosts, Some(address.ip())),
     }
 }

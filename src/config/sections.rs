@@ -39,6 +39,11 @@ pub struct Server {
     pub body_timeout_s: f64,
     /// How many connections may be open at once; as many as the limit of file descriptors allows, when absent.
     pub max_connections: Option<usize>,
+    /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
+    /// never cut in two.
+    pub max_answer_bytes: usize,
+    /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
+    pub request_s: f64,
     /// How many streams of one thread may be open at once: of its runs and of itself, waits and sockets.
     pub max_streams_per_thread: usize,
     /// The same of one client, which is an address.
@@ -63,6 +68,8 @@ impl Default for Server {
             max_body_bytes_total: 64 * 1024 * 1024,
             body_timeout_s: 30.0,
             max_connections: None,
+            max_answer_bytes: 32 * 1024 * 1024,
+            request_s: 30.0,
             max_streams_per_thread: 256,
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
@@ -82,6 +89,11 @@ impl Server {
         seconds(self.body_timeout_s)
     }
 
+    /// [`Server::request_s`] as a duration.
+    pub fn request(&self) -> Duration {
+        seconds(self.request_s)
+    }
+
     /// [`Server::cors_max_age_s`] as a duration.
     pub fn cors_max_age(&self) -> Duration {
         seconds(self.cors_max_age_s)
@@ -94,11 +106,26 @@ impl Server {
 }
 
 /// `[storage]`: where threads, runs and events are kept.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
+    /// How long one statement may take, and wait for the locks of others, in seconds.
+    pub statement_timeout_s: f64,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { url: DatabaseUrl::default(), statement_timeout_s: 10.0 }
+    }
+}
+
+impl Storage {
+    /// [`Storage::statement_timeout_s`] as a duration.
+    pub fn statement_timeout(&self) -> Duration {
+        seconds(self.statement_timeout_s)
+    }
 }
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.

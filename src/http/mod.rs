@@ -24,6 +24,7 @@ use crate::runtime::{Runs, Store};
 
 mod about;
 mod agents;
+mod answers;
 mod approvals;
 mod assistants;
 mod bodies;
@@ -32,6 +33,7 @@ mod commands;
 mod connections;
 mod cors;
 mod crons;
+mod deadline;
 mod deliveries;
 pub mod error;
 mod event_stream;
@@ -55,6 +57,7 @@ mod traffic;
 mod waiting;
 pub mod wire;
 
+pub use answers::Answers;
 pub use bodies::BodyLimits;
 pub use connections::{fitting as fitting_connections, serve};
 pub use cors::CorsSettings;
@@ -82,6 +85,8 @@ pub struct Api {
     pub metrics: Metrics,
     /// Counts the open streams.
     pub streams: StreamLimiter,
+    /// The memory for large answers.
+    pub answers: Answers,
     /// What the owner of the server decided.
     pub settings: ApiSettings,
 }
@@ -97,6 +102,8 @@ pub struct ApiSettings {
     pub cors: CorsSettings,
     /// Under which names the server is called.
     pub hosts: HostRules,
+    /// How long a request may take until its answer begins.
+    pub request: Duration,
 }
 
 impl Default for ApiSettings {
@@ -106,6 +113,7 @@ impl Default for ApiSettings {
             heartbeat: Duration::from_secs(5),
             cors: CorsSettings::default(),
             hosts: HostRules::new(&[], None),
+            request: Duration::from_secs(30),
         }
     }
 }
@@ -210,6 +218,7 @@ pub fn router(api: Api) -> Router {
         // The bound is kept where bodies are read.
         .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), traffic::measure))
