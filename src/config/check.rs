@@ -1,6 +1,7 @@
 //! What makes no sense in the configuration, although it has the right shape.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use secrecy::ExposeSecret;
 
@@ -18,6 +19,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
+    check.agents_api(config);
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
@@ -27,6 +29,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
             check.findings.push(Finding::error(field, reason));
         }
     }
+    check.findings.extend(config.peers.check_headers());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
     }
@@ -72,7 +75,10 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.providers.extend(config.providers.keys().cloned());
     around.agents = config.agents.keys().cloned().collect();
     around.mcp_servers = config.mcp_servers.keys().cloned().collect();
-    around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
+    // Scripts are played where the configuration says so, since whoever runs one says what its model says.
+    let usual = ProviderKind::ALL.into_iter().filter(|kind| *kind != ProviderKind::Scripted);
+    around.providers.extend(usual.map(|kind| kind.word().to_owned()));
+    around.clients = config.agents_api.rules();
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
@@ -87,6 +93,17 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around
 }
 
+/// What a server says that would be reached by other machines.
+pub const NEEDS_INSECURE_NO_AUTH: &str = "is reached by other machines, and this server has no authentication: whoever \
+    reaches it may do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates its clients, \
+    give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
+
+/// Whether other machines reach the address. What a name stands for is known when it is bound.
+fn is_public(listen: &str) -> bool {
+    let address = listen.parse::<SocketAddr>();
+    address.is_ok_and(|address| !address.ip().to_canonical().is_loopback())
+}
+
 struct Check {
     findings: Vec<Finding>,
 }
@@ -99,6 +116,19 @@ impl Check {
     fn seconds(&mut self, field: &[&str], value: f64) {
         if !(value > 0.0 && value <= LONGEST_S) {
             self.error(field, format!("must be more than 0 and at most {LONGEST_S} seconds"));
+        }
+    }
+
+    fn agents_api(&mut self, config: &Config) {
+        let api = &config.agents_api;
+        for (list, names) in [("tools", &api.tools), ("models", &api.models), ("agents", &api.agents)] {
+            for (at, name) in names.iter().enumerate() {
+                if name.trim().is_empty() || name.trim_end_matches('*').contains('*') {
+                    let field = FieldPath::of(["agents_api", list]).then(at);
+                    let message = format!("`{name}` must be a name, or the beginning of names with a `*` after it");
+                    self.findings.push(Finding::error(field, message));
+                }
+            }
         }
     }
 
@@ -121,17 +151,45 @@ impl Check {
             let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
             self.error(&["server", "listen"], message);
         }
+        if is_public(&server.listen) && !config.files.settings.insecure_no_auth {
+            self.error(&["server", "listen"], format!("`{}` {NEEDS_INSECURE_NO_AUTH}", server.listen));
+        }
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
         }
+        if server.max_body_bytes_total < server.max_body_bytes {
+            self.error(
+                &["server", "max_body_bytes_total"],
+                "must be at least `max_body_bytes`, so that the largest body fits",
+            );
+        }
+        if server.max_connections == Some(0) {
+            self.error(&["server", "max_connections"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
+        for (at, name) in server.hosts.iter().enumerate() {
+            let host = name.strip_prefix("*.").unwrap_or(name);
+            if name != "*" && url::Host::parse(host).is_err() && host.parse::<IpAddr>().is_err() {
+                let field = FieldPath::of(["server", "hosts"]).then(at);
+                let message = format!(
+                    "`{name}` must be a name without a port, as in `agents.example.org`, `*.example.org` or `*`"
+                );
+                self.findings.push(Finding::error(field, message));
+            }
+        }
+        if server.max_answer_bytes == 0 {
+            self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
         for (at, origin) in server.cors_origins.iter().enumerate() {
             let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
-            if origin != "*" && !is_origin {
+            if origin != "*" && origin != "loopback" && !is_origin {
                 let field = FieldPath::of(["server", "cors_origins"]).then(at);
-                let message = format!("`{origin}` must be `*` or an origin, as in `https://chat.example.org`");
+                let message =
+                    format!("`{origin}` must be an origin, as in `https://chat.example.org`, `loopback` or `*`");
                 self.findings.push(Finding::error(field, message));
             }
         }
@@ -172,6 +230,7 @@ impl Check {
     }
 
     fn storage(&mut self, config: &Config) {
+        self.seconds(&["storage", "statement_timeout_s"], config.storage.statement_timeout_s);
         let url = config.storage.url.expose();
         let is_known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|start| url.starts_with(start));
         if !is_known {

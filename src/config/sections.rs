@@ -8,14 +8,20 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 
+use crate::domain::definition::ClientRules;
+
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Server {
     /// The address to listen on, as `host:port`. Port 0 takes any free one.
     pub listen: String,
-    /// The web origins whose pages may call the server; `*` allows all.
+    /// The web origins whose pages may call the server, besides its own: origins as in `https://chat.example.org`,
+    /// `loopback` for all pages of this machine, or `*` alone for all there are.
     pub cors_origins: Vec<String>,
+    /// The names under which the server is called, besides `localhost` and the address that it listens on: names,
+    /// `*.example.org` for all below a domain, or `*` for any.
+    pub hosts: Vec<String>,
     /// Whether those pages may send cookies along; only for origins that are named.
     pub cors_credentials: bool,
     /// Headers of answers that those pages may read, besides those that the SDKs need.
@@ -26,9 +32,21 @@ pub struct Server {
     pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
-    /// How many streams of one thread may be open at once.
+    /// What the request bodies under way may take together, in bytes: their text, and 128 for each value in it, which is
+    /// about what it takes once it is parsed.
+    pub max_body_bytes_total: usize,
+    /// How long no byte of a request body may come, in seconds; ten times that for the whole of it.
+    pub body_timeout_s: f64,
+    /// How many connections may be open at once; as many as the limit of file descriptors allows, when absent.
+    pub max_connections: Option<usize>,
+    /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
+    /// never cut in two.
+    pub max_answer_bytes: usize,
+    /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
+    pub request_s: f64,
+    /// How many streams of one thread may be open at once: of its runs and of itself, waits and sockets.
     pub max_streams_per_thread: usize,
-    /// How many streams of threads one client may have open at once: who shows the same API key, or who shows none.
+    /// The same of one client, which is an address.
     pub max_streams_per_client: usize,
     /// How often a stream without news sends a sign of life, in seconds.
     pub keep_alive_s: f64,
@@ -40,12 +58,18 @@ impl Default for Server {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8123".to_owned(),
-            cors_origins: vec!["*".to_owned()],
+            cors_origins: vec!["loopback".to_owned()],
+            hosts: vec![],
             cors_credentials: false,
             cors_expose_headers: vec![],
             cors_max_age_s: 600.0,
             cors_private_network: false,
-            max_body_bytes: 32 * 1024 * 1024,
+            max_body_bytes: 4 * 1024 * 1024,
+            max_body_bytes_total: 64 * 1024 * 1024,
+            body_timeout_s: 30.0,
+            max_connections: None,
+            max_answer_bytes: 32 * 1024 * 1024,
+            request_s: 30.0,
             max_streams_per_thread: 256,
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
@@ -60,6 +84,16 @@ impl Server {
         seconds(self.keep_alive_s)
     }
 
+    /// [`Server::body_timeout_s`] as a duration.
+    pub fn body_timeout(&self) -> Duration {
+        seconds(self.body_timeout_s)
+    }
+
+    /// [`Server::request_s`] as a duration.
+    pub fn request(&self) -> Duration {
+        seconds(self.request_s)
+    }
+
     /// [`Server::cors_max_age_s`] as a duration.
     pub fn cors_max_age(&self) -> Duration {
         seconds(self.cors_max_age_s)
@@ -72,11 +106,26 @@ impl Server {
 }
 
 /// `[storage]`: where threads, runs and events are kept.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
+    /// How long one statement may take, and wait for the locks of others, in seconds.
+    pub statement_timeout_s: f64,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { url: DatabaseUrl::default(), statement_timeout_s: 10.0 }
+    }
+}
+
+impl Storage {
+    /// [`Storage::statement_timeout_s`] as a duration.
+    pub fn statement_timeout(&self) -> Duration {
+        seconds(self.statement_timeout_s)
+    }
 }
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.
@@ -164,6 +213,29 @@ impl Runtime {
     /// [`Runtime::reload_s`] as a duration; none for never.
     pub fn reload(&self) -> Option<Duration> {
         (self.reload_s > 0.0).then(|| seconds(self.reload_s))
+    }
+}
+
+/// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentsApi {
+    /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
+    pub enabled: bool,
+    /// The tools that they may use, by name, those of MCP servers as `server/tool`; also registered programs and policies.
+    /// A name that ends in `*` means all that begin like it.
+    pub tools: Vec<String>,
+    /// The models that they may use, as in `openai:gpt-5` or `openai:*`.
+    pub models: Vec<String>,
+    /// The agents that their subagents may be: those of this server by `graph_id`, those of others by address.
+    pub agents: Vec<String>,
+}
+
+impl AgentsApi {
+    /// What definitions of clients may use.
+    pub fn rules(&self) -> ClientRules {
+        let Self { enabled, tools, models, agents } = self.clone();
+        ClientRules { enabled, tools, models, agents }
     }
 }
 
@@ -280,7 +352,7 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// Every kind. Each is also the name of a provider that needs no section.
+    /// Every kind. Each but `scripted` is also the name of a provider that needs no section.
     pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
 
     /// The word for it in configurations and model names.

@@ -12,7 +12,9 @@ mod machine;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, Sketch, get, history, load_state, next_after, sketches};
+#[cfg(test)]
+pub use load::history;
+pub use load::{HistoryQuery, Sketch, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches, walk};
 pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;
@@ -284,6 +286,15 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
     let row: Option<HeadRow> =
         on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
     row.map(Head::try_from).transpose()
+}
+
+/// The id of the newest checkpoint of a lane, for those who need not know how it stands.
+pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
+    const SQL: &str =
+        "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
+    let id: Option<Uuid> =
+        on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    Ok(id.map(CheckpointId))
 }
 
 /// A checkpoint of a thread, in whichever lane.

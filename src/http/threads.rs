@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Params, Select, ThreadPath, no_content};
+use super::extract::{ApiJson, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
@@ -18,7 +18,8 @@ use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, Th
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, background, checkpoints, retention, threads};
+use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
+use crate::domain;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
@@ -84,9 +85,23 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
-    let (metadata, ttl) = (body.metadata.unwrap_or_default(), body.ttl.map(TtlWish::check).transpose()?);
-    let patch = api.db.write(move |tx| Box::pin(async move { threads::patch(tx, id, &metadata, ttl, now).await }));
-    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    let metadata = body.metadata.unwrap_or_default();
+    let ttl = body.ttl.map(TtlWish::check).transpose()?;
+    let patch = api.db.write(move |tx| {
+        Box::pin(async move {
+            if !metadata.is_empty()
+                && let Some(found) = threads::find(tx, id).await?
+            {
+                let mut all = found.metadata;
+                all.extend(metadata.clone());
+                if let Err(invalid) = domain::metadata::check(&all) {
+                    return Ok(Err(invalid));
+                }
+            }
+            threads::patch(tx, id, &metadata, ttl, now).await.map(Ok)
+        })
+    });
+    patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
 }
@@ -139,13 +154,19 @@ pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<
 }
 
 /// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
+///
+/// An answer has a bound in bytes, beyond which it has fewer threads than `limit`; then `x-pagination-next` is the `offset` of
+/// the first that was left out.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select, extract } = body.check()?;
-    let read = api.db.read(move |tx| {
+    let permit = api.answers.permit().await?;
+    let most_bytes = api.answers.bytes();
+    let wanted = threads::ThreadSearch { bytes: most_bytes, ..wanted };
+    let read = api.db.search(move |tx| {
         Box::pin(async move {
             let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
             let mut found = vec![];
@@ -156,11 +177,25 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
         })
     });
     let (found, total) = read.await?;
-    let mut shown = Vec::with_capacity(found.len());
+    let mut shown = vec![];
+    let mut bytes = 0;
+    let is_short = found.len() < usize::try_from(page.limit).unwrap_or(usize::MAX);
+    let mut is_cut = is_short && u64::from(page.offset) + (found.len() as u64) < u64::try_from(total).unwrap_or(0);
     for glimpse in found {
-        shown.push(show_item(&api, glimpse, &select, &extract).await?);
+        let item = show_item(&api, glimpse, &select, &extract).await?;
+        bytes += item.len() + 1;
+        if bytes > most_bytes && !shown.is_empty() {
+            is_cut = true;
+            break;
+        }
+        shown.push(item);
     }
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    let total = u64::try_from(total).unwrap_or(0);
+    let headers = match (is_cut, u32::try_from(shown.len())) {
+        (true, Ok(limit)) => Page { limit, ..page }.headers(total),
+        (_, _) => page.headers(total),
+    };
+    Ok((headers, permit.list(bytes, shown.into_iter().map(Ok))).into_response())
 }
 
 /// Counts threads.
@@ -168,16 +203,16 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
     let wanted = body.check()?.wanted;
-    Ok(Json(api.db.read(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
+    Ok(Json(api.db.search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
 }
 
-/// One line of a search: the wanted columns, and what was to be extracted.
+/// The JSON of one line of a search: the wanted columns, and what was to be extracted.
 async fn show_item(
     api: &Api,
     glimpse: Glimpse,
     select: &Select,
     extract: &BTreeMap<String, String>,
-) -> Result<Value, ApiError> {
+) -> Result<Vec<u8>, ApiError> {
     let needs_values = select.has("values") || !extract.is_empty();
     let whole = wire::json(&glimpse.view(api, needs_values).await?);
     let extracted: Object = extract.iter().map(|(name, path)| (name.clone(), look_up(&whole, path))).collect();
@@ -185,7 +220,7 @@ async fn show_item(
     if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
         item.insert("extracted".to_owned(), extracted.into());
     }
-    Ok(item)
+    serde_json::to_vec(&item).map_err(|error| ApiError::fault(&error))
 }
 
 async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
@@ -212,7 +247,7 @@ impl Glimpse {
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
-        let head = checkpoints::head(tx, thread.id, Lane::Main).await?.filter(|_| is_seen).map(|head| head.id);
+        let head = checkpoints::newest_id(tx, thread.id, Lane::Main).await?.filter(|_| is_seen);
         let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
         Ok(Self { thread, head, asked })
     }
@@ -224,7 +259,13 @@ impl Glimpse {
     }
 
     async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
-        let values = if with_values { self.state(api).await?.map(|state| state.values()) } else { None };
+        // The thread is shown also when its state cannot be read: it is one of many, or somebody looks what it is.
+        let head = self.head.filter(|_| with_values);
+        let state = match head {
+            Some(head) => db::unless_corrupt(api.events.state_at(self.thread.id, head).await)?,
+            None => None,
+        };
+        let values = state.map(|state| state.values());
         let mut interrupts = Object::new();
         for asked in &self.asked {
             let of_task = interrupts.entry(asked.interrupt.task.to_string()).or_insert_with(|| json!([]));
