@@ -47,6 +47,7 @@ pub mod message;
 pub mod path;
 pub mod pattern;
 pub mod run;
+pub mod schema;
 pub mod skill;
 pub mod sse;
 pub mod state;

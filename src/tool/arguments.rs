@@ -2,10 +2,11 @@
 
 use std::sync::OnceLock;
 
+use jsonschema::ValidationError;
 use jsonschema::error::{TypeKind, ValidationErrorKind};
-use jsonschema::{ValidationError, Validator};
 use serde_json::{Map, Value};
 
+use crate::domain::schema::{Schema, Verdict};
 use crate::model::ToolSpec;
 
 /// How many wrong fields are named at most.
@@ -15,13 +16,17 @@ const MOST_LINES: usize = 20;
 pub struct ArgumentCheck {
     tool: String,
     schema: Value,
-    validator: OnceLock<Option<Validator>>,
+    compiled: OnceLock<Option<Schema>>,
 }
 
 impl ArgumentCheck {
     /// A check against the parameters of `spec`.
     pub fn new(spec: &ToolSpec) -> Self {
-        Self { tool: spec.name.clone(), schema: spec.parameters.clone(), validator: OnceLock::new() }
+        Self { tool: spec.name.clone(), schema: spec.parameters.clone(), compiled: OnceLock::new() }
+    }
+
+    fn compiled(&self) -> Option<&Schema> {
+        self.compiled.get_or_init(|| Schema::compile(&self.schema).ok()).as_ref()
     }
 
     /// Checks `args`. A schema that cannot be compiled checks nothing: it was refused when the tool was declared, or
@@ -30,14 +35,13 @@ impl ArgumentCheck {
     /// # Errors
     /// The text for the model: one line for each wrong field.
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
-        let Some(validator) = self.validator.get_or_init(|| jsonschema::validator_for(&self.schema).ok()) else {
-            return Ok(());
-        };
+        let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
-        let mut lines: Vec<String> = validator.iter_errors(&args).flat_map(|error| complaints(&error)).collect();
-        if lines.is_empty() {
-            return Ok(());
-        }
+        let mut lines: Vec<String> = match compiled.judge(&args) {
+            Verdict::Fits => return Ok(()),
+            Verdict::Wrong(errors) => errors.iter().flat_map(complaints).collect(),
+            Verdict::Unexplained(reason) => vec![format!("- the whole {reason}")],
+        };
         lines.dedup();
         let left_out = lines.len().saturating_sub(MOST_LINES);
         lines.truncate(MOST_LINES);

@@ -22,6 +22,7 @@ use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 
@@ -69,7 +70,7 @@ impl RemoteTool {
         if definition.parameters.get("type").and_then(Value::as_str) != Some("object") {
             return Err(Invalid::new("parameters", "must be a JSON Schema with \"type\": \"object\""));
         }
-        jsonschema::validator_for(&definition.parameters)
+        Schema::compile(&definition.parameters)
             .map_err(|error| Invalid::new("parameters", format!("is not a JSON Schema: {error}")))?;
         let timeout = Duration::try_from_secs_f64(definition.timeout_s)
             .ok()
