@@ -64,7 +64,7 @@ fn nobody_is_told() -> WebhookSettings {
 
 /// Other servers, which nobody asks.
 fn peers() -> Peers {
-    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1), looks: Looks::default() };
+    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1), looks: Looks::default(), longest_answer: 16 << 20 };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
 
@@ -97,6 +97,8 @@ impl Lab {
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
+            max_calls: 512,
+            max_calls_per_run: 64,
         };
         let runs = Runs::open(parts).await.expect("the lease");
         Self { db, events, runs, file, shutdown, _directory: directory }

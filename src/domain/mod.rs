@@ -48,6 +48,7 @@ pub mod path;
 pub mod pattern;
 pub mod run;
 pub mod schema;
+pub mod size;
 pub mod skill;
 pub mod sse;
 pub mod state;
