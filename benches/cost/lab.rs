@@ -64,7 +64,12 @@ fn nobody_is_told() -> WebhookSettings {
 
 /// Other servers, which nobody asks.
 fn peers() -> Peers {
-    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1), looks: Looks::default(), longest_answer: 16 << 20 };
+    let reach = Reach {
+        rules: AddressRules::default(),
+        patience: Duration::from_secs(1),
+        looks: Looks::default(),
+        longest_answer: 16 << 20,
+    };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
 

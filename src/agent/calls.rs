@@ -280,7 +280,8 @@ impl Loop<'_> {
         };
         // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
         let admitted = self.agent.declared.check(&answer.writes);
-        let admitted = admitted.map_err(|wrong| Invalid { field: format!("the state field `{}`", wrong.field), ..wrong });
+        let admitted =
+            admitted.map_err(|wrong| Invalid { field: format!("the state field `{}`", wrong.field), ..wrong });
         let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
         let mut answer = match (admitted, machine.call(at)) {
             (Err(wrong), Some(call)) => Answer::error(

@@ -38,6 +38,13 @@ pub enum DbError {
     Unavailable(Arc<sqlx::Error>),
 }
 
+impl DbError {
+    /// Whether something that is stored cannot be read: trying again does not help, and others are not concerned.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
+}
+
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
         super::engine::tell_apart(error)

@@ -21,7 +21,7 @@ use super::registry::Registry;
 use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
 use crate::agent::{Breakpoints, Ending, Growth, Journal, Loop, Note, Stop};
-use crate::db::{self, Db, DbResult, Engine};
+use crate::db::{self, Db, DbError, DbResult, Engine};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -182,10 +182,15 @@ impl Worker {
                 .db
                 .write(move |tx| {
                     Box::pin(async move {
-                        match db::runs::next_due(tx, now).await? {
-                            Some(run) => Ok((db::runs::claim(tx, run, worker, now).await?, true)),
-                            None => Ok((None, db::runs::any_pending(tx).await?)),
+                        let mut passed = None;
+                        while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
+                            if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
+                                return Ok((Some(claim), true));
+                            }
+                            // It cannot be read and was ended, or its thread is not free any more.
+                            passed = Some(run);
                         }
+                        Ok((None, db::runs::any_pending(tx).await?))
                     })
                 })
                 .await;
@@ -270,6 +275,11 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(self: &Arc<Self>, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
+        // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
+        if run.attempt > ATTEMPTS {
+            let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
+            return self.fail(desk, &Machine::default(), Failure::new("TooManyAttemptsError", text)).await;
+        }
         let known = match self.registry.of_run(run).await {
             Ok(Some(known)) => known,
             Ok(None) => {
@@ -278,22 +288,18 @@ impl Worker {
             }
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
-                return self.give_back(desk).await;
+                return self.not_loaded(desk, &error).await;
             }
         };
         let opening = match opening::open(desk, &known).await {
             Ok(opening) => opening,
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the state of a run");
-                return self.give_back(desk).await;
+                return self.not_loaded(desk, &error).await;
             }
         };
         let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
-        if run.attempt > ATTEMPTS {
-            let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
-            return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
-        }
         let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
         let driving = Loop {
             growth: Growth::default(),
@@ -318,6 +324,15 @@ impl Worker {
             Err(Stop::Away) => self.give_back(desk).await,
             Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,
             Err(Stop::Cancelled) => self.cancelled(desk, &machine, &journal).await,
+        }
+    }
+
+    /// Ends a run for which something could not be read, or gives it back when the database did not answer.
+    async fn not_loaded(&self, desk: &Arc<Desk>, error: &DbError) {
+        if error.is_corrupt() {
+            self.fail(desk, &Machine::default(), db::runs::unreadable(error)).await;
+        } else {
+            self.give_back(desk).await;
         }
     }
 

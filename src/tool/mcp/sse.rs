@@ -91,7 +91,8 @@ impl Shared {
     async fn post(&self, message: &Value) -> Result<Response, WireError> {
         let post = self.client.post(self.post.clone()).headers(self.headers.clone());
         // What is told of an error may hold the address, which may hold a secret.
-        let sent = post.header(CONTENT_TYPE, "application/json").body(message.to_string()).timeout(POST_TIMEOUT).send().await;
+        let sent =
+            post.header(CONTENT_TYPE, "application/json").body(message.to_string()).timeout(POST_TIMEOUT).send().await;
         sent.map_err(|_| WireError::Closed)
     }
 

@@ -229,8 +229,9 @@ mod tests {
     #[test]
     fn lines_come_whole_and_not_beyond_all_bounds() {
         let mut reader = BufReader::with_capacity(4, "one\nlonger than that\nno end".as_bytes());
-        let lines: Vec<String> =
-            std::iter::from_fn(|| next_line(&mut reader, 1000)).map(|line| String::from_utf8(line).expect("text")).collect();
+        let lines: Vec<String> = std::iter::from_fn(|| next_line(&mut reader, 1000))
+            .map(|line| String::from_utf8(line).expect("text"))
+            .collect();
         assert_eq!(lines, ["one\n", "longer than that\n"]);
         let long = vec![b'x'; 1001];
         assert_eq!(next_line(&mut BufReader::new(long.as_slice()), 1000), None);
