@@ -22,6 +22,7 @@ use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::middleware::NextCall;
+use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call that is to be made.
@@ -279,7 +280,8 @@ impl Loop<'_> {
             None => answer,
         };
         // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
-        let admitted = self.agent.declared.check(&answer.writes);
+        let declared = &self.agent.declared;
+        let admitted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
         let admitted =
             admitted.map_err(|wrong| Invalid { field: format!("the state field `{}`", wrong.field), ..wrong });
         let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));

@@ -34,12 +34,6 @@ impl ContextSchema {
         let Some(compiled) = &self.compiled else { return Ok(()) };
         compiled.check("context", &Value::Object(context.clone()))
     }
-
-    /// Whether the check takes so long that it belongs on a thread of its own.
-    pub fn takes_long(&self, context: &Map<String, Value>) -> bool {
-        let Some(compiled) = &self.compiled else { return false };
-        context.values().any(|value| compiled.takes_long(value))
-    }
 }
 
 impl fmt::Debug for ContextSchema {

@@ -23,6 +23,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod ahead;
 mod answering;
 mod assistants;
 mod background;

@@ -118,12 +118,12 @@ impl Worker {
     }
 
     pub(super) fn house(&self) -> House {
-        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks) }
+        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks), checked: vec![] }
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
-        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads, number: 0 }
     }
 
     /// Begins runs as they become due. Ends with the server.

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use jsonschema::ValidationError;
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use serde_json::{Map, Value};
+use tokio::runtime::RuntimeFlavor;
 
 use crate::domain::schema::{Schema, Verdict};
 use crate::model::ToolSpec;
@@ -37,7 +38,8 @@ impl ArgumentCheck {
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
         let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
-        let mut lines: Vec<String> = match compiled.judge(&args) {
+        let verdict = aside(compiled.takes_long(&args), || compiled.judge(&args));
+        let mut lines: Vec<String> = match verdict {
             Verdict::Fits => return Ok(()),
             Verdict::Wrong(errors) => errors.iter().flat_map(complaints).collect(),
             Verdict::Unexplained(reason) => vec![format!("- the whole {reason}")],
@@ -53,6 +55,15 @@ impl ArgumentCheck {
             self.tool,
             lines.join("\n")
         ))
+    }
+}
+
+/// Does `work`, and lets other tasks go on meanwhile on other threads if it takes long.
+pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
+    let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    match flavor {
+        Ok(RuntimeFlavor::MultiThread) if takes_long => tokio::task::block_in_place(work),
+        Ok(_) | Err(_) => work(),
     }
 }
 

@@ -143,7 +143,8 @@ impl HttpClientExt for BoundedClient {
         U: WasmCompatSend + 'static,
     {
         // Chats and embeddings have no use for it.
-        ReqwestClient::from(self.http.clone()).send_multipart(request)
+        let client = ReqwestClient::from(self.http.clone());
+        async move { client.send_multipart(request).await }
     }
 
     fn send_streaming<T>(&self, request: Request<T>) -> impl Future<Output = Result<StreamingResponse>> + WasmCompatSend
