@@ -214,7 +214,8 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
     let longest_answer = config.answers.max_remote_agent_bytes;
-    Ok(Peers::new(Reach { rules, patience: section.patience(), looks, longest_answer }, spawn)?)
+    let (headers, patience) = (section.headers.clone(), section.patience());
+    Ok(Peers::new(Reach { rules, headers, patience, looks, longest_answer }, spawn)?)
 }
 
 /// The secret from where it is kept.

@@ -18,6 +18,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
+    check.agents_api(config);
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
@@ -32,6 +33,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
             check.findings.push(Finding::error(field, reason));
         }
     }
+    check.findings.extend(config.peers.check_headers());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
     }
@@ -77,7 +79,10 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.providers.extend(config.providers.keys().cloned());
     around.agents = config.agents.keys().cloned().collect();
     around.mcp_servers = config.mcp_servers.keys().cloned().collect();
-    around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
+    // Scripts are played where the configuration says so, since whoever runs one says what its model says.
+    let usual = ProviderKind::ALL.into_iter().filter(|kind| *kind != ProviderKind::Scripted);
+    around.providers.extend(usual.map(|kind| kind.word().to_owned()));
+    around.clients = config.agents_api.rules();
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
@@ -104,6 +109,19 @@ impl Check {
     fn seconds(&mut self, field: &[&str], value: f64) {
         if !(value > 0.0 && value <= LONGEST_S) {
             self.error(field, format!("must be more than 0 and at most {LONGEST_S} seconds"));
+        }
+    }
+
+    fn agents_api(&mut self, config: &Config) {
+        let api = &config.agents_api;
+        for (list, names) in [("tools", &api.tools), ("models", &api.models), ("agents", &api.agents)] {
+            for (at, name) in names.iter().enumerate() {
+                if name.trim().is_empty() || name.trim_end_matches('*').contains('*') {
+                    let field = FieldPath::of(["agents_api", list]).then(at);
+                    let message = format!("`{name}` must be a name, or the beginning of names with a `*` after it");
+                    self.findings.push(Finding::error(field, message));
+                }
+            }
         }
     }
 

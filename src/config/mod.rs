@@ -43,8 +43,8 @@ pub use mcp::inherited;
 pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
-    SweepStrategy, TimeToLive,
+    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server,
+    Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
@@ -90,6 +90,8 @@ pub struct Config {
     pub peers: Peers,
     /// How much models, tools and other servers may answer, and how long models may take.
     pub answers: Answers,
+    /// Whether clients may define agents, and what these may use.
+    pub agents_api: AgentsApi,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

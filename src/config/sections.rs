@@ -8,6 +8,8 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 
+use crate::domain::definition::ClientRules;
+
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -178,6 +180,29 @@ impl Runtime {
     }
 }
 
+/// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentsApi {
+    /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
+    pub enabled: bool,
+    /// The tools that they may use, by name, those of MCP servers as `server/tool`; also registered programs and policies.
+    /// A name that ends in `*` means all that begin like it.
+    pub tools: Vec<String>,
+    /// The models that they may use, as in `openai:gpt-5` or `openai:*`.
+    pub models: Vec<String>,
+    /// The agents that their subagents may be: those of this server by `graph_id`, those of others by address.
+    pub agents: Vec<String>,
+}
+
+impl AgentsApi {
+    /// What definitions of clients may use.
+    pub fn rules(&self) -> ClientRules {
+        let Self { enabled, tools, models, agents } = self.clone();
+        ClientRules { enabled, tools, models, agents }
+    }
+}
+
 /// `[threads]` and `[checkpointer]`: how long things are kept.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -291,7 +316,7 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// Every kind. Each is also the name of a provider that needs no section.
+    /// Every kind. Each but `scripted` is also the name of a provider that needs no section.
     pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
 
     /// The word for it in configurations and model names.

@@ -437,6 +437,7 @@ impl From<DefinitionError> for ApiError {
                 let message = format!("Agent '{graph_id}' is defined in {place}; change it there");
                 Self::new(StatusCode::CONFLICT, "agent_in_file", message)
             }
+            DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
             DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");

@@ -138,6 +138,7 @@ impl Stage {
             voice: crate::tool::Voice::default(),
             form: None,
             answer: None,
+            question: None,
         }
     }
 

@@ -40,6 +40,7 @@ impl Worker {
             voice: Voice::default(),
             form: None,
             answer: None,
+            question: None,
         }
     }
 }
