@@ -468,12 +468,15 @@ fn unescaped(text: &str) -> String {
 
 fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
     if depth > MAX_EXPANDED_DEPTH {
-        let reason = format!("the schema nests deeper than {MAX_EXPANDED_DEPTH} levels with all references followed");
+        let reason = format!(
+            "the schema is too large: it nests deeper than {MAX_EXPANDED_DEPTH} levels with all references followed"
+        );
         return Err(SchemaError::whole(reason));
     }
     if in_row > MAX_DEPTH_PER_VALUE {
         return Err(SchemaError::whole(format!(
-            "more than {MAX_DEPTH_PER_VALUE} references and alternatives in it follow upon each other for one value"
+            "the schema is too large: more than {MAX_DEPTH_PER_VALUE} references and alternatives in it follow upon each \
+             other for one value"
         )));
     }
     Ok(())

@@ -57,7 +57,8 @@ pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>
 
 /// The bound that the answer exceeded, if that is what happened.
 fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let ProviderError::Http(transport) = error else { return None };
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(transport.as_ref());
     while let Some(error) = cause {
         if let Some(exceeded) = error.downcast_ref() {
             return Some(exceeded);
