@@ -35,17 +35,14 @@ async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
 }
 
 on_both_engines! {
-    async fn answers_that_are_too_long_or_hold_too_many_values_are_error_results_and_take_little_memory(
-        server: TestServer
-    ) {
-        let tools = ["zeros", "some-zeros", "endless"];
+    async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
+        let tools = ["zeros", "endless"];
         let _wild = wild(&server, &tools).await;
         server.moves_into_a_process().await;
         let before = server.peak_memory().await;
-        let said = results(&server, &tools).await;
-        assert!(said[0].contains("longer than 8388608 bytes"), "{}", said[0]);
-        assert!(said[1].contains("values"), "{}", said[1]);
-        assert!(said[2].contains("longer than 8388608 bytes"), "{}", said[2]);
+        for said in results(&server, &tools).await {
+            assert!(said.contains("longer than 8388608 bytes"), "{said}");
+        }
         let grown = server.peak_memory().await - before;
         assert!(grown < 128, "it grew by {grown} MiB");
     }

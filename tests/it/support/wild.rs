@@ -117,10 +117,6 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
             let body = format!("{{\"content\": \"here\", \"artifact\": [{zeros}0]}}");
             ([("content-type", "application/json")], body).into_response()
         }
-        "some-zeros" => {
-            let body = format!("{{\"content\": \"here\", \"artifact\": [{}0]}}", "0,".repeat(3 * 1024 * 1024));
-            ([("content-type", "application/json")], body).into_response()
-        }
         "endless" => endless("application/json", "\"".to_owned(), "x".repeat(16_384)),
         "delegate" => {
             let delegate = json!({"subagent_type": "helper", "description": "help", "response_format": doubling(24)});
