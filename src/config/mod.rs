@@ -37,7 +37,7 @@ mod webhooks;
 
 pub use answers::Answers;
 pub use arguments::{Arguments, Command, Settings};
-pub use check::surroundings;
+pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::Peers;
