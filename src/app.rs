@@ -24,7 +24,9 @@ use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings}
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
-use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
+use crate::runtime::{
+    Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
+};
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpGround, McpServers};
 use crate::tool::remote::{self, RemoteTool};
@@ -109,6 +111,11 @@ impl App {
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
+            bounds: RunBounds {
+                waiting: config.runtime.max_queued_runs,
+                waiting_on_thread: config.runtime.max_queued_runs_per_thread,
+                at_work: config.runtime.max_run(),
+            },
         })
         .await
         .context("could not begin with the agents and their runs")?;

@@ -17,6 +17,7 @@ use super::children::Children;
 use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
+use super::queue::{QueueRoom, RunBounds};
 use super::registry::Registry;
 use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
@@ -59,6 +60,9 @@ pub(super) struct Worker {
     /// Says when agents may have to be told what came of their background tasks.
     pub(super) waker: Waker,
     pub(super) slots: Arc<Semaphore>,
+    /// How many runs may wait, and how long one may be at work.
+    pub(super) bounds: RunBounds,
+    pub(super) queue: QueueRoom,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
     /// Rung when a run may begin.
@@ -100,6 +104,8 @@ impl Worker {
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
             waker: Waker::default(),
+            bounds: parts.bounds,
+            queue: QueueRoom::new(parts.bounds.waiting),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             bell: Notify::new(),
@@ -118,7 +124,8 @@ impl Worker {
 
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
-        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
+        let most_waiting = self.bounds.waiting_on_thread;
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads, most_waiting }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -264,6 +271,7 @@ impl Worker {
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
             ledger: OnceLock::new(),
+            longest: self.bounds.at_work,
         }
     }
 
