@@ -144,6 +144,10 @@ impl Check {
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
         }
+        if server.max_answer_bytes == 0 {
+            self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
@@ -203,6 +207,7 @@ impl Check {
     }
 
     fn storage(&mut self, config: &Config) {
+        self.seconds(&["storage", "statement_timeout_s"], config.storage.statement_timeout_s);
         let url = config.storage.url.expose();
         let is_known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|start| url.starts_with(start));
         if !is_known {

@@ -28,6 +28,11 @@ pub struct Server {
     pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
+    /// never cut in two.
+    pub max_answer_bytes: usize,
+    /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
+    pub request_s: f64,
     /// How many streams of one thread may be open at once.
     pub max_streams_per_thread: usize,
     /// How many streams of threads one client may have open at once: who shows the same API key, or who shows none.
@@ -48,6 +53,8 @@ impl Default for Server {
             cors_max_age_s: 600.0,
             cors_private_network: false,
             max_body_bytes: 32 * 1024 * 1024,
+            max_answer_bytes: 32 * 1024 * 1024,
+            request_s: 30.0,
             max_streams_per_thread: 256,
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
@@ -62,6 +69,11 @@ impl Server {
         seconds(self.keep_alive_s)
     }
 
+    /// [`Server::request_s`] as a duration.
+    pub fn request(&self) -> Duration {
+        seconds(self.request_s)
+    }
+
     /// [`Server::cors_max_age_s`] as a duration.
     pub fn cors_max_age(&self) -> Duration {
         seconds(self.cors_max_age_s)
@@ -74,11 +86,26 @@ impl Server {
 }
 
 /// `[storage]`: where threads, runs and events are kept.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
+    /// How long one statement may take, and wait for the locks of others, in seconds.
+    pub statement_timeout_s: f64,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { url: DatabaseUrl::default(), statement_timeout_s: 10.0 }
+    }
+}
+
+impl Storage {
+    /// [`Storage::statement_timeout_s`] as a duration.
+    pub fn statement_timeout(&self) -> Duration {
+        seconds(self.statement_timeout_s)
+    }
 }
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.
