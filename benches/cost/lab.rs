@@ -66,9 +66,10 @@ fn nobody_is_told() -> WebhookSettings {
 fn peers() -> Peers {
     let reach = Reach {
         rules: AddressRules::default(),
-        headers: BTreeMap::new(),
         patience: Duration::from_secs(1),
         looks: Looks::default(),
+        longest_answer: 16 << 20,
+        headers: BTreeMap::new(),
     };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
@@ -104,6 +105,8 @@ impl Lab {
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
             bounds: RunBounds { waiting: 100_000, waiting_on_thread: 1_000, at_work: Duration::from_secs(86_400) },
+            max_calls: 512,
+            max_calls_per_run: 64,
         };
         let runs = Runs::open(parts).await.expect("the lease");
         Self { db, events, runs, file, shutdown, _directory: directory }
