@@ -28,7 +28,9 @@ use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
-use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
+use crate::runtime::{
+    Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
+};
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpGround, McpServers};
 use crate::tool::remote::{self, RemoteTool};
@@ -116,6 +118,7 @@ impl App {
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
+            bounds: bounds(&config.runtime),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -198,6 +201,15 @@ fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
         cors: cors(server),
         request: server.request(),
         hosts: HostRules::new(&hosts, Some(address.ip())),
+    }
+}
+
+/// How many runs may wait, and how long one may be at work.
+fn bounds(runtime: &config::Runtime) -> RunBounds {
+    RunBounds {
+        waiting: runtime.max_queued_runs,
+        waiting_on_thread: runtime.max_queued_runs_per_thread,
+        at_work: runtime.max_run(),
     }
 }
 

@@ -18,8 +18,8 @@ use adjutant::metrics::Metrics;
 use adjutant::model::providers::{Key, Kind, ProviderConfig, Providers};
 use adjutant::peer::{AddressRules, Peers, Reach};
 use adjutant::runtime::{
-    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings,
-    Webhooks, Wish,
+    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, RunBounds, Runs, Store, StoreSettings, Target,
+    WebhookSettings, Webhooks, Wish,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -104,6 +104,7 @@ impl Lab {
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
+            bounds: RunBounds { waiting: 100_000, waiting_on_thread: 1_000, at_work: Duration::from_secs(86_400) },
             max_calls: 512,
             max_calls_per_run: 64,
         };

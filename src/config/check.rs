@@ -11,6 +11,8 @@ use crate::domain::definition::{FieldPath, Finding, Segment};
 
 /// The longest time that can be set, in seconds: a day.
 const LONGEST_S: f64 = 86_400.0;
+/// The longest time for which a run can be at work, in seconds: a year.
+const LONGEST_RUN_S: f64 = 31_536_000.0;
 /// The longest time for which something can be kept, in minutes: a hundred years.
 const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
 
@@ -232,6 +234,17 @@ impl Check {
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
         self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);
+        if !(runtime.max_run_s > 0.0 && runtime.max_run_s <= LONGEST_RUN_S) {
+            let message = format!("must be more than 0 and at most {LONGEST_RUN_S} seconds");
+            self.error(&["runtime", "max_run_s"], message);
+        }
+        let counts = [
+            ("max_queued_runs", runtime.max_queued_runs),
+            ("max_queued_runs_per_thread", runtime.max_queued_runs_per_thread),
+        ];
+        for (name, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
+            self.error(&["runtime", name], "must be a whole number from 1 up");
+        }
         if runtime.reload_s != 0.0 {
             self.seconds(&["runtime", "reload_s"], runtime.reload_s);
         }

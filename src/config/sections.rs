@@ -195,6 +195,13 @@ pub struct Runtime {
     pub heartbeat_s: f64,
     /// How often it is looked whether the files that define agents have changed, in seconds; 0 for never.
     pub reload_s: f64,
+    /// How long a run and its subagents may be at work, in seconds; waiting for humans does not count. Limits of agents may be
+    /// shorter.
+    pub max_run_s: f64,
+    /// How many runs may wait for their turn in the whole database, delayed ones included; beyond it new ones are refused.
+    pub max_queued_runs: u64,
+    /// The same on one thread.
+    pub max_queued_runs_per_thread: u64,
 }
 
 impl Default for Runtime {
@@ -206,6 +213,9 @@ impl Default for Runtime {
             lease_s: 15.0,
             heartbeat_s: 5.0,
             reload_s: 1.0,
+            max_run_s: 86_400.0,
+            max_queued_runs: 100_000,
+            max_queued_runs_per_thread: 1_000,
         }
     }
 }
@@ -219,6 +229,11 @@ impl Runtime {
     /// [`Runtime::heartbeat_s`] as a duration.
     pub fn heartbeat(&self) -> Duration {
         seconds(self.heartbeat_s)
+    }
+
+    /// [`Runtime::max_run_s`] as a duration.
+    pub fn max_run(&self) -> Duration {
+        seconds(self.max_run_s)
     }
 
     /// [`Runtime::reload_s`] as a duration; none for never.

@@ -17,7 +17,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
         where checkpoint_id = $1";
     const DONE: &str = "update threads set pruned_at = $2 where thread_id = $1";
-    if threads::lock(tx, thread).await?.is_none() || !runs::in_flight(tx, thread).await?.is_empty() {
+    if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
     }
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {

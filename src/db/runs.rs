@@ -273,6 +273,50 @@ pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> 
     many(tx, SQL, thread.0).await
 }
 
+/// How many runs of the main agent are in flight on a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct InFlight {
+    /// Those that wait for their turn.
+    pub waiting: u64,
+    /// Those at work.
+    pub at_work: u64,
+}
+
+impl InFlight {
+    /// Whether there are none.
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// Counts the runs of [`in_flight`] without reading them.
+pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFlight> {
+    const SQL: &str = "select status, count(*) from runs \
+        where thread_id = $1 and depth = 0 and status in ('pending', 'running') group by status";
+    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    let count = |status: RunStatus| {
+        let found = rows.iter().find(|(word, _)| word == status.word());
+        found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
+    };
+    Ok(InFlight { waiting: count(RunStatus::Pending), at_work: count(RunStatus::Running) })
+}
+
+/// The ids of the runs of [`in_flight`], in the same order.
+pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+    const SQL: &str = "select run_id from runs \
+        where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
+    let rows: Vec<(Uuid,)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
+}
+
+/// How many runs of main agents wait on all threads; what is beyond `most` is not counted.
+pub async fn count_pending(tx: &mut Tx<'_>, most: i64) -> DbResult<u64> {
+    const SQL: &str =
+        "select count(*) from (select 1 from runs where depth = 0 and status = 'pending' limit $1) as waiting";
+    let (count,): (i64,) = on_engine!(tx, |conn| query_as(SQL).bind(most).fetch_one(conn).await)?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}
+
 async fn many(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(Run::from).collect())

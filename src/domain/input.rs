@@ -11,7 +11,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::definition::enclosed::{FOLDER, is_enclosed};
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
+use super::path::normalise;
 use super::size;
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
@@ -312,10 +314,25 @@ fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Inva
     files
         .iter()
         .map(|(path, file)| {
-            let file = read_file(file).map_err(under(&format!("files[{path:?}]")))?;
-            Ok((path.clone(), file.map(Arc::new)))
+            let place = format!("files[{path:?}]");
+            let path = read_path(path).map_err(under(&place))?;
+            let file = read_file(file).map_err(under(&place))?;
+            Ok((path, file.map(Arc::new)))
         })
         .collect()
+}
+
+/// The one spelling of the path of a file, as tools know it.
+fn read_path(path: &str) -> Result<String, Invalid> {
+    let clean = normalise(path).map_err(|why| Invalid::new("", format!("is no path of a file: {why}")))?;
+    if clean == "/" {
+        return Err(Invalid::new("", "is no path of a file: it names none"));
+    }
+    if is_enclosed(&clean) {
+        let reason = format!("cannot be written: what lies in {FOLDER} belongs to the definition of the agent");
+        return Err(Invalid::new("", reason));
+    }
+    Ok(clean)
 }
 
 fn read_file(value: &Value) -> Result<Option<File>, Invalid> {

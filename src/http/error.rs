@@ -331,6 +331,14 @@ impl From<StartError> for ApiError {
             StartError::NoAgent { graph_id, .. } => Self::no_agent(&graph_id),
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
+            StartError::QueueFull(_) => {
+                let message = format!("{error}. `max_queued_runs` in the section `[runtime]` says how many");
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(5)
+            }
+            StartError::ThreadFull(_) => {
+                let message = format!("{error}. `max_queued_runs_per_thread` in the section `[runtime]` says how many");
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "thread_queue_full", message).with_retry_after(5)
+            }
             StartError::QuestionPending(ids) => {
                 let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)

@@ -21,7 +21,7 @@ mod work;
 pub use backlog::Backlog;
 pub use sample::{Sample, samples};
 pub use traffic::{OpenStream, Traffic};
-pub use work::Work;
+pub use work::{FileNames, Work};
 
 /// The bounds of histograms of time, in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];

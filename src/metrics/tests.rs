@@ -13,7 +13,10 @@ use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
 
 fn metrics() -> Metrics {
-    Metrics::new(Timestamp(1_700_000_000_500_000), ["lookup".to_owned()])
+    let metrics = Metrics::new(Timestamp(1_700_000_000_500_000), ["lookup".to_owned()]);
+    let names = |name: &str| [name.to_owned()].into_iter().collect();
+    metrics.work().knows(FileNames { agents: names("boss"), models: names("scripted:lab") });
+    metrics
 }
 
 fn origin(lane: Lane) -> Arc<Origin> {
@@ -91,6 +94,17 @@ fn a_tool_that_a_model_made_up_is_no_label() {
     assert_eq!(count("made-up", "error"), None);
     assert_eq!(count("other", "error"), Some(1.0));
     assert_eq!(count("built-in", "error"), Some(1.0));
+}
+
+#[test]
+fn agents_and_models_that_no_file_names_are_no_labels() {
+    let metrics = metrics();
+    metrics.work().knows(FileNames::default());
+    for _ in 0..3 {
+        metrics.work().run_began("made up by a client", Duration::ZERO);
+    }
+    assert_eq!(value(&metrics, "adjutant_run_queue_wait_seconds_count", &[("agent", "client")]), Some(3.0));
+    assert!(!metrics.text(None).contains("made up"));
 }
 
 #[test]

@@ -21,6 +21,9 @@ use crate::domain::state::Update;
 /// Stands for every name of a tool that is not known to be one: models make names up.
 const OTHER: &str = "other";
 
+/// Stands for every agent that no file defines.
+const CLIENT: &str = "client";
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Agent {
     agent: String,
@@ -70,6 +73,16 @@ pub struct Work {
     commits: Histogram,
     lost: Family<Lost, Counter>,
     tools: RwLock<HashSet<String>>,
+    known: RwLock<FileNames>,
+}
+
+/// What files define, and so may be a label.
+#[derive(Debug, Clone, Default)]
+pub struct FileNames {
+    /// The names of agents and subagents.
+    pub agents: HashSet<String>,
+    /// The models that they name.
+    pub models: HashSet<String>,
 }
 
 impl Work {
@@ -85,6 +98,7 @@ impl Work {
             commits: histogram(),
             lost: Family::default(),
             tools: RwLock::new(tools.into_iter().collect()),
+            known: RwLock::default(),
         };
         registry.register("adjutant_runs", "Runs that came to an end", work.runs.clone());
         let text = "From a run's beginning in this process to its end, runs of main agents";
@@ -100,14 +114,32 @@ impl Work {
         work
     }
 
+    /// Takes this for what files define now. All other names are counted together.
+    pub fn knows(&self, known: FileNames) {
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+    }
+
+    /// The name of an agent of a file, or what stands for all others.
+    fn agent(&self, name: &str) -> String {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if known.agents.contains(name) { name.to_owned() } else { CLIENT.to_owned() }
+    }
+
+    /// A model that a file names, or what stands for all others.
+    fn model(&self, answer: &AnswerHead) -> String {
+        let name = format!("{}:{}", answer.provider, answer.model);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if known.models.contains(&name) { name } else { OTHER.to_owned() }
+    }
+
     /// A run of a main agent begins that was due so long ago.
     pub fn run_began(&self, agent: &str, waited: Duration) {
-        self.waits.get_or_create(&Agent { agent: agent.to_owned() }).observe(waited.as_secs_f64());
+        self.waits.get_or_create(&Agent { agent: self.agent(agent) }).observe(waited.as_secs_f64());
     }
 
     /// A run that nobody worked on any more came to an end, in these words.
     pub fn run_was_ended(&self, agent: &str, status: &'static str) {
-        self.runs.get_or_create(&Ended { agent: agent.to_owned(), kind: "run", status }).inc();
+        self.runs.get_or_create(&Ended { agent: self.agent(agent), kind: "run", status }).inc();
     }
 
     /// A step was stored, after so long.
@@ -139,7 +171,7 @@ impl Work {
     }
 
     fn ended(&self, origin: &Origin, status: &'static str, age: Duration) {
-        let (agent, main) = (origin.agent.clone(), origin.lane == Lane::Main);
+        let (agent, main) = (self.agent(&origin.agent), origin.lane == Lane::Main);
         if main {
             self.durations.get_or_create(&Agent { agent: agent.clone() }).observe(age.as_secs_f64());
         }
@@ -153,7 +185,7 @@ impl Work {
             let worked = *status == ToolStatus::Success;
             let outcome = if worked { "success" } else { "error" };
             let tool = self.tool(message.name.as_deref().unwrap_or_default(), worked);
-            self.calls.get_or_create(&Called { agent: origin.agent.clone(), tool, outcome }).inc();
+            self.calls.get_or_create(&Called { agent: self.agent(&origin.agent), tool, outcome }).inc();
         }
     }
 
@@ -179,19 +211,15 @@ impl Work {
             Chunk::Void => "error",
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } => return,
         };
-        let (agent, model) = (origin.agent.clone(), model(&delta.answer));
+        let (agent, model) = (self.agent(&origin.agent), self.model(&delta.answer));
         self.models.get_or_create(&Asked { agent, model, outcome }).inc();
     }
 
     fn spent(&self, origin: &Origin, answer: &AnswerHead, usage: Option<&Value>) {
         for (direction, field) in [("input", "input_tokens"), ("output", "output_tokens")] {
             let tokens = usage.and_then(|usage| usage[field].as_u64()).unwrap_or(0);
-            let (agent, model) = (origin.agent.clone(), model(answer));
+            let (agent, model) = (self.agent(&origin.agent), self.model(answer));
             self.tokens.get_or_create(&Spent { agent, model, direction }).inc_by(tokens);
         }
     }
-}
-
-fn model(answer: &AnswerHead) -> String {
-    format!("{}:{}", answer.provider, answer.model)
 }

@@ -12,6 +12,7 @@ use super::{CancelAction, StartError, Target, Webhooks, Wish, background, resume
 use crate::agent::assemble::Known;
 use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
+use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, RunSettings};
@@ -33,7 +34,7 @@ pub(super) struct Admitted {
     /// Whether it is at work already, under fence 1, and only has to be driven.
     pub(super) claimed: bool,
     /// Runs that it displaces, and what becomes of their work. They were told, those at work in this process excepted.
-    pub(super) displaced: Vec<(Run, CancelAction)>,
+    pub(super) displaced: Vec<(RunId, CancelAction)>,
 }
 
 /// Keeps the thread of a stateless run for as long as its key is remembered: who asks again follows the same run.
@@ -63,6 +64,8 @@ pub(super) struct Occasion {
     pub(super) now: Timestamp,
     /// How long a thread is kept that is made for the run.
     pub(super) ttl: Option<Ttl>,
+    /// How many runs may wait on one thread.
+    pub(super) most_waiting: u64,
     /// Which of the requests that are admitted together.
     pub(super) number: usize,
 }
@@ -83,7 +86,7 @@ pub(super) async fn start_as(
     id: RunId,
     wish: &Wish,
     house: &House,
-    Occasion { worker, now, ttl, number }: Occasion,
+    Occasion { worker, now, ttl, most_waiting, number }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
@@ -99,9 +102,9 @@ pub(super) async fn start_as(
         Ok(found) => found,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let in_flight = db::runs::in_flight(tx, thread.id).await?;
-    if !in_flight.is_empty() && wish.request.multitask == Multitask::Reject {
-        return Ok(Err(StartError::Busy));
+    let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
+    if let Some(refusal) = no_room(wish, in_flight, most_waiting) {
+        return Ok(Err(refusal));
     }
     if let Some(checkpoint) = wish.request.checkpoint
         && db::checkpoints::find_head(tx, thread.id, checkpoint).await?.is_none()
@@ -116,12 +119,12 @@ pub(super) async fn start_as(
     }
     let mut run = lay_out(id, wish, &cast, (&thread, settings), now);
     background::place(tx, &thread, &mut run).await?;
-    if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, &in_flight).await? {
+    if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, in_flight).await? {
         return Ok(Err(refusal));
     }
-    let others = in_flight.len();
-    let displaced = displace(tx, wish.request.multitask, in_flight, (&*house.webhooks, now)).await?;
-    let is_busy = others > displaced.iter().filter(|(old, _)| old.status == RunStatus::Pending).count();
+    let displaced = displace(tx, wish.request.multitask, (thread.id, in_flight), (&*house.webhooks, now)).await?;
+    // Those that waited are withdrawn; those at work take their time to stop.
+    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
@@ -138,6 +141,17 @@ pub(super) async fn start_as(
     Ok(Ok(Admitted { run, claimed, displaced }))
 }
 
+/// Why a run may not even wait on its thread, if it may not.
+fn no_room(wish: &Wish, in_flight: InFlight, most_waiting: u64) -> Option<StartError> {
+    match wish.request.multitask {
+        Multitask::Reject if !in_flight.is_none() => Some(StartError::Busy),
+        Multitask::Enqueue if wish.resume.is_none() && in_flight.waiting >= most_waiting => {
+            Some(StartError::ThreadFull(most_waiting))
+        }
+        Multitask::Reject | Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback => None,
+    }
+}
+
 /// What a run that brings its own thread cannot ask for, since there is nothing on that thread yet.
 pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
     match (&wish.resume, wish.request.checkpoint) {
@@ -151,22 +165,28 @@ pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
 async fn displace(
     tx: &mut Tx<'_>,
     strategy: Multitask,
-    in_flight: Vec<Run>,
+    (thread, in_flight): (ThreadId, InFlight),
     (webhooks, now): (&Webhooks, Timestamp),
-) -> DbResult<Vec<(Run, CancelAction)>> {
+) -> DbResult<Vec<(RunId, CancelAction)>> {
     let action = match strategy {
         Multitask::Rollback => CancelAction::Rollback,
         Multitask::Interrupt => CancelAction::Interrupt,
         Multitask::Enqueue | Multitask::Reject => return Ok(vec![]),
     };
-    for old in &in_flight {
+    if in_flight.is_none() {
+        return Ok(vec![]);
+    }
+    // One after the other: together they may be large.
+    let all = db::runs::ids_in_flight(tx, thread).await?;
+    for id in &all {
+        let Some(old) = db::runs::get_by_id(tx, *id).await? else { continue };
         if old.status == RunStatus::Pending {
-            withdraw(tx, old, action, (webhooks, now)).await?;
+            withdraw(tx, &old, action, (webhooks, now)).await?;
         } else {
             db::runs::request_cancel(tx, old.id, action.word()).await?;
         }
     }
-    Ok(in_flight.into_iter().map(|old| (old, action)).collect())
+    Ok(all.into_iter().map(|old| (old, action)).collect())
 }
 
 /// The thread of a wish, and whether it is still to be made.
@@ -256,7 +276,7 @@ async fn settle_questions(
     wish: &Wish,
     known: &Known,
     run: &mut Run,
-    in_flight: &[Run],
+    in_flight: InFlight,
 ) -> DbResult<Result<(), StartError>> {
     if let Some(answer) = &wish.resume {
         if matches!(wish.target, Target::Stateless { .. }) {
@@ -270,7 +290,7 @@ async fn settle_questions(
         return Ok(Ok(()));
     }
     let begins_anew = wish.request.input.is_some() && wish.request.command.is_none();
-    if !begins_anew || !in_flight.is_empty() {
+    if !begins_anew || !in_flight.is_none() {
         return Ok(Ok(()));
     }
     if known.on_pending_interrupt == OnPendingInterrupt::Reject {

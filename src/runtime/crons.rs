@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{AssistantRef, CronError, Runs, Target, Wish, admission, assistants};
+use super::{AssistantRef, CronError, Runs, StartError, Target, Wish, admission, assistants};
 use crate::agent::assemble::Agents;
 use crate::db::crons::Due;
 use crate::db::{self, DbResult, Tx};
@@ -233,6 +233,15 @@ impl Runs {
 
     /// Starts the run of a cron that is due, unless somebody else does.
     async fn fire(&self, due: Due) -> DbResult<()> {
+        // A cron that finds the queue full stays due.
+        match self.take_places(1).await {
+            Ok(()) => {}
+            Err(StartError::Fault(error)) => return Err(error),
+            Err(refusal) => {
+                tracing::warn!(cron = %due.id, %refusal, "a cron is due and waits for room in the queue");
+                return Ok(());
+            }
+        }
         let (house, occasion) = (self.0.house(), self.0.occasion());
         let now = occasion.now;
         let fired = self.0.db.write(move |tx| {
@@ -256,7 +265,12 @@ impl Runs {
                     return Ok(None);
                 }
                 let wish = wish_of(&cron);
-                admission::start(tx, &wish, &house, occasion).await.map(Some)
+                let started = admission::start(tx, &wish, &house, occasion).await?;
+                if matches!(started, Err(StartError::ThreadFull(_))) {
+                    // It stays due, and is met when there is room.
+                    db::crons::set_due(tx, cron.id, cron.due_at).await?;
+                }
+                Ok(Some(started))
             })
         });
         match fired.await? {

@@ -313,6 +313,7 @@ impl Runs {
         let mut sources = registry.sources.lock().await;
         let is_known = sources.are_of(&files);
         if !is_known {
+            self.0.metrics.work().knows(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
         // They were found good just now.

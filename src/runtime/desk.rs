@@ -1,6 +1,7 @@
 //! What the journals of one run of the main agent share: who writes, for which run, and by what right.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::Webhooks;
 use super::children::Children;
@@ -40,6 +41,8 @@ pub(super) struct Desk {
     pub(super) parked: Arc<Children>,
     /// Where it is written down what the run uses together with runs on other threads, if it does.
     pub(super) ledger: OnceLock<Arc<Ledger>>,
+    /// How long the run and all below it may be at work.
+    pub(super) longest: Duration,
 }
 
 impl Desk {

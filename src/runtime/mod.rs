@@ -37,6 +37,7 @@ mod journal;
 mod lease;
 mod ledger;
 mod opening;
+mod queue;
 mod refusal;
 mod registry;
 mod resume;
@@ -55,6 +56,7 @@ pub use background::known_of;
 pub use cancel::CancelAction;
 pub use crons::CronWish;
 pub use definitions::DefinitionError;
+pub use queue::RunBounds;
 pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
 pub use registry::{AgentRecord, FileAgent, FileAgents, Ground};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
@@ -158,6 +160,8 @@ pub struct Parts {
     pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
+    /// How many may wait, and how long one may be at work.
+    pub bounds: RunBounds,
     /// How many calls of tools may be under way at once in this process.
     pub max_calls: usize,
     /// How many calls of tools and questions to models may be under way at once for one run with its subagents.
@@ -186,6 +190,7 @@ impl Runs {
     /// When an agent of a file cannot be assembled, or the database fails.
     pub async fn open(mut parts: Parts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
+        parts.metrics.work().knows(files.labels());
         let worker = Arc::new(Worker::new(parts));
         worker.registry.open(files).await?;
         worker.sign_on().await?;
@@ -267,7 +272,8 @@ impl Runs {
                 Standing::AnsweredBy(run) => Ok(run),
             },
             Err(StartError::Fault(error)) => Err(error.into()),
-            Err(StartError::Busy) => Err(ResolveError::Busy),
+            // Answers are not refused because of the queue.
+            Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
             Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
             Err(
                 StartError::NoThread(_)

@@ -149,6 +149,10 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
     limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
+    // Whatever its definition says, no run is at work without end.
+    let mut tree = limits.tree.take().unwrap_or_default();
+    tree.wall_s = tree.wall_s.into_iter().chain([desk.longest.as_secs_f64()]).reduce(f64::min);
+    limits.tree = Some(tree);
     let ledger = Ledger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
     if let Some(ledger) = &ledger {
         // The first one stays: a run is opened once under a claim.

@@ -28,6 +28,12 @@ pub enum StartError {
     /// The thread is busy and the strategy is to refuse.
     #[error("the thread is busy")]
     Busy,
+    /// As many runs wait as may, on all threads together.
+    #[error("{0} runs wait for their turn, and more are not taken")]
+    QueueFull(u64),
+    /// As many runs wait on the thread as may.
+    #[error("{0} runs wait for their turn on this thread, and more are not taken")]
+    ThreadFull(u64),
     /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
     #[error("{} questions wait for an answer", .0.len())]
     QuestionPending(Vec<InterruptId>),

@@ -12,12 +12,15 @@ use crate::db::{self, Db, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::definition::check::{Surroundings, check_agent};
 use crate::domain::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
-use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, Remark, Severity};
+use crate::domain::definition::{
+    AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, GENERAL_PURPOSE, Remark, Severity,
+};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
 use crate::domain::run::{Assigned, Run};
 use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
+use crate::metrics::FileNames;
 
 /// How many agents of earlier definitions are kept in memory.
 const PAST: usize = 64;
@@ -124,6 +127,23 @@ impl Sources {
             && self.oddities == files.remarks
             && self.files.len() == files.agents.len()
             && files.agents.iter().all(is_known)
+    }
+}
+
+impl FileAgents {
+    /// The names that metrics may have as labels: what is written in files, and never what clients choose.
+    pub(super) fn labels(&self) -> FileNames {
+        let mut known = FileNames::default();
+        for FileAgent { graph_id, definition, .. } in &self.agents {
+            let general = &definition.general_purpose_subagent;
+            known.agents.insert(definition.name.as_ref().unwrap_or(graph_id).clone());
+            known.agents.insert(general.name.as_deref().unwrap_or(GENERAL_PURPOSE).to_owned());
+            known.agents.extend(definition.subagents.iter().map(|subagent| subagent.name.clone()));
+            known.models.insert(definition.model.clone());
+            known.models.extend(general.model.clone());
+            known.models.extend(definition.subagents.iter().filter_map(|subagent| subagent.model.clone()));
+        }
+        known
     }
 }
 

@@ -20,6 +20,7 @@ impl Runs {
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
         self.0.webhooks.check(&wish.request)?;
+        self.take_place(&wish).await?;
         let wish = Arc::new(vec![wish]);
         let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(|runs| async move {
@@ -33,6 +34,11 @@ impl Runs {
         work.await?
     }
 
+    /// Takes a place in the queue, unless the run brings an answer that somebody waits for.
+    async fn take_place(&self, wish: &Wish) -> Result<(), StartError> {
+        if wish.resume.is_some() { Ok(()) } else { self.take_places(1).await }
+    }
+
     /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
     /// then; otherwise who asks again follows the same run.
     ///
@@ -40,6 +46,7 @@ impl Runs {
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
         self.0.webhooks.check(&wish.request)?;
+        self.take_place(&wish).await?;
         let wish = Arc::new(vec![wish]);
         let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(move |runs| async move {
@@ -78,6 +85,7 @@ impl Runs {
             self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
+        self.take_places(wishes.len()).await.map_err(|error| (0, error))?;
         let wishes = Arc::new(wishes);
         let (house, occasion) = (self.checked_ahead(&wishes).await?, self.0.occasion());
         let job = self.0.db.write_once(
@@ -121,7 +129,7 @@ impl Runs {
             self.0.has_queued();
         }
         for (old, action) in displaced {
-            self.0.stop(old.id, action);
+            self.0.stop(old, action);
         }
         run
     }

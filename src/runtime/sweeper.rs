@@ -135,7 +135,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
     let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
     let is_over = thread.expires_at.is_some_and(|at| at <= now);
     let Some(ttl) = thread.ttl.filter(|_| is_over) else { return Ok(false) };
-    if !db::runs::in_flight(tx, id).await?.is_empty() {
+    if !db::runs::count_in_flight(tx, id).await?.is_none() {
         return Ok(false);
     }
     match ttl.strategy {
@@ -150,7 +150,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
 /// Takes the history of a thread away, or all of it. False if it changed since, or is at work.
 async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) -> DbResult<bool> {
     let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
-    if thread.state_updated_at > now.minus(ttl.after) || !db::runs::in_flight(tx, id).await?.is_empty() {
+    if thread.state_updated_at > now.minus(ttl.after) || !db::runs::count_in_flight(tx, id).await?.is_none() {
         return Ok(false);
     }
     match ttl.strategy {

@@ -17,6 +17,7 @@ use super::children::Children;
 use super::desk::Desk;
 use super::journal::LaneJournal;
 use super::opening::{self, Opening};
+use super::queue::{QueueRoom, RunBounds};
 use super::registry::Registry;
 use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
@@ -59,6 +60,9 @@ pub(super) struct Worker {
     /// Says when agents may have to be told what came of their background tasks.
     pub(super) waker: Waker,
     pub(super) slots: Arc<Semaphore>,
+    /// How many runs may wait, and how long one may be at work.
+    pub(super) bounds: RunBounds,
+    pub(super) queue: QueueRoom,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
     /// How many tools may be called at once in this process, and by one run.
@@ -103,6 +107,8 @@ impl Worker {
             retention: parts.retention,
             webhooks: Arc::new(parts.webhooks),
             waker: Waker::default(),
+            bounds: parts.bounds,
+            queue: QueueRoom::new(parts.bounds.waiting),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
@@ -123,7 +129,9 @@ impl Worker {
 
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
-        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads, number: 0 }
+        let most_waiting = self.bounds.waiting_on_thread;
+        let (now, ttl) = (self.clock.now(), self.retention.threads);
+        Occasion { worker: None, now, ttl, most_waiting, number: 0 }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -269,6 +277,7 @@ impl Worker {
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
             ledger: OnceLock::new(),
+            longest: self.bounds.at_work,
         }
     }
 

@@ -25,9 +25,9 @@ pub(super) async fn write(
     let Some(found) = db::threads::lock(tx, thread).await? else {
         return Ok(Err(StateWriteError::NoThread(thread)));
     };
-    let in_flight = db::runs::in_flight(tx, thread).await?;
+    let in_flight = db::runs::ids_in_flight(tx, thread).await?;
     if !in_flight.is_empty() {
-        return Ok(Err(StateWriteError::InFlight(in_flight.iter().map(|run| run.id).collect())));
+        return Ok(Err(StateWriteError::InFlight(in_flight)));
     }
     let update = match read_update(&write.values) {
         Ok(update) => crate::agent::identified(update),

@@ -82,6 +82,11 @@ async fn are_listed(db: Db) {
     assert_eq!(pending.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[3], ids[2], ids[0]]);
     let waiting = read!(db, |tx| runs::in_flight(tx, thread));
     assert_eq!(waiting.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[0], ids[2], ids[3]]);
+    assert_eq!(read!(db, |tx| runs::ids_in_flight(tx, thread)), [ids[0], ids[2], ids[3]]);
+    let counted = read!(db, |tx| runs::count_in_flight(tx, thread));
+    assert_eq!((counted.waiting, counted.at_work, counted.is_none()), (3, 0, false));
+    assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
+    assert_eq!(read!(db, |tx| runs::count_pending(tx, 2)), 2, "no more are counted than are asked for");
 }
 
 async fn are_claimed_one_at_a_time(db: Db) {

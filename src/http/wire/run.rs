@@ -101,6 +101,9 @@ pub struct CheckedRun {
     pub cancel_on_disconnect: bool,
 }
 
+/// How long a run can be put off: a year.
+const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
+
 impl RunCreate {
     /// Checks the request.
     ///
@@ -114,6 +117,10 @@ impl RunCreate {
         let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
         let after = Duration::try_from_secs_f64(self.after_seconds.unwrap_or(0.0))
             .map_err(|_| Invalid::new("after_seconds", "must be a number of seconds, 0 or more"))?;
+        if after > LONGEST_DELAY {
+            let reason = format!("must be at most {} seconds, a year", LONGEST_DELAY.as_secs());
+            return Err(Invalid::new("after_seconds", reason).into());
+        }
         let resume = self.command.as_ref().and_then(|command| command.resume.clone());
         let request = self.request(door)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();

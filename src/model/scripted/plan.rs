@@ -8,6 +8,9 @@ use super::demo::demo;
 use crate::domain::message::{Message, Role};
 use crate::model::ModelRequest;
 
+/// The longest pause of a script: whoever writes the script holds a slot of the server for so long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+
 /// What to do with a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
@@ -205,5 +208,5 @@ fn seconds(step: &Value) -> Option<Duration> {
 
 fn pause(key: &str, step: &Value, script: &Value) -> Duration {
     let given = |from: &Value| from.get(key).and_then(Value::as_u64).filter(|ms| *ms > 0);
-    Duration::from_millis(given(step).or_else(|| given(script)).unwrap_or(0))
+    Duration::from_millis(given(step).or_else(|| given(script)).unwrap_or(0)).min(LONGEST_PAUSE)
 }

@@ -224,6 +224,8 @@ fn told(error: &StartError) -> String {
         | StartError::NoAgent { .. }
         | StartError::NoCheckpoint(_)
         | StartError::Busy
+        | StartError::QueueFull(_)
+        | StartError::ThreadFull(_)
         | StartError::AmbiguousAnswer(_)
         | StartError::Invalid(_)
         | StartError::ResumeNeedsThread => format!("The task was not started: {error}."),

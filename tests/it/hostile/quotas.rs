@@ -1,1 +1,115 @@
 //! Runs without end: the length of the queue, delays, time limits, streams and labels by client.
+
+use serde_json::json;
+
+use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
+
+/// The server begins anew with these lines in its section `[runtime]`.
+async fn is_bounded(server: &TestServer, lines: &str) {
+    server.configuration_changes("[runtime]\n", &format!("[runtime]\n{lines}\n"));
+    server.is_stopped_and_started_again().await;
+}
+
+/// What comes of a run that is put off for a day.
+async fn put_off(server: &TestServer, who: &Human) -> u16 {
+    let body = who.wish("later", json!({"after_seconds": 86400, "multitask_strategy": "enqueue"}));
+    server.client().post(&who.path("/runs"), body).await.status
+}
+
+/// All that waits is withdrawn.
+async fn is_emptied(server: &TestServer) {
+    assert!(server.client().post("/runs/cancel", json!({"status": "all"})).await.status < 300);
+}
+
+on_both_engines! {
+    async fn a_run_cannot_be_put_off_for_longer_than_a_year(server: TestServer) {
+        let alice = server.human("agent").await;
+        for after in [31_536_001.0, 1e18] {
+            let body = alice.wish("later", json!({"after_seconds": after}));
+            let told = server.client().post(&alice.path("/runs"), body).await.refused(422);
+            assert!(told.starts_with("after_seconds"), "{told}");
+        }
+        let body = alice.wish("later", json!({"after_seconds": 31_536_000}));
+        server.client().post(&alice.path("/runs"), body).await.ok();
+        is_emptied(&server).await;
+    }
+
+    async fn a_model_that_hangs_ends_with_the_time_of_the_run(server: TestServer) {
+        is_bounded(&server, "max_run_s = 1.0").await;
+        let alice = server.human("agent").await;
+        let run = alice.asks(script().turn(json!({"text": "at last", "first_ms": 1_000_000_000_000_u64}))).await;
+        run.finishes().await;
+        assert_eq!(run.status().await, "error");
+        let error = alice.record().await["error"].to_string();
+        assert!(error.contains("wall_s"), "{error}");
+        // The subagents of a run have no time of their own beyond it.
+        let below = script().turn(json!({"text": "at last", "first_ms": 1_000_000_000_000_u64}));
+        let order = json!({"description": below.to_string(), "subagent_type": "researcher"});
+        let run = alice.asks(script().calls(call("t1", "task", order)).says("done")).await;
+        run.finishes().await;
+        assert_eq!(run.status().await, "error");
+    }
+
+    async fn a_full_queue_refuses_and_takes_runs_again_when_there_is_room(server: TestServer) {
+        is_bounded(&server, "max_queued_runs = 3").await;
+        let alice = server.human("agent").await;
+        for _ in 0..3 {
+            assert_eq!(put_off(&server, &server.human("agent").await).await, 200);
+        }
+        let refusal = server.client().post(&alice.path("/runs"), alice.wish("hello", json!({}))).await;
+        assert_eq!((refusal.status, &refusal.body["code"]), (429, &json!("queue_full")), "{refusal:?}");
+        assert!(refusal.headers.contains_key("retry-after"));
+        let wish = || json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
+        assert_eq!(server.client().post("/runs/batch", json!([wish(), wish()])).await.status, 429);
+        is_emptied(&server).await;
+        eventually(async || {
+            let body = alice.wish("hello", json!({}));
+            server.client().post(&alice.path("/runs/wait"), body).await.status == 200
+        }).await;
+    }
+
+    async fn the_queue_of_a_thread_is_bounded(server: TestServer) {
+        is_bounded(&server, "max_queued_runs_per_thread = 2").await;
+        let (alice, bob) = (server.human("agent").await, server.human("agent").await);
+        assert_eq!((put_off(&server, &alice).await, put_off(&server, &alice).await), (200, 200));
+        assert_eq!(put_off(&server, &alice).await, 429);
+        assert_eq!(put_off(&server, &bob).await, 200);
+        let displacing = alice.wish("now", json!({"multitask_strategy": "interrupt"}));
+        server.client().post(&alice.path("/runs/wait"), displacing).await.ok();
+        is_emptied(&server).await;
+    }
+
+    async fn names_that_clients_choose_are_no_labels_of_metrics(server: TestServer) {
+        let client = server.client();
+        for number in 0..5 {
+            let definition = json!({"name": format!("made-up-{number}"), "model": format!("scripted:made-up-{number}")});
+            client.put(&format!("/agents/made-up-{number}"), definition).await.ok();
+            server.human(&format!("made-up-{number}")).await.says("hello").await;
+            assert_eq!(client.delete(&format!("/agents/made-up-{number}")).await.status, 204);
+        }
+        server.human("agent").await.says("hello").await;
+        let metrics = client.get("/metrics").await;
+        let text = metrics.body.as_str().map_or_else(|| metrics.body.to_string(), str::to_owned);
+        assert!(text.contains("main-agent") && text.contains("client"), "{text}");
+        assert!(!text.contains("made-up"), "{text}");
+    }
+
+    async fn clients_write_no_files_where_those_of_definitions_lie(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("hello").await;
+        for path in ["/.agent/AGENTS.md", ".agent/x", "/a/../.agent/x", "/../../etc/passwd", "", "/", "~/x"] {
+            let files = json!({"files": {path: "mine"}});
+            let mut input = alice.wish("hello", json!({}));
+            input["input"]["files"] = files["files"].clone();
+            let command = json!({"assistant_id": "agent", "command": {"update": files}});
+            for (place, body) in [("/runs", input), ("/runs", command), ("/state", json!({"values": files}))] {
+                let told = client.post(&alice.path(place), body).await.refused(422);
+                assert!(told.contains("files["), "{path} {place}: {told}");
+            }
+        }
+        let written = json!({"values": {"files": {"a//./b.txt": "text"}}});
+        client.post(&alice.path("/state"), written).await.ok();
+        let files = alice.state().await["values"]["files"].clone();
+        assert_eq!(files.as_object().map(|files| files.keys().collect::<Vec<_>>()), Some(vec![&"/a/b.txt".to_owned()]));
+    }
+}
