@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Api;
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ThreadPath, client_of};
+use super::extract::{ThreadPath, client_of, within_limits};
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
 use super::wire::command::ThreadStreamRequest;
@@ -29,6 +29,7 @@ pub(super) async fn post(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
+    within_limits(&body)?;
     let request: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
     let ticket = api.openings.admit(path.thread_id, &client_of(&headers))?;

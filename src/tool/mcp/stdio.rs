@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use crate::domain::json_limits::read_foreign;
 
 /// How many messages may wait until the program reads them.
 const UNREAD: usize = 64;
@@ -127,7 +128,7 @@ fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>) {
 fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<String>) {
     let mut reader = BufReader::new(stdout);
     while let Some(line) = next_line(&mut reader) {
-        let Ok(said) = serde_json::from_slice(&line) else { continue };
+        let Ok(said) = read_foreign(&line) else { continue };
         match message::read(&said) {
             Said::Answer(id, result) => shared.waiting.answer(id, result.map_err(WireError::Refused)),
             Said::Asks(answer) => {
