@@ -60,15 +60,14 @@ fn scan_to(text: &[u8], most: usize) -> Result<(), LimitExceeded> {
     let mut values = 1_usize;
     let mut bytes = text.iter().copied().enumerate();
     let mut in_string = false;
+    let mut has_nul = false;
     while let Some((at, byte)) = bytes.next() {
         if in_string {
             match byte {
                 b'"' => in_string = false,
                 b'\\' => {
                     let escape = bytes.next().map(|(_, escaped)| escaped);
-                    if escape == Some(b'u') && text[at..].starts_with(b"\\u0000") {
-                        return Err(LimitExceeded::Nul);
-                    }
+                    has_nul |= escape == Some(b'u') && text[at..].starts_with(b"\\u0000");
                 }
                 _ => {}
             }
@@ -91,7 +90,8 @@ fn scan_to(text: &[u8], most: usize) -> Result<(), LimitExceeded> {
             return Err(LimitExceeded::Values);
         }
     }
-    Ok(())
+    // Told last: whoever replaces it or names its place has to read the document.
+    if has_nul { Err(LimitExceeded::Nul) } else { Ok(()) }
 }
 
 /// Judges a value. It is walked without recursion, so its own depth cannot exhaust the stack.

@@ -8,7 +8,7 @@ use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::{TestServer, call, on_both_engines, script};
+use crate::support::{TestServer, call, mail, on_both_engines, script};
 
 /// A value that nests so deeply.
 fn nested(levels: usize) -> Value {
@@ -246,8 +246,7 @@ on_both_engines! {
                 let frame = json!({"graph_id": "agent", "name": format!("odd {round} {name}"), name: {}});
                 let made = client.post("/assistants", body(&mut dice, frame, &format!("/{name}"))).await.ok();
                 paths.push(format!("/assistants/{}", made["assistant_id"].as_str().unwrap()));
-                let mut frame = wish(name);
-                frame["schedule"] = json!("0 0 1 1 *");
+                let frame = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", name: {}});
                 let made = client.post("/runs/crons", body(&mut dice, frame, &format!("/{name}"))).await.ok();
                 paths.push(format!("/runs/crons/{}", made["cron_id"].as_str().unwrap()));
             }
@@ -258,6 +257,13 @@ on_both_engines! {
                 paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
             }
         }
+        let alice = server.human("agent").await;
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let args = json!({"to": "bob", "body": "x", "odd": nested(MAX_DEPTH - 12)});
+        let edits = json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
+        alice.decides(&alice.question().await, edits).await.finishes().await;
+        assert_eq!(server.tools.calls_of("send_email")[0]["args"]["odd"], nested(MAX_DEPTH - 12));
+        paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| alice.path(rest)));
         all_is_shown(&client, &paths).await;
         server.is_stopped_and_started_again().await;
         all_is_shown(&client, &paths).await;
