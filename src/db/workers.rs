@@ -34,3 +34,11 @@ pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
     on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;
     Ok(())
 }
+
+/// Writes a row for no other purpose than to see that rows can be written.
+pub async fn probe(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into probes (probe, written_at) values (1, $1) \
+        on conflict (probe) do update set written_at = excluded.written_at";
+    on_engine!(tx, |conn| query(SQL).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
