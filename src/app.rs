@@ -1,6 +1,7 @@
 //! Builds the parts, and owns the order in which they start and stop.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -20,7 +21,9 @@ use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
-use crate::http::{self, Answers, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
+use crate::http::{
+    self, Answers, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
+};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
@@ -133,6 +136,7 @@ impl App {
     /// When the listener fails or an essential task broke.
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
+        self.check_address(address)?;
         let api = Api {
             db: self.db.clone(),
             events: self.events.clone(),
@@ -140,21 +144,17 @@ impl App {
             store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
-            openings: Openings::new(OpeningLimits {
+            streams: StreamLimiter::new(StreamLimits {
                 per_thread: self.config.server.max_streams_per_thread,
                 per_client: self.config.server.max_streams_per_client,
             }),
             answers: Answers::new(self.config.server.max_answer_bytes),
-            settings: ApiSettings {
-                max_body_bytes: self.config.server.max_body_bytes,
-                heartbeat: self.config.server.keep_alive(),
-                cors: cors(&self.config.server),
-                request: self.config.server.request(),
-            },
+            settings: api_settings(&self.config.server, address),
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
         let soft = self.shutdown.soft().clone();
-        let serving = http::serve(listener, http::router(api), soft);
+        let max_connections = self.config.server.max_connections.unwrap_or_else(http::fitting_connections);
+        let serving = http::serve(listener, http::router(api), max_connections, soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {
             hard.run_until_cancelled(serving.boxed()).await;
@@ -167,6 +167,34 @@ impl App {
         // Side by side: the deadline runs from the first signal on.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
         finished.map_err(|broken| anyhow!("{broken}"))
+    }
+
+    /// Refuses to serve other machines without authentication, unless that is what the owner wants.
+    fn check_address(&self, address: SocketAddr) -> anyhow::Result<()> {
+        let may_be_public = self.config.files.settings.insecure_no_auth;
+        if may_be_public || address.ip().to_canonical().is_loopback() {
+            return Ok(());
+        }
+        Err(anyhow!("{address} {}", config::NEEDS_INSECURE_NO_AUTH))
+    }
+}
+
+/// What the owner of a server that is bound to `address` decided about its HTTP side.
+fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
+    // The server may be told to listen under a name, which then is one of its own.
+    let listen = server.listen.rsplit_once(':').map(|(host, _)| host.to_owned());
+    let named = listen.filter(|host| !host.starts_with('[') && host.parse::<IpAddr>().is_err());
+    let hosts: Vec<String> = server.hosts.iter().cloned().chain(named).collect();
+    ApiSettings {
+        bodies: BodyLimits {
+            max: server.max_body_bytes,
+            total: server.max_body_bytes_total,
+            timeout: server.body_timeout(),
+        },
+        heartbeat: server.keep_alive(),
+        cors: cors(server),
+        request: server.request(),
+        hosts: HostRules::new(&hosts, Some(address.ip())),
     }
 }
 
@@ -235,7 +263,7 @@ fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
 /// Whose pages may call the server.
 fn cors(server: &config::Server) -> CorsSettings {
     CorsSettings {
-        origins: server.cors_origins.clone(),
+        origins: OriginRules::new(&server.cors_origins),
         credentials: server.cors_credentials,
         expose_headers: server.cors_expose_headers.clone(),
         max_age: server.cors_max_age(),

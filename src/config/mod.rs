@@ -35,7 +35,7 @@ mod watch;
 mod webhooks;
 
 pub use arguments::{Arguments, Command, Settings};
-pub use check::surroundings;
+pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::Peers;

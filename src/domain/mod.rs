@@ -45,6 +45,7 @@ pub mod json_limits;
 pub mod limits;
 pub mod machine;
 pub mod message;
+pub mod metadata;
 pub mod path;
 pub mod pattern;
 pub mod run;

@@ -180,6 +180,12 @@ impl TestServer {
         self.is_stopped_and_started_again().await;
     }
 
+    /// The server stops in good order and another one begins, whose configuration says `new` where it said `old`.
+    pub(crate) async fn is_configured_by(&self, old: &str, new: &str) {
+        self.configuration_changes(old, new);
+        self.is_stopped_and_started_again().await;
+    }
+
     /// The server stops in good order and another one begins, which lives by a clock that only the scene moves.
     pub(crate) async fn lives_by(&self, clock: &ManualClock) {
         *self.place.clock.lock().unwrap() = Some(clock.clone());
@@ -364,6 +370,23 @@ pub(crate) fn run_in_a_folder(arguments: &[&str], folder: &Path) -> (String, Chi
     start(command)
 }
 
+/// Starts the program on all addresses of this machine, as its owner may want behind a proxy.
+pub(crate) fn run_public(folder: &Path) -> (String, Child) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    command.args(["--listen", "0.0.0.0:0", "--insecure-no-auth"]);
+    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
+/// Starts the program with no more than so many file descriptors.
+pub(crate) fn run_with_descriptors(limit: usize, folder: &Path) -> (String, Child) {
+    let mut command = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_adjutant");
+    command.args(["-c", &format!("ulimit -n {limit} && exec '{program}' --listen 127.0.0.1:0")]);
+    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
 /// Waits for the line in which the program says where it listens.
 fn start(mut command: Command) -> (String, Child) {
     command.env("ADJUTANT_LOG", "info").env("NO_COLOR", "1");
@@ -372,8 +395,8 @@ fn start(mut command: Command) -> (String, Child) {
     let mut said = vec![];
     let base = loop {
         let line = lines.next().unwrap_or_else(|| panic!("it did not listen: {said:#?}")).expect("text");
-        if let Some(address) = address_in(&line) {
-            break format!("http://{address}");
+        if let Some(port) = port_in(&line) {
+            break format!("http://127.0.0.1:{port}");
         }
         said.push(line);
     };
@@ -382,12 +405,12 @@ fn start(mut command: Command) -> (String, Child) {
     (base, child)
 }
 
-/// The address in the line `listening`, in either form of the log.
-fn address_in(line: &str) -> Option<&str> {
-    let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
+/// The port in the line `listening`, in either form of the log.
+fn port_in(line: &str) -> Option<&str> {
+    let listens = line.contains("listening");
+    let rest = listens.then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??.1;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-    let start = line.len() - rest.len() - "127.0.0.1:".len();
-    line.get(start..start + "127.0.0.1:".len() + end)
+    rest.get(..end)
 }
 
 async fn stop(running: Running) {
