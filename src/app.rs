@@ -25,6 +25,7 @@ use crate::http::{
     self, Answers, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
 };
 use crate::metrics::Metrics;
+use crate::model::limits::AnswerLimits;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
 use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
@@ -89,7 +90,7 @@ impl App {
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
         let files = definitions::of_files(&config, Problems::default());
-        let servers = mcp_servers(client, &shutdown);
+        let servers = mcp_servers(client, config.answers.max_mcp_bytes, &shutdown);
         servers.replace(&files.all_servers()).map_err(|error| anyhow!("{error}"))?;
         servers.ready().await;
         let workshop = Workshop {
@@ -98,7 +99,7 @@ impl App {
             runnables: Arc::new(registered.runnables),
             policies: Arc::new(registered.policies),
             servers,
-            peers: peers(&config.peers, &shutdown).context("could not make a client for other servers")?,
+            peers: peers(&config, &shutdown).context("could not make a client for other servers")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
         let ground = Ground { workshop, around, files };
@@ -115,6 +116,8 @@ impl App {
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
+            max_calls: config.runtime.max_calls,
+            max_calls_per_run: config.runtime.max_calls_per_run,
         })
         .await
         .context("could not begin with the agents and their runs")?;
@@ -231,7 +234,8 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
 }
 
 /// The other servers that may do the work of subagents.
-fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> {
+fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
+    let section = &config.peers;
     let rules = AddressRules {
         allow_private: section.allow_private,
         private_hosts: section.private_hosts.clone(),
@@ -242,7 +246,9 @@ fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> 
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
-    Ok(Peers::new(Reach { rules, headers: section.headers.clone(), patience: section.patience(), looks }, spawn)?)
+    let longest_answer = config.answers.max_remote_agent_bytes;
+    let (headers, patience) = (section.headers.clone(), section.patience());
+    Ok(Peers::new(Reach { rules, headers, patience, looks, longest_answer }, spawn)?)
 }
 
 /// The secret from where it is kept.
@@ -289,7 +295,18 @@ fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::R
 /// The places where models come from.
 fn providers(config: &Config) -> Providers {
     let configured = config.providers.iter().map(|(name, section)| (name.clone(), provider(section)));
-    Providers::new(configured.collect(), config::variable)
+    Providers::new(configured.collect(), config::variable).with_limits(answer_limits(&config.answers))
+}
+
+/// The bounds of what models say.
+fn answer_limits(answers: &config::Answers) -> AnswerLimits {
+    AnswerLimits {
+        first_token: answers.first_token(),
+        between_tokens: answers.between_tokens(),
+        max_answer_bytes: answers.max_model_bytes,
+        max_line_bytes: answers.max_line_bytes,
+        max_error_bytes: answers.max_error_bytes,
+    }
 }
 
 fn provider(section: &ProviderSection) -> ProviderConfig {
@@ -310,18 +327,21 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
 }
 
 /// The MCP servers, of which there are none yet.
-fn mcp_servers(client: Client, shutdown: &Shutdown) -> McpServers {
+fn mcp_servers(client: Client, max_message_bytes: usize, shutdown: &Shutdown) -> McpServers {
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpGround { inherited: config::inherited(), client, spawn, soft })
+    McpServers::new(McpGround { inherited: config::inherited(), client, max_message_bytes, spawn, soft })
 }
 
 /// The declared tools.
 fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
     let tool = |(name, definition): (&String, &ToolDefinition)| {
         let made: Arc<dyn Tool> = match definition.kind {
-            ToolKind::Http => Arc::new(RemoteTool::new(name, definition, client.clone())?),
+            ToolKind::Http => {
+                let tool = RemoteTool::new(name, definition, client.clone())?;
+                Arc::new(tool.with_longest_answer(config.answers.max_tool_bytes))
+            }
             ToolKind::Builtin => demo::built_in(name, definition)
                 .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,
         };

@@ -23,7 +23,12 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
-    for (section, problems) in [("webhooks", config.webhooks.problems()), ("peers", config.peers.problems())] {
+    let sections = [
+        ("webhooks", config.webhooks.problems()),
+        ("peers", config.peers.problems()),
+        ("answers", config.answers.problems()),
+    ];
+    for (section, problems) in sections {
         for (field, reason) in problems {
             let field = FieldPath::of([section].into_iter().chain(field));
             check.findings.push(Finding::error(field, reason));
@@ -217,6 +222,11 @@ impl Check {
         let runtime = &config.runtime;
         if runtime.max_concurrent_runs == 0 {
             self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
+        }
+        for (name, given) in [("max_calls", runtime.max_calls), ("max_calls_per_run", runtime.max_calls_per_run)] {
+            if given == 0 {
+                self.error(&["runtime", name], "must be a whole number from 1 up");
+            }
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
         self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);

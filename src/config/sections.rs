@@ -184,6 +184,10 @@ impl fmt::Debug for DatabaseUrl {
 pub struct Runtime {
     /// How many runs this process carries out at the same time; others wait.
     pub max_concurrent_runs: u32,
+    /// How many calls of tools behind HTTP and of MCP servers this process makes at the same time; others wait.
+    pub max_calls: usize,
+    /// How many such calls and questions to models one run makes at the same time, with its subagents; others wait.
+    pub max_calls_per_run: usize,
     /// How long a claimed run stays claimed without a sign of life, in seconds. After a crash this is how long it
     /// takes until another process goes on with it.
     pub lease_s: f64,
@@ -195,7 +199,14 @@ pub struct Runtime {
 
 impl Default for Runtime {
     fn default() -> Self {
-        Self { max_concurrent_runs: 1000, lease_s: 15.0, heartbeat_s: 5.0, reload_s: 1.0 }
+        Self {
+            max_concurrent_runs: 1000,
+            max_calls: 512,
+            max_calls_per_run: 64,
+            lease_s: 15.0,
+            heartbeat_s: 5.0,
+            reload_s: 1.0,
+        }
     }
 }
 

@@ -49,6 +49,8 @@ pub mod metadata;
 pub mod path;
 pub mod pattern;
 pub mod run;
+pub mod schema;
+pub mod size;
 pub mod skill;
 pub mod sse;
 pub mod state;

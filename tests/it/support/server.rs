@@ -150,6 +150,15 @@ impl TestServer {
         self.client.moved_to(&base);
     }
 
+    /// The most memory that the process of the server ever had, in MiB.
+    pub(crate) async fn peak_memory(&self) -> u64 {
+        let running = self.place.running.lock().await;
+        let Running::There(child) = &*running else { panic!("only of a process it is known") };
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is alive");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+        line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") / 1024
+    }
+
     /// The process dies at once, and another one begins where it was.
     pub(crate) async fn is_killed_and_started_again(&self) {
         let mut running = self.place.running.lock().await;
