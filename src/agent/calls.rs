@@ -16,8 +16,10 @@ use crate::domain::Invalid;
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::event::Fact;
+use crate::domain::foreign::{admit_message, admit_result};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::{Asker, Decision, Decisions, Question, QuestionKind};
+use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
@@ -227,7 +229,7 @@ impl Loop<'_> {
             tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
             Err(Failure::new("ToolPanicError", "the tool broke off").into())
         });
-        match outcome {
+        match outcome.and_then(admitted) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
                 Ok(CallOutcome::Answer(Answer::error(call, text)))
@@ -405,6 +407,23 @@ fn decided(call: &ToolCall, verdict: &Value) -> Option<Answer> {
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
         Decision::Reject { message } => {
             Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned())))
+        }
+    }
+}
+
+/// Brings what came of a call within the limits of JSON from outside.
+fn admitted(outcome: CallOutcome) -> Result<CallOutcome, Halt> {
+    let too_much = |exceeded: LimitExceeded| Failure::new("ToolAnswerError", format!("its answer {exceeded}"));
+    match outcome {
+        CallOutcome::Answer(mut answer) => {
+            admit_result(&mut answer).map_err(too_much)?;
+            Ok(CallOutcome::Answer(answer))
+        }
+        CallOutcome::Delegate(mut wish) => {
+            wish.order.initial_messages.iter_mut().try_for_each(admit_message).map_err(too_much)?;
+            wish.order.response_format.iter_mut().try_for_each(admit).map_err(too_much)?;
+            [&mut wish.subagent, &mut wish.order.description].into_iter().for_each(replace_nul);
+            Ok(CallOutcome::Delegate(wish))
         }
     }
 }

@@ -11,8 +11,10 @@ use super::journal::{Note, Stop};
 use super::speech::Speech;
 use super::{Breakpoints, Ending, Loop, ended};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
+use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::{Interrupt, Question};
+use crate::domain::json_limits::without_nul;
 use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, Step, TOOLS};
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
@@ -299,24 +301,30 @@ impl Loop<'_> {
         while let Some(event) = stream.next().await {
             let chunk = match event? {
                 ModelEvent::Message(id) => {
-                    speech.turns_to(id);
+                    speech.turns_to(without_nul(id));
                     ids = CallIds::default();
                     continue;
                 }
                 ModelEvent::Heard(update) => {
                     heard = *update;
+                    if let Err(exceeded) = admit_update(&mut heard) {
+                        tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %exceeded, "what a remote agent wrote was left out");
+                        heard = Update::none();
+                    }
                     continue;
                 }
                 ModelEvent::Asks(questions) => {
                     speech.ends();
                     return Ok(Heard::Questions(questions));
                 }
-                ModelEvent::Text(text) => Chunk::Text(text),
-                ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
+                ModelEvent::Text(text) => Chunk::Text(without_nul(text)),
+                ModelEvent::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
                 ModelEvent::CallChunk { index, id, name, args } => {
-                    Chunk::Call { index, id: ids.of_piece(index, id), name, args }
+                    let (id, name) = (id.map(without_nul), name.map(without_nul));
+                    Chunk::Call { index, id: ids.of_piece(index, id), name, args: without_nul(args) }
                 }
                 ModelEvent::Done(mut message) => {
+                    admit_answer(&mut message);
                     CallIds::tell_apart(&mut message);
                     speech.completes(&message);
                     return Ok(Heard::Answer { message, heard });

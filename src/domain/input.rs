@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::Invalid;
 use super::definition::enclosed::{FOLDER, is_enclosed};
+use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
 use super::path::normalise;
 use super::size;
@@ -19,8 +20,6 @@ use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
 /// How many messages one input may bring.
 pub const MAX_MESSAGES: usize = 10_000;
-/// How deeply an input may nest.
-pub const MAX_DEPTH: usize = 64;
 
 /// How many messages a subagent may begin with.
 const MOST_INITIAL: usize = 100;
@@ -52,9 +51,7 @@ pub fn read_input(input: &Value) -> Result<Update, Invalid> {
 /// # Errors
 /// As [`read_input`].
 pub fn read_update(values: &Value) -> Result<Update, Invalid> {
-    if depth(values) > MAX_DEPTH {
-        return Err(Invalid::new("input", format!("nests deeper than {MAX_DEPTH} levels")));
-    }
+    check(values).map_err(|exceeded| exceeded.of("input"))?;
     let update = match values {
         Value::Null => Update::none(),
         Value::Object(fields) => read_fields(fields)?,
@@ -114,15 +111,6 @@ fn read_pinned(value: &Value) -> Result<Value, Invalid> {
     Ok(names.into())
 }
 
-/// How deeply `value` nests: 0 for a text or number.
-fn depth(value: &Value) -> usize {
-    match value {
-        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
-        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
-    }
-}
-
 /// Reads one message or a list of them.
 fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
     match value {
@@ -163,9 +151,7 @@ fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
     if before.len() == MOST_INITIAL {
         return Err(Invalid::new("", format!("is one too many; at most {MOST_INITIAL} are allowed")));
     }
-    if depth(value) > MAX_DEPTH {
-        return Err(Invalid::new("", format!("nests deeper than {MAX_DEPTH} levels")));
-    }
+    check(value).map_err(|exceeded| exceeded.of(""))?;
     let message = read_message(value)?;
     if message.role == Role::Remove {
         return Err(Invalid::new("", "must not take a message away: there is none yet"));

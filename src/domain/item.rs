@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::json_limits::check;
 use super::time::Timestamp;
 
 pub mod filter;
@@ -253,9 +254,7 @@ impl ItemDraft {
     /// If the value is too large or holds what no database can.
     pub fn new(address: ItemAddress, value: Map<String, Value>, ttl: Option<Duration>) -> Result<Self, Invalid> {
         let value = Value::Object(value);
-        if has_nul(&value) {
-            return Err(Invalid::new("value", "contains the character U+0000, which cannot be stored"));
-        }
+        check(&value).map_err(|exceeded| exceeded.of("value"))?;
         if value.to_string().len() > LARGEST_VALUE {
             return Err(Invalid::new("value", format!("is longer than {LARGEST_VALUE} bytes as JSON")));
         }
@@ -283,16 +282,6 @@ pub fn ttl(field: &str, minutes: f64) -> Result<Duration, Invalid> {
         return Err(Invalid::new(field, reason));
     }
     Ok(Duration::from_secs_f64(minutes * 60.0))
-}
-
-/// Whether the character U+0000 is anywhere in it.
-pub(crate) fn has_nul(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.contains('\0'),
-        Value::Array(items) => items.iter().any(has_nul),
-        Value::Object(fields) => fields.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-    }
 }
 
 /// Why an item cannot be there.

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Invalid;
@@ -51,19 +52,22 @@ impl LimitExceeded {
 /// # Errors
 /// The first limit that the document exceeds.
 pub fn scan(text: &[u8]) -> Result<(), LimitExceeded> {
+    scan_to(text, MAX_DEPTH)
+}
+
+fn scan_to(text: &[u8], most: usize) -> Result<(), LimitExceeded> {
     let mut depth = 0_usize;
     let mut values = 1_usize;
     let mut bytes = text.iter().copied().enumerate();
     let mut in_string = false;
+    let mut has_nul = false;
     while let Some((at, byte)) = bytes.next() {
         if in_string {
             match byte {
                 b'"' => in_string = false,
                 b'\\' => {
                     let escape = bytes.next().map(|(_, escaped)| escaped);
-                    if escape == Some(b'u') && text[at..].starts_with(b"\\u0000") {
-                        return Err(LimitExceeded::Nul);
-                    }
+                    has_nul |= escape == Some(b'u') && text[at..].starts_with(b"\\u0000");
                 }
                 _ => {}
             }
@@ -79,14 +83,15 @@ pub fn scan(text: &[u8]) -> Result<(), LimitExceeded> {
             b',' | b':' => values += 1,
             _ => {}
         }
-        if depth > MAX_DEPTH {
+        if depth > most {
             return Err(LimitExceeded::Depth);
         }
         if values > MAX_VALUES {
             return Err(LimitExceeded::Values);
         }
     }
-    Ok(())
+    // Told last: whoever replaces it or names its place has to read the document.
+    if has_nul { Err(LimitExceeded::Nul) } else { Ok(()) }
 }
 
 /// Judges a value. It is walked without recursion, so its own depth cannot exhaust the stack.
@@ -119,6 +124,111 @@ pub fn check(value: &Value) -> Result<(), LimitExceeded> {
         }
     }
     Ok(())
+}
+
+/// How many levels an outside party may put around what is kept of its answer: the envelopes of protocols, the fields of
+/// a state. What is kept is judged by itself, by [`MAX_DEPTH`].
+const ENVELOPE: usize = 16;
+
+/// Why the JSON of an outside party is refused. It follows on "the answer".
+#[derive(Debug, thiserror::Error)]
+pub enum ForeignJsonError {
+    /// It exceeds a limit.
+    #[error("{0}")]
+    Limit(LimitExceeded),
+    /// It is no JSON, or not of the expected form.
+    #[error("is not JSON ({0})")]
+    Form(#[from] serde_json::Error),
+}
+
+/// Reads the JSON of a tool, an MCP server or a remote agent: within the limits, with U+FFFD in the place of U+0000.
+///
+/// # Errors
+/// See [`ForeignJsonError`].
+pub fn read_foreign<T: DeserializeOwned>(text: &[u8]) -> Result<T, ForeignJsonError> {
+    match scan_to(text, MAX_DEPTH + ENVELOPE) {
+        Ok(()) => Ok(serde_json::from_slice(text)?),
+        Err(LimitExceeded::Nul) => {
+            let mut value: Value = serde_json::from_slice(text)?;
+            admit_to(&mut value, MAX_DEPTH + ENVELOPE).map_err(ForeignJsonError::Limit)?;
+            Ok(T::deserialize(value)?)
+        }
+        Err(exceeded) => Err(ForeignJsonError::Limit(exceeded)),
+    }
+}
+
+/// Judges a value of an outside party, and puts U+FFFD in the place of U+0000. As [`check`], it does not recurse.
+///
+/// # Errors
+/// A limit that the value exceeds; never [`LimitExceeded::Nul`].
+pub fn admit(value: &mut Value) -> Result<(), LimitExceeded> {
+    admit_to(value, MAX_DEPTH)
+}
+
+fn admit_to(value: &mut Value, most: usize) -> Result<(), LimitExceeded> {
+    let mut values = 0_usize;
+    let mut open = vec![(value, 0_usize)];
+    while let Some((value, depth)) = open.pop() {
+        values += 1;
+        let is_container = value.is_array() || value.is_object();
+        if is_container && depth + 1 > most {
+            return Err(LimitExceeded::Depth);
+        }
+        match value {
+            Value::Array(items) => open.extend(items.iter_mut().map(|item| (item, depth + 1))),
+            Value::Object(fields) => {
+                values += fields.len();
+                if fields.keys().any(|key| key.contains('\0')) {
+                    let renamed = std::mem::take(fields).into_iter().map(|(key, value)| (without_nul(key), value));
+                    *fields = renamed.collect();
+                }
+                open.extend(fields.values_mut().map(|value| (value, depth + 1)));
+            }
+            Value::String(text) => replace_nul(text),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        if values > MAX_VALUES || open.len() > MAX_VALUES {
+            return Err(LimitExceeded::Values);
+        }
+    }
+    Ok(())
+}
+
+/// Puts U+FFFD in the place of U+0000.
+pub fn replace_nul(text: &mut String) {
+    if text.contains('\0') {
+        *text = text.replace('\0', "\u{fffd}");
+    }
+}
+
+/// The text with U+FFFD in the place of U+0000.
+#[must_use]
+pub fn without_nul(mut text: String) -> String {
+    replace_nul(&mut text);
+    text
+}
+
+/// Where in a value the character U+0000 stands first, as `messages[0].content`; none if it is nowhere.
+pub fn place_of_nul(value: &Value) -> Option<String> {
+    let mut open = vec![(value, String::new())];
+    while let Some((value, place)) = open.pop() {
+        match value {
+            Value::String(text) if text.contains('\0') => return Some(place),
+            Value::Array(items) => {
+                open.extend(items.iter().enumerate().rev().map(|(at, item)| (item, format!("{place}[{at}]"))));
+            }
+            Value::Object(fields) => {
+                let dot = if place.is_empty() { "" } else { "." };
+                let under = |key: &str| format!("{place}{dot}{}", key.replace('\0', "\u{fffd}"));
+                if let Some(key) = fields.keys().find(|key| key.contains('\0')) {
+                    return Some(under(key));
+                }
+                open.extend(fields.iter().rev().map(|(key, value)| (value, under(key))));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -163,5 +273,28 @@ mod tests {
         let escaped_backslash = r#""\\u0000""#;
         assert_eq!(scan(escaped_backslash.as_bytes()), Ok(()));
         assert_eq!(check(&serde_json::from_str(escaped_backslash).unwrap()), Ok(()));
+    }
+
+    #[test]
+    fn of_an_outside_party_the_character_zero_is_replaced_and_the_limits_hold_around_an_envelope() {
+        let read: Value = read_foreign(b"{\"a\\u0000\": [\"x\\u0000y\"]}").unwrap();
+        assert_eq!(read, serde_json::json!({"a\u{fffd}": ["x\u{fffd}y"]}));
+        assert!(read_foreign::<Value>(nested(MAX_DEPTH + ENVELOPE).as_bytes()).is_ok());
+        let deeper = nested(MAX_DEPTH + ENVELOPE + 1);
+        assert_eq!(read_foreign::<Value>(deeper.as_bytes()).unwrap_err().to_string(), "nests deeper than 64 levels");
+        let hidden = deeper.replace('1', "\"\\u0000\"");
+        assert_eq!(read_foreign::<Value>(hidden.as_bytes()).unwrap_err().to_string(), "nests deeper than 64 levels");
+        let mut kept: Value = serde_json::from_str(&nested(MAX_DEPTH)).unwrap();
+        assert_eq!(admit(&mut kept), Ok(()));
+        let mut refused: Value = serde_json::from_str(&nested(MAX_DEPTH + 1)).unwrap();
+        assert_eq!(admit(&mut refused), Err(LimitExceeded::Depth));
+    }
+
+    #[test]
+    fn the_place_of_the_character_zero_is_told() {
+        let place = |text: &str| place_of_nul(&serde_json::from_str(text).unwrap());
+        assert_eq!(place(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
+        assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.b\u{fffd}"));
+        assert_eq!(place(r#"{"a": "fine"}"#), None);
     }
 }

@@ -32,6 +32,7 @@ pub mod errand;
 pub mod event;
 pub mod field;
 pub mod filter;
+pub mod foreign;
 pub mod front_matter;
 pub mod goto;
 pub mod graph;

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Params, no_content};
+use super::extract::{ApiJson, JsonWithDefinition, Params, no_content};
 use super::wire::agent::{
     AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
 };
@@ -94,7 +94,10 @@ pub(super) async fn versions(
 /// Says what is wrong with a definition, or odd, without using it.
 #[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = Candidate,
     responses((status = 200, description = "Whether it could be used, and every reason why not", body = VerdictView)))]
-pub(super) async fn validate(State(api): State<Api>, ApiJson(body): ApiJson<Candidate>) -> Answer<VerdictView> {
+pub(super) async fn validate(
+    State(api): State<Api>,
+    JsonWithDefinition(body): JsonWithDefinition<Candidate>,
+) -> Answer<VerdictView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(api.runs.judge_agent(graph_id, Value::Object(body.definition)).into()))
 }

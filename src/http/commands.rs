@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::Api;
 use super::error::{ApiError, ErrorBody};
+use super::extract::within_limits;
 use super::idempotency::{KeyHeader, Keyed, Raw};
 use super::runs::check_graph;
 use super::stream::v2::{FRAMES, Filter};
@@ -36,6 +37,7 @@ pub(super) async fn post(
     Path(thread): Path<String>,
     Keyed(key, Raw(body)): Keyed<Raw>,
 ) -> Result<Response, ApiError> {
+    within_limits(&body)?;
     let value: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let command = match ThreadCommand::read(&value) {
         Ok(command) => command,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Api;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
-use super::extract::ThreadPath;
+use super::extract::{ThreadPath, within_limits};
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
 use super::wire::command::ThreadStreamRequest;
@@ -29,6 +29,7 @@ pub(super) async fn post(
     client: ClientId,
     body: Bytes,
 ) -> Result<Response, ApiError> {
+    within_limits(&body)?;
     let request: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
     let permit = api.streams.acquire(Some(path.thread_id), client)?;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::error::ApiError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
+use crate::domain::json_limits::{self, LimitExceeded};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -26,6 +27,27 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let body = Bytes::from_request(request, state).await.map_err(body_error)?;
         object(&body).map(Self)
+    }
+}
+
+/// A JSON object as the body, with a definition in it, whose reader tells of the character U+0000 together with all else
+/// that is wrong with the definition.
+pub struct JsonWithDefinition<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonWithDefinition<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = Bytes::from_request(request, state).await.map_err(body_error)?;
+        let value: Value = match json_limits::scan(&body) {
+            Err(LimitExceeded::Nul) => read_as(&body)?,
+            Ok(()) | Err(LimitExceeded::Depth | LimitExceeded::Values) => object(&body)?,
+        };
+        match (json_limits::check(&value), value) {
+            (Err(exceeded @ (LimitExceeded::Depth | LimitExceeded::Values)), _) => Err(exceeded.of("body").into()),
+            (Ok(()) | Err(LimitExceeded::Nul), Value::Object(fields)) => self::fields(&fields).map(Self),
+            (Ok(()) | Err(LimitExceeded::Nul), _) => Err(Invalid::new("body", "must be a JSON object").into()),
+        }
     }
 }
 
@@ -64,6 +86,29 @@ fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T,
             Err(_) => ApiError::bad_json(),
         });
     }
+    within_limits(body)?;
+    read_as(body)
+}
+
+/// Refuses JSON that exceeds the limits of what comes from outside, before anything is allocated for it.
+///
+/// # Errors
+/// Names the field with the character U+0000; `body` for what nests too deeply or holds too many values.
+pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
+    let Err(exceeded) = json_limits::scan(body) else { return Ok(()) };
+    let place = match exceeded {
+        // What is no JSON is refused by whoever reads it next.
+        LimitExceeded::Nul => match serde_json::from_slice(body) {
+            Ok(value) => json_limits::place_of_nul(&value),
+            Err(_) => return Ok(()),
+        },
+        LimitExceeded::Depth | LimitExceeded::Values => None,
+    };
+    let place = place.filter(|place| !place.is_empty()).unwrap_or_else(|| "body".to_owned());
+    Err(exceeded.of(place))
+}
+
+fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(json_error)?;
     json.end().map_err(|_| ApiError::bad_json())?;
@@ -73,10 +118,6 @@ fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T,
 fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     let path = error.path().to_string();
     let inner = error.into_inner();
-    // The reader's own bound on nesting (128) is told as an error of syntax.
-    if inner.to_string().starts_with("recursion limit") {
-        return Invalid::new("body", "nests deeper than 127 levels").into();
-    }
     match inner.classify() {
         serde_json::error::Category::Data => {
             let text = inner.to_string();
@@ -189,12 +230,22 @@ pub struct DeliveryPath {
     pub delivery_id: DeliveryId,
 }
 
+/// Refuses texts of an address in which the character U+0000 stands.
+fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), Invalid> {
+    match texts.find(|(name, text)| name.contains('\0') || text.contains('\0')) {
+        Some((name, _)) => Err(LimitExceeded::Nul.of(json_limits::without_nul(name.to_owned()))),
+        None => Ok(()),
+    }
+}
+
 /// The raw texts of the path's variables.
 struct Segments(RawPathParams);
 
 impl Segments {
     async fn of<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        RawPathParams::from_request_parts(parts, state).await.map(Self).map_err(|_| ApiError::no_route())
+        let segments = RawPathParams::from_request_parts(parts, state).await.map_err(|_| ApiError::no_route())?;
+        without_nul(segments.iter())?;
+        Ok(Self(segments))
     }
 
     fn text(&self, name: &str) -> &str {
@@ -298,7 +349,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let pairs = Query::<Vec<(String, String)>>::from_request_parts(parts, state).await;
-        pairs.map(|Query(pairs)| Self(pairs)).map_err(|_| ApiError::bad_parameter("query", "string"))
+        let Query(pairs) = pairs.map_err(|_| ApiError::bad_parameter("query", "string"))?;
+        without_nul(pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
+        Ok(Self(pairs))
     }
 }
 

@@ -16,7 +16,7 @@ use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
 use super::connections::{ConnectionHandle, RequestGuard};
 use super::error::{ApiError, ErrorBody};
-use super::extract::ThreadPath;
+use super::extract::{ThreadPath, within_limits};
 use super::stream::beat;
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
@@ -142,12 +142,11 @@ impl Line {
 
     /// What the client says is a command. What is none is answered, and the line stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Gone> {
-        let command = match serde_json::from_slice::<Value>(text) {
-            Ok(value) => ThreadCommand::read(&value),
-            Err(_) => {
-                let refusal = Refusal::argument("Protocol commands must be valid JSON.");
-                Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)))
-            }
+        let refused = |refusal: Refusal| Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)));
+        let command = match (within_limits(text), serde_json::from_slice::<Value>(text)) {
+            (Err(exceeded), _) => refused(Refusal::argument(exceeded.to_string())),
+            (Ok(()), Ok(value)) => ThreadCommand::read(&value),
+            (Ok(()), Err(_)) => refused(Refusal::argument("Protocol commands must be valid JSON.")),
         };
         let answer = match command {
             Ok(command) => self.obey(&command).await?,

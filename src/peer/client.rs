@@ -20,6 +20,7 @@ use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::domain::Invalid;
 use crate::domain::background::Looks;
 use crate::domain::definition::Headers;
+use crate::domain::json_limits::read_foreign;
 
 /// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -330,7 +331,7 @@ impl Peer {
             StatusCode::NOT_FOUND => Ok(None),
             status if status.is_success() => {
                 let body = read(response, self.longest_answer).await?;
-                let read = serde_json::from_slice(&body);
+                let read = read_foreign(&body);
                 read.map(Some).map_err(|error| PeerError::Misunderstood(error.to_string()))
             }
             _ => Err(self.refused(response).await),

@@ -20,6 +20,7 @@ use crate::domain::Invalid;
 use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::input::read_initial;
+use crate::domain::json_limits::read_foreign;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::schema::Schema;
@@ -131,8 +132,7 @@ impl RemoteTool {
         if status != StatusCode::OK {
             return Err(self.refused(status, &text));
         }
-        let answer = serde_json::from_slice(&text)
-            .map_err(|error| self.misunderstood(&format!("the answer is not JSON ({error})")))?;
+        let answer = read_foreign(&text).map_err(|error| self.misunderstood(&format!("the answer {error}")))?;
         self.outcome(scope, call, answer).await
     }
 
@@ -162,8 +162,8 @@ impl RemoteTool {
         if line.trim_ascii().is_empty() {
             return Ok(None);
         }
-        let mut line: Value = serde_json::from_slice(line)
-            .map_err(|error| self.misunderstood(&format!("a line of the answer is not JSON ({error})")))?;
+        let mut line: Value =
+            read_foreign(line).map_err(|error| self.misunderstood(&format!("a line of the answer {error}")))?;
         let is_result = |name: &str| line.get(name).is_some_and(|value| !value.is_null());
         let tells = ["custom", "output"].iter().any(|name| line.get(name).is_some());
         if is_result("content") || is_result("delegate") || !tells {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::sync::{Mutex, mpsc};
 
+use crate::domain::json_limits;
+
 /// How many words may wait until the loop has passed them on. Who tells more waits.
 const UNHEARD: usize = 64;
 
@@ -43,14 +45,19 @@ impl Default for Voice {
 
 impl Voice {
     /// Tells clients `value`, any JSON. Waits while too much is told at once.
-    pub async fn tell(&self, value: Value) {
-        self.say(Word::Custom(value)).await;
+    ///
+    /// What exceeds the limits of JSON from outside is not told, since it could not be read back from the log.
+    pub async fn tell(&self, mut value: Value) {
+        match json_limits::admit(&mut value) {
+            Ok(()) => self.say(Word::Custom(value)).await,
+            Err(exceeded) => tracing::warn!(%exceeded, "what a tool wanted to tell clients was left out"),
+        }
     }
 
     /// Tells clients, who may want to show it at once, the next piece of the text that the call of this id will come to.
     /// Waits while too much is told at once.
     pub async fn tell_output(&self, call: &str, text: impl Into<String>) {
-        self.say(Word::Output { call: call.to_owned(), text: text.into() }).await;
+        self.say(Word::Output { call: call.to_owned(), text: json_limits::without_nul(text.into()) }).await;
     }
 
     async fn say(&self, word: Word) {

@@ -132,7 +132,7 @@ on_both_engines! {
             (with("key", json!("")), 422, "key: must not be empty"),
             (with("key", json!("k".repeat(600))), 422, "key: is longer than"),
             (with("value", json!("str")), 422, "value: "),
-            (with("value", json!({"a": "x\0"})), 422, "value: contains the character U+0000"),
+            (with("value", json!({"a": "x\0"})), 422, "value.a: contains the character U+0000"),
             (with("value", json!({"a": "x".repeat(1_100_000)})), 422, "value: is longer than"),
             (with("ttl", json!(0)), 422, "ttl: must be more than 0"),
             (with("ttl", json!("soon")), 422, "ttl: "),

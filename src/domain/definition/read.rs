@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::finding::{FieldPath, Finding, Segment, suggestion};
 use super::strict::Strict;
+use crate::domain::json_limits::check;
 
 /// How many things of the wrong shape are told at most. After each the rest is read again.
 const MOST_FINDINGS: usize = 100;
@@ -53,6 +54,10 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
     let mut place = FieldPath::default();
     if has_nul(&value, &mut place) {
         findings.push(Finding::error(place, "contains the character U+0000, which cannot be kept"));
+        return Reading { value: None, findings, gaps };
+    }
+    if let Err(exceeded) = check(&value) {
+        findings.push(Finding::error(FieldPath::default(), exceeded.to_string()));
         return Reading { value: None, findings, gaps };
     }
     loop {

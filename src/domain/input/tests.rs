@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::domain::json_limits::MAX_DEPTH;
 
 fn messages(value: Value) -> Vec<Message> {
     let update = read_input(&json!({ "messages": value })).expect("the input is good");

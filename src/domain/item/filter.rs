@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::has_nul;
 use crate::domain::Invalid;
+use crate::domain::json_limits::place_of_nul;
 
 /// The most values that a filter may mention, those within lists and objects counted.
 const MOST_VALUES: usize = 100;
@@ -133,7 +133,7 @@ impl Reader<'_> {
         if test.is_order() && !matches!(operand, Value::Number(_) | Value::String(_)) {
             return Err(self.wrong(&path, "can be greater or less than a number or a text only"));
         }
-        if has_nul(operand) {
+        if place_of_nul(operand).is_some() {
             return Err(self.wrong(&path, "contains the character U+0000, which no item has"));
         }
         self.count(&path, operand, DEEPEST)?;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use crate::domain::json_limits::read_foreign;
 use crate::domain::message::Content;
 use crate::domain::sse::Frame;
 use crate::domain::state::Update;
@@ -40,7 +41,7 @@ impl Speech {
         if frame.event != "messages" {
             return;
         }
-        let Ok(Value::Array(pair)) = serde_json::from_str(&frame.data) else { return };
+        let Ok(Value::Array(pair)) = read_foreign(frame.data.as_bytes()) else { return };
         let Some((id, pieces)) = pair.first().and_then(pieces) else { return };
         if self.message.as_ref() != Some(&id) {
             self.message = Some(id.clone());

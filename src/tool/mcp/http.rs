@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::message::{self, Said, VERSION};
 use super::wire::{Signs, Wire, WireError};
+use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
 use crate::tool::remote::without_secrets;
 
@@ -55,8 +56,7 @@ impl Session {
             return self.answer_in_stream(id, response).await;
         }
         let body = read(response, self.max_message).await?;
-        let message = serde_json::from_slice(&body)
-            .map_err(|error| WireError::Garbled(format!("the answer is not JSON ({error})")))?;
+        let message = read_foreign(&body).map_err(|error| WireError::Garbled(format!("the answer {error}")))?;
         match message::read(&message) {
             Said::Answer(of, result) if of == id => result.map_err(WireError::Refused),
             Said::Answer(..) | Said::Asks(_) | Said::ToolsChanged | Said::Other => {
@@ -73,7 +73,7 @@ impl Session {
                 return Err(too_long(self.max_message));
             }
             for frame in frames.take(&chunk) {
-                let Ok(message) = serde_json::from_str(&frame.data) else { continue };
+                let Ok(message) = read_foreign(frame.data.as_bytes()) else { continue };
                 match message::read(&message) {
                     Said::Answer(of, result) if of == id => return result.map_err(WireError::Refused),
                     Said::Asks(answer) => self.tell(answer).await,

@@ -14,6 +14,7 @@ use super::http::too_long;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{Signs, Wire, WireError};
+use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
 
 /// How long it may take to post a message: what is answered comes over the stream.
@@ -112,7 +113,7 @@ impl Shared {
     }
 
     async fn hear(&self, event: &str) {
-        let Ok(said) = serde_json::from_str(event) else { return };
+        let Ok(said) = read_foreign(event.as_bytes()) else { return };
         match message::read(&said) {
             Said::Answer(id, result) => self.waiting.answer(id, result.map_err(WireError::Refused)),
             Said::Asks(answer) => drop(self.post(&answer).await),

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{Signs, Wire, WireError};
+use crate::domain::json_limits::read_foreign;
 
 /// How many messages may wait until the program reads them.
 const UNREAD: usize = 64;
@@ -157,7 +158,7 @@ fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<S
     let mut reader = BufReader::new(stdout);
     let mut unasked = Unasked { count: 0, since: Instant::now() };
     while let Some(line) = next_line(&mut reader, shared.max_message) {
-        let said = serde_json::from_slice(&line).unwrap_or_default();
+        let said = read_foreign(&line).unwrap_or_default();
         if !matches!(message::read(&said), Said::Answer(..)) {
             unasked.take_turn();
         }

@@ -1,1 +1,307 @@
 //! Documents that nest too deeply, hold too many values, or contain U+0000, from every side.
+
+use adjutant::domain::json_limits::MAX_DEPTH;
+use futures::{SinkExt, StreamExt};
+use reqwest::Method;
+use serde_json::{Map, Value, json};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::support::client::{Client, Reply, reply};
+use crate::support::{TestServer, call, mail, on_both_engines, script};
+
+/// A value that nests so deeply.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!("x"), |inner, at| if at % 2 == 0 { json!([inner]) } else { json!({"a": inner}) })
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Every door through which a client brings JSON, with a body that has `value` under a name of no meaning.
+async fn doors(client: &Client, value: &Value) -> Vec<(Method, String, Value)> {
+    let thread = client.thread().await;
+    let assistant =
+        client.post("/assistants/search", json!({"graph_id": "agent"})).await.ok()[0]["assistant_id"].clone();
+    let assistant = assistant.as_str().expect("an assistant").to_owned();
+    let mut doors = vec![];
+    for path in [
+        "/threads",
+        "/threads/search",
+        "/threads/count",
+        "/threads/prune",
+        "/runs",
+        "/runs/wait",
+        "/runs/stream",
+        "/runs/crons",
+        "/runs/crons/search",
+        "/runs/crons/count",
+        "/runs/cancel",
+        "/assistants",
+        "/assistants/search",
+        "/assistants/count",
+        "/store/items/search",
+        "/store/namespaces",
+        "/agents/search",
+        "/agents/validate",
+    ] {
+        doors.push((Method::POST, path.to_owned()));
+    }
+    for rest in [
+        "/runs",
+        "/runs/wait",
+        "/runs/stream",
+        "/runs/crons",
+        "/state",
+        "/history",
+        "/state/checkpoint",
+        "/commands",
+        "/stream/events",
+    ] {
+        doors.push((Method::POST, format!("/threads/{thread}{rest}")));
+    }
+    doors.push((Method::PATCH, format!("/threads/{thread}")));
+    doors.push((Method::PATCH, format!("/assistants/{assistant}")));
+    doors.push((Method::PUT, "/store/items".to_owned()));
+    doors.push((Method::DELETE, "/store/items".to_owned()));
+    let body = json!({"odd": value});
+    let mut doors: Vec<_> = doors.into_iter().map(|(method, path)| (method, path, body.clone())).collect();
+    doors.push((Method::POST, "/runs/batch".to_owned(), json!([value])));
+    doors
+}
+
+async fn send(client: &Client, method: &Method, path: &str, body: &Value) -> Reply {
+    reply(client.request(method.clone(), path).json(body)).await
+}
+
+/// A source of odd documents; the same seed gives the same ones.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    fn key(&mut self) -> String {
+        ["", ".", "a.b", "\"", "ключ", "\u{10ffff}", "$a", "[0]", "__proto__", "type", " "][self.roll(11) as usize]
+            .to_owned()
+    }
+
+    fn leaf(&mut self) -> Value {
+        match self.roll(14) {
+            0 => json!(1e308),
+            1 => json!(-0.0),
+            2 => json!(u64::MAX),
+            3 => json!(i64::MIN),
+            4 => json!(5e-324),
+            5 => json!(0.1),
+            6 => json!("\u{1f469}\u{200d}\u{1f680} \u{2028}\u{feff}\u{ffff}"),
+            7 => json!("\u{1}\u{7f}\\\"/\n"),
+            8 => json!(""),
+            9 => json!([]),
+            10 => json!({}),
+            11 => Value::Null,
+            12 => serde_json::from_str("123456789012345678901234567890").expect("a number"),
+            _ => json!(true),
+        }
+    }
+
+    /// An object with odd keys and values, of which one nests so deeply.
+    fn object(&mut self, levels: usize) -> Map<String, Value> {
+        let mut fields: Map<String, Value> = (0..6).map(|_| (self.key(), self.leaf())).collect();
+        let mut inner = self.leaf();
+        while depth(&inner) + 1 < levels {
+            inner = if self.roll(2) == 0 { json!([inner, self.leaf()]) } else { json!({self.key(): inner}) };
+        }
+        fields.insert("deep".to_owned(), inner);
+        fields
+    }
+}
+
+/// A body that nests exactly as deeply as is allowed, with an odd document at `place` in it.
+fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
+    let mut body = frame;
+    let above = place.split('/').count() - 1;
+    *body.pointer_mut(place).expect("a place") = dice.object(MAX_DEPTH - above).into();
+    assert_eq!(depth(&body), MAX_DEPTH, "{place}");
+    body
+}
+
+/// All that shows something again. Each answers 200.
+async fn all_is_shown(client: &Client, paths: &[String]) {
+    for path in paths {
+        let shown = client.get(path).await;
+        assert_eq!(shown.status, 200, "{path}: {:?}", shown.body);
+    }
+    for (path, body) in [
+        ("/threads/search", json!({"limit": 1000})),
+        ("/threads/search", json!({"limit": 1000, "values": {"nothing": 1}})),
+        ("/assistants/search", json!({"limit": 1000})),
+        ("/runs/crons/search", json!({"limit": 1000})),
+        ("/store/items/search", json!({"namespace_prefix": ["odd"], "limit": 1000})),
+        ("/agents/search", json!({})),
+    ] {
+        let shown = client.post(path, body.clone()).await;
+        assert_eq!(shown.status, 200, "{path} {body}: {:?}", shown.body);
+    }
+}
+
+on_both_engines! {
+    async fn documents_that_nest_too_deeply_are_refused_at_every_door(server: TestServer) {
+        let client = server.client();
+        for (method, path, body) in doors(&client, &nested(MAX_DEPTH)).await {
+            let refused = send(&client, &method, &path, &body).await.refused(422);
+            assert_eq!(refused, "body: nests deeper than 64 levels", "{method} {path}");
+        }
+        let definition = json!({"definition": {"model": "scripted:lab", "response_format": nested(MAX_DEPTH)}});
+        assert_eq!(client.post("/agents/validate", definition).await.refused(422), "body: nests deeper than 64 levels");
+        assert_eq!(client.post("/runs/crons/search", json!({})).await.ok(), json!([]), "nothing is stored");
+    }
+
+    async fn documents_of_too_many_values_are_refused_at_every_door(server: TestServer) {
+        let client = server.client();
+        for (method, path, body) in doors(&client, &json!(vec![0; 200_001])).await {
+            let refused = send(&client, &method, &path, &body).await.refused(422);
+            assert_eq!(refused, "body: holds more than 200000 values", "{method} {path}");
+        }
+    }
+
+    async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(server: TestServer) {
+        let client = server.client();
+        for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
+            if path == "/agents/validate" {
+                continue;
+            }
+            let refused = send(&client, &method, &path, &body).await.refused(422);
+            let place = if path == "/runs/batch" { "[0].inner[1]" } else { "odd.inner[1]" };
+            assert_eq!(refused, format!("{place}: contains the character U+0000, which cannot be stored"), "{method} {path}");
+        }
+        let thread = client.thread().await;
+        for path in ["/store/items?namespace=a%00&key=k".to_owned(), format!("/threads/{thread}/runs?status=a%00b"),
+            format!("/threads/{thread}/interrupts/a%00b"), "/assistants/a%00b/schemas".to_owned()] {
+            let refused = client.get(&path).await.refused(422);
+            assert!(refused.contains("U+0000"), "{path}: {refused}");
+        }
+    }
+
+    async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
+        let (client, thread) = (server.client(), server.client().thread().await);
+        let url = client.base().replacen("http", "ws", 1);
+        let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
+        for (odd, expected) in [
+            (nested(MAX_DEPTH), "nests deeper than 64 levels"),
+            (json!(vec![0; 200_001]), "holds more than 200000 values"),
+            (json!("a\u{0}"), "odd: contains the character U+0000"),
+        ] {
+            let said = json!({"id": 1, "method": "run.start", "params": {}, "odd": odd});
+            socket.send(Message::text(said.to_string())).await.expect("the line is open");
+            let heard = loop {
+                if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
+                    break text.to_string();
+                }
+            };
+            assert!(heard.contains(expected), "{heard}");
+        }
+        assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
+    }
+
+    async fn numbers_and_texts_that_json_cannot_hold_are_refused(server: TestServer) {
+        let client = server.client();
+        for odd in ["1e400", "-1e999", "\"\\ud800\"", "NaN", "01", "\"\u{0}\""] {
+            let request = client.request(Method::POST, "/threads").header("content-type", "application/json");
+            let refused = reply(request.body(format!("{{\"metadata\": {{\"a\": {odd}}}}}"))).await;
+            assert!(matches!(refused.status, 400 | 422), "{odd}: {refused:?}");
+        }
+    }
+
+    async fn what_was_accepted_can_be_read_back(server: TestServer) {
+        let (client, mut dice) = (server.client(), Dice(11));
+        let mut paths = vec![];
+        for round in 0..8 {
+            let made = client.post("/threads", body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
+            let thread = format!("/threads/{}", made["thread_id"].as_str().unwrap());
+            let frame = json!({"supersteps": [{"updates": [{"as_node": "__start__", "values": {}}]}]});
+            let place = "/supersteps/0/updates/0/values";
+            let copied = client.post("/threads", body(&mut dice, frame, place)).await.ok();
+            client.patch(&thread, body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
+            let wish = |name: &str| json!({"assistant_id": "agent", name: {}, "after_seconds": 3600});
+            for name in ["input", "context", "config", "metadata"] {
+                let run = client.post(&format!("{thread}/runs"), body(&mut dice, wish(name), &format!("/{name}"))).await.ok();
+                paths.push(format!("{thread}/runs/{}", run["run_id"].as_str().unwrap()));
+            }
+            let frame = json!({"assistant_id": "agent", "command": {"update": {}}});
+            let settled = client.post(&format!("{thread}/runs"), body(&mut dice, frame, "/command/update")).await.ok();
+            paths.push(format!("{thread}/runs/{}", settled["run_id"].as_str().unwrap()));
+            let other = client.thread().await;
+            let input = body(&mut dice, json!({"assistant_id": "agent", "input": {}}), "/input");
+            assert_eq!(client.post(&format!("/threads/{other}/runs/wait"), input).await.status, 200);
+            client.post(&format!("/threads/{other}/state"), body(&mut dice, json!({"values": {}}), "/values")).await.ok();
+            for name in ["metadata", "context", "config"] {
+                let frame = json!({"graph_id": "agent", "name": format!("odd {round} {name}"), name: {}});
+                let made = client.post("/assistants", body(&mut dice, frame, &format!("/{name}"))).await.ok();
+                paths.push(format!("/assistants/{}", made["assistant_id"].as_str().unwrap()));
+                let frame = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", name: {}});
+                let made = client.post("/runs/crons", body(&mut dice, frame, &format!("/{name}"))).await.ok();
+                paths.push(format!("/runs/crons/{}", made["cron_id"].as_str().unwrap()));
+            }
+            let frame = json!({"namespace": ["odd"], "key": format!("k{round}"), "value": {}});
+            client.put("/store/items", body(&mut dice, frame, "/value")).await.ok();
+            paths.push(format!("/store/items?namespace=odd&key=k{round}"));
+            for thread in [thread, format!("/threads/{}", copied["thread_id"].as_str().unwrap()), format!("/threads/{other}")] {
+                paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
+            }
+        }
+        let alice = server.human("agent").await;
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        let args = json!({"to": "bob", "body": "x", "odd": nested(MAX_DEPTH - 12)});
+        let edits = json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
+        alice.decides(&alice.question().await, edits).await.finishes().await;
+        assert_eq!(server.tools.calls_of("send_email")[0]["args"]["odd"], nested(MAX_DEPTH - 12));
+        paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| alice.path(rest)));
+        all_is_shown(&client, &paths).await;
+        server.is_stopped_and_started_again().await;
+        all_is_shown(&client, &paths).await;
+        assert_eq!(client.post("/runs/cancel", json!({"status": "all"})).await.status, 204);
+    }
+
+    async fn arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read(server: TestServer) {
+        let alice = server.human("agent").await;
+        let calls = [call("c1", "lookup", json!({"query": "x", "more": nested(MAX_DEPTH)})), call("c\u{0}2", "lookup", json!({"query": "a\u{0}b"}))];
+        alice.says(script().calls_all(calls).says("sorry")).await;
+        let said = alice.transcript().await;
+        assert!(said.iter().any(|line| line.contains("nests deeper than 64 levels")), "{said:#?}");
+        assert!(said.contains(&"lookup: found a\u{fffd}b".to_owned()), "{said:#?}");
+        assert_eq!(said.last().unwrap(), "ai: sorry");
+        server.is_stopped_and_started_again().await;
+        let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
+        all_is_shown(&server.client(), &paths).await;
+        assert_eq!(alice.says("hello").await["messages"].as_array().unwrap().last().unwrap()["content"], "echo: hello");
+    }
+
+    async fn an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result(server: TestServer) {
+        let (tool, agent) = (
+            format!("[tools.nested]\nkind = \"http\"\ndescription = \"Nests.\"\nurl = \"{}/nested\"\n\
+                parameters = {{ type = \"object\", properties = {{ levels = {{ type = \"integer\" }} }} }}\n", server.tools.base),
+            "[agents.nester]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You nest.\"\ntools = [\"nested\"]\n",
+        );
+        server.is_configured_with(&format!("{tool}{agent}")).await;
+        let alice = server.human("nester").await;
+        let nest = |id: &str, levels: usize| call(id, "nested", json!({"levels": levels}));
+        let text = script().calls(nest("c1", MAX_DEPTH)).calls(nest("c2", MAX_DEPTH + 1)).calls(nest("c3", 125)).calls(nest("c4", 5000)).says("done");
+        alice.says(text).await;
+        let said = alice.transcript().await;
+        let results: Vec<_> = said.iter().filter(|line| line.starts_with("nested")).collect();
+        assert_eq!(results[0], "nested: made\u{fffd}", "{said:#?}");
+        assert!(results[1..].iter().all(|line| line.contains("nests deeper than 64 levels")), "{said:#?}");
+        assert_eq!((results.len(), said.last().unwrap().as_str()), (4, "ai: done"));
+        server.is_stopped_and_started_again().await;
+        let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
+        all_is_shown(&server.client(), &paths).await;
+    }
+}

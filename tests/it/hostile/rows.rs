@@ -1,1 +1,288 @@
 //! Rows of the database that cannot be read: they are stepped over, and everything else goes on.
+
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
+
+use crate::support::client::{Client, Reply};
+use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, transcript};
+
+/// JSON that is well formed and deeper than the reader of stored columns goes.
+fn unreadable() -> String {
+    format!("{}{}", "[".repeat(200), "]".repeat(200))
+}
+
+/// Changes the database behind the server's back. Returns how many rows that concerned.
+async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
+    let (url, text) = (server.database_url(), AssertSqlSafe(text.into()));
+    match server.engine {
+        Engine::Sqlite => {
+            let mut conn = SqliteConnection::connect(&url).await.unwrap();
+            query("pragma busy_timeout = 20000").execute(&mut conn).await.unwrap();
+            query(text).execute(&mut conn).await.unwrap().rows_affected()
+        }
+        Engine::Postgres => {
+            let mut conn = PgConnection::connect(&url).await.unwrap();
+            query(text).execute(&mut conn).await.unwrap().rows_affected()
+        }
+    }
+}
+
+/// The columns of all tables, as the schema has them, that are of a type that can hold JSON.
+async fn columns(server: &TestServer) -> Vec<(String, String)> {
+    const SQLITE: &str = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c \
+        where m.type = 'table' and m.name not like 'sqlite_%' and m.name not like '\\_%' escape '\\' \
+        and lower(c.type) in ('text', 'json') and c.pk = 0 order by 1, 2";
+    const POSTGRES: &str = "select table_name::text, column_name::text from information_schema.columns \
+        where table_schema = 'public' and table_name not like '\\_%' and data_type in ('text', 'json', 'jsonb') \
+        order by 1, 2";
+    let url = server.database_url();
+    match server.engine {
+        Engine::Sqlite => {
+            query_as(SQLITE).fetch_all(&mut SqliteConnection::connect(&url).await.unwrap()).await.unwrap()
+        }
+        Engine::Postgres => {
+            query_as(POSTGRES).fetch_all(&mut PgConnection::connect(&url).await.unwrap()).await.unwrap()
+        }
+    }
+}
+
+/// Makes what a column holds of JSON unreadable, in all rows but those that agents have by themselves. Returns in how many.
+async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
+    let own = if table.starts_with("assistant") { " and cast(metadata as text) not like '%created_by%'" } else { "" };
+    let cast = if is_jsonb(server, table, column).await { "::jsonb" } else { "" };
+    let value = format!("'{}'{cast}", unreadable());
+    let holds = format!("(cast({column} as text) like '{{%' or cast({column} as text) like '[%')");
+    sql(server, format!("update {table} set {column} = {value} where {holds}{own}")).await
+}
+
+async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
+    if server.engine == Engine::Sqlite {
+        return false;
+    }
+    let mut conn = PgConnection::connect(&server.database_url()).await.unwrap();
+    let found: Vec<(String,)> =
+        query_as("select data_type::text from information_schema.columns where table_name = $1 and column_name = $2")
+            .bind(table)
+            .bind(column)
+            .fetch_all(&mut conn)
+            .await
+            .unwrap();
+    found[0].0 == "jsonb"
+}
+
+/// Rows in all tables: threads that are done and that wait for a human, a run that waits for its turn, and all the rest.
+async fn seed(server: &TestServer) -> Vec<String> {
+    let client = server.client();
+    let (done, asks) = (server.human("agent").await, server.human("agent").await);
+    let (waits, waits_longer) = (server.human("agent").await, server.human("agent").await);
+    done.says(script().calls(lookup("c1", "x")).says("done")).await;
+    asks.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let notes = json!({"metadata": {"a": 1}, "context": {"b": 2}, "after_seconds": 3600});
+    waits.starts(waits.wish("later", notes.clone())).await;
+    waits_longer.starts(waits_longer.wish("much later", notes)).await;
+    let settings = json!({"graph_id": "agent", "name": "mine", "metadata": {"a": 1}, "context": {"b": [2]}});
+    client.post("/assistants", settings).await.ok();
+    let cron =
+        json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "metadata": {"a": 1}, "input": {"messages": []}});
+    client.post("/runs/crons", cron).await.ok();
+    let item = json!({"namespace": ["notes"], "key": "k", "value": {"a": 1}});
+    client.put("/store/items", item).await.ok();
+    let keyed =
+        client.request(reqwest::Method::POST, "/threads").header("idempotency-key", uuid::Uuid::new_v4().to_string());
+    crate::support::client::reply(keyed.json(&json!({"metadata": {"a": 1}}))).await.ok();
+    vec![done.thread, asks.thread, waits.thread, waits_longer.thread]
+}
+
+/// All that lists or counts something, for all threads or one.
+async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
+    let mut replies = vec![];
+    for (path, body) in [
+        ("/threads/search", json!({})),
+        ("/threads/search", json!({"metadata": {"a": 1}})),
+        ("/threads/search", json!({"values": {"x": 1}})),
+        ("/threads/search", json!({"status": "interrupted", "select": ["thread_id", "metadata"]})),
+        ("/threads/count", json!({"metadata": {"a": {"b": [1]}}})),
+        ("/assistants/search", json!({})),
+        ("/assistants/search", json!({"metadata": {"a": 1}})),
+        ("/assistants/count", json!({"metadata": {"a": 1}})),
+        ("/runs/crons/search", json!({})),
+        ("/runs/crons/count", json!({"metadata": {"a": 1}})),
+        ("/store/items/search", json!({"namespace_prefix": ["notes"]})),
+        ("/store/items/search", json!({"namespace_prefix": ["notes"], "filter": {"a": 1}})),
+        ("/store/namespaces", json!({})),
+        ("/agents/search", json!({})),
+    ] {
+        replies.push((format!("{path} {body}"), client.post(path, body.clone()).await));
+    }
+    let mut paths = vec!["/interrupts".to_owned(), "/webhooks/deliveries".to_owned(), "/ok?check_db=1".to_owned()];
+    for thread in threads {
+        paths.extend(["", "/runs", "/interrupts", "/storage"].map(|rest| format!("/threads/{thread}{rest}")));
+    }
+    for path in paths {
+        let reply = client.get(&path).await;
+        replies.push((path, reply));
+    }
+    replies
+}
+
+/// Everybody else is served: runs at once and later, crons, lists, and the sweeper.
+async fn others_are_served(server: &TestServer, what: &str, threads: &[String]) {
+    let (client, now, later) = (server.client(), server.human("agent").await, server.human("agent").await);
+    let queued = later.starts(later.wish("in time", json!({"after_seconds": 0.05}))).await;
+    let short = client.post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}})).await.ok();
+    let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
+    let timed = server.human("agent").await;
+    let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
+    let cron = client.post(&timed.path("/runs/crons"), cron).await.ok();
+    sql(server, "update crons set due_at = 1 where due_at is not null").await;
+    assert_eq!(transcript(&now.says("hello").await).last().unwrap(), "ai: echo: hello", "{what}");
+    for (list, reply) in lists(&client, threads).await {
+        assert_eq!(reply.status, 200, "{what}: {list}: {:?}", reply.body);
+    }
+    queued.finishes().await;
+    assert_eq!(queued.status().await, "success", "{what}: a run that waited");
+    eventually(async || client.get(&short).await.status == 404).await;
+    eventually(async || timed.runs().await.iter().any(|run| run["status"] == "success")).await;
+    client.delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap())).await.ok();
+}
+
+on_both_engines! {
+    async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServer) {
+        let (alice, bob, client) = (server.human("agent").await, server.human("agent").await, server.client());
+        let poisoned = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
+        let of_bob = bob.starts(bob.wish("after it", json!({"after_seconds": 3600}))).await;
+        let changed = format!("update runs set request = '{}' where run_id = {}", unreadable(), id_of(&server, &poisoned.id));
+        assert_eq!(sql(&server, changed).await, 1);
+        assert_eq!(client.get(&alice.path("/runs")).await.ok().as_array().map(Vec::len), Some(1), "it is listed");
+        sql(&server, format!("update runs set due_at = 1 where run_id = {}", id_of(&server, &poisoned.id))).await;
+        sql(&server, format!("update runs set due_at = 2 where run_id = {}", id_of(&server, &of_bob.id))).await;
+        of_bob.finishes().await;
+        assert_eq!(of_bob.status().await, "success");
+        eventually(async || poisoned.status().await == "error").await;
+        let thread = alice.record().await;
+        assert_eq!(thread["status"], "error", "{thread}");
+        assert!(thread.to_string().contains("UnreadableRunError"), "it is told why: {thread}");
+        assert_eq!(transcript(&alice.says("again").await).last().unwrap(), "ai: echo: again", "the thread is free");
+        client.delete(&poisoned.path).await.ok();
+        client.get(&poisoned.path).await.refused(404);
+        client.delete(&alice.path("")).await.ok();
+    }
+
+    async fn runs_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+        let client = server.client();
+        for way in ["cancel", "all", "run", "thread"] {
+            let alice = server.human("agent").await;
+            let run = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
+            for column in ["request", "metadata", "path"] {
+                poison(&server, "runs", column).await;
+            }
+            match way {
+                "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
+                "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
+                "run" => _ = client.delete(&run.path).await.ok(),
+                _ => _ = client.delete(&alice.path("")).await.ok(),
+            }
+            match way {
+                "run" => client.get(&run.path).await.refused(404).truncate(0),
+                "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
+                _ => assert_eq!(run.status().await, "interrupted"),
+            }
+        }
+    }
+
+    async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over(server: TestServer) {
+        server.moves_into_a_process().await;
+        server.tools.hold("lookup");
+        let (alice, bob) = (server.human("agent").await, server.human("agent").await);
+        let text = || script().calls(lookup("c1", "x")).says("done");
+        let poisoned = alice.asks(text()).await;
+        let other = bob.asks(text()).await;
+        server.tools.called("lookup", 2).await;
+        let changed = format!("update runs set request = '{}' where run_id = {}", unreadable(), id_of(&server, &poisoned.id));
+        assert_eq!(sql(&server, changed).await, 1);
+        server.is_killed_and_started_again().await;
+        server.tools.let_go("lookup");
+        other.finishes().await;
+        assert_eq!(other.status().await, "success");
+        eventually(async || poisoned.status().await == "error").await;
+        assert_eq!(alice.status().await, "error");
+    }
+
+    async fn a_run_whose_state_cannot_be_read_fails_at_once(server: TestServer) {
+        for column in ["position", "writes"] {
+            let alice = server.human("agent").await;
+            alice.says("hello").await;
+            assert!(poison(&server, "checkpoints", column).await > 0);
+            // What was summed up is remembered.
+            server.is_stopped_and_started_again().await;
+            let run = alice.asks("more").await;
+            eventually(async || run.status().await == "error").await;
+            let record = alice.record().await;
+            assert!(record.to_string().contains("UnreadableRunError"), "{record}");
+            assert_eq!(run.record().await["status"], "error");
+            assert_eq!(server.client().post("/threads/search", json!({})).await.status, 200);
+            server.client().delete(&alice.path("")).await.ok();
+        }
+    }
+
+    async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestServer) {
+        let (alice, client) = (server.human("agent").await, server.client());
+        alice.says("hello").await;
+        poison(&server, "checkpoints", "position").await;
+        poison(&server, "checkpoints", "writes").await;
+        server.is_stopped_and_started_again().await;
+        let expired = "update threads set ttl = 60000000, ttl_strategy = 'keep_latest', expires_at = 1";
+        sql(&server, expired).await;
+        let short = client.post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}})).await.ok();
+        let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
+        eventually(async || client.get(&short).await.status == 404).await;
+        let kept = client.post("/threads/prune", json!({"thread_ids": [alice.thread], "strategy": "keep_latest"})).await;
+        assert_eq!(kept.ok()["pruned_count"], 0);
+        client.delete(&alice.path("")).await.ok();
+    }
+
+    async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
+        let (mut poisoned, mut threads) = (vec![], seed(&server).await);
+        for (table, column) in columns(&server).await {
+            let rows = poison(&server, &table, &column).await;
+            if rows == 0 {
+                continue;
+            }
+            let what = format!("{table}.{column} in {rows} rows");
+            sql(&server, format!("update runs set due_at = 1 where status = 'pending' and thread_id = {}", id_of(&server, &threads[2]))).await;
+            others_are_served(&server, &what, &threads).await;
+            let cancelled = server.client().post("/runs/cancel", json!({"status": "all"})).await;
+            assert!(cancelled.status < 300, "{what}: {cancelled:?}");
+            for thread in &threads {
+                assert_eq!(server.client().delete(&format!("/threads/{thread}")).await.status, 204, "{what}");
+            }
+            threads = seed(&server).await;
+            poisoned.push((table, column));
+        }
+        for expected in [
+            ("assistants", "config"), ("assistants", "metadata"), ("checkpoints", "position"), ("checkpoints", "writes"),
+            ("crons", "payload"), ("crons", "request"), ("definitions", "body"), ("events", "body"),
+            ("idempotency_keys", "body"), ("interrupts", "interrupt"), ("items", "value"), ("runs", "metadata"),
+            ("runs", "path"), ("runs", "request"), ("threads", "config"), ("threads", "metadata"),
+        ] {
+            assert!(poisoned.iter().any(|(table, column)| (table.as_str(), column.as_str()) == expected), "{expected:?}");
+        }
+        // All of them at once, read for the first time by a server that starts.
+        for (table, column) in &poisoned {
+            poison(&server, table, column).await;
+        }
+        server.is_stopped_and_started_again().await;
+        others_are_served(&server, "all", &threads).await;
+        for thread in &threads {
+            server.client().delete(&format!("/threads/{thread}")).await.ok();
+        }
+    }
+}
+
+/// How the id of a row is written in a statement.
+fn id_of(server: &TestServer, id: &str) -> String {
+    match server.engine {
+        Engine::Sqlite => format!("x'{}'", id.replace('-', "")),
+        Engine::Postgres => format!("'{id}'"),
+    }
+}

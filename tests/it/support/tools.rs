@@ -103,6 +103,12 @@ async fn serve(
                 "initial_messages": initial});
             Json(json!({"delegate": wish})).into_response()
         }
+        "nested" => {
+            let levels = args["levels"].as_u64().and_then(|levels| usize::try_from(levels).ok()).unwrap_or(0);
+            let nested = format!("{}\"a\\u0000b\"{}", "[".repeat(levels), "]".repeat(levels));
+            let answer = format!("{{\"content\": \"made\\u0000\", \"artifact\": {nested}}}");
+            ([("content-type", "application/json")], answer).into_response()
+        }
         "note" => Json(json!({"content": "noted", "update": args["update"]})).into_response(),
         _ => (StatusCode::NOT_FOUND, Json(json!({"detail": "no such tool"}))).into_response(),
     }

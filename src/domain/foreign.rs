@@ -1,0 +1,170 @@
+//! What models, tools and remote agents say, brought within the [limits](super::json_limits) of JSON from outside before it
+//! becomes a part of a state: with U+FFFD in the place of U+0000, and without what could not be stored and read back.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::call::Answer;
+use super::item::ItemChange;
+use super::json_limits::{LimitExceeded, admit, replace_nul};
+use super::message::{Content, InvalidToolCall, Message, Role, ToolCall};
+use super::state::Update;
+
+/// Brings the answer of a model within the limits. A call whose arguments exceed them becomes one that cannot be read, of
+/// which the model is told; anything else that does is left out.
+pub fn admit_answer(message: &mut Message) {
+    if let Content::Blocks(blocks) = &mut message.content {
+        for block in blocks {
+            if let Err(exceeded) = admit(block) {
+                *block =
+                    json!({"type": "text", "text": format!("(A part of the answer {exceeded} and was left out.)")});
+            }
+        }
+    }
+    for extras in [&mut message.additional_kwargs, &mut message.response_metadata] {
+        extras.retain(|_, value| admit(value).is_ok());
+    }
+    if let Role::Ai { tool_calls, invalid_tool_calls, usage_metadata } = &mut message.role {
+        if usage_metadata.as_mut().is_some_and(|usage| admit(usage).is_err()) {
+            *usage_metadata = None;
+        }
+        for call in std::mem::take(tool_calls) {
+            match admitted(call) {
+                Ok(call) => tool_calls.push(call),
+                Err(call) => invalid_tool_calls.push(call),
+            }
+        }
+    }
+    // All that could exceed a limit is gone; what is left are texts.
+    admit_message(message).unwrap_or_default();
+}
+
+/// The call, or the same as one that cannot be read.
+fn admitted(mut call: ToolCall) -> Result<ToolCall, InvalidToolCall> {
+    let Err(exceeded) = admit_map(&mut call.args) else { return Ok(call) };
+    Err(InvalidToolCall {
+        name: Some(call.name),
+        args: serde_json::to_string(&call.args).ok(),
+        id: Some(call.id),
+        error: Some(format!("a document of the arguments {exceeded}")),
+        kind: "invalid_tool_call".to_owned(),
+    })
+}
+
+/// Brings the result of a call within the limits, with all that it writes.
+///
+/// # Errors
+/// A limit that a part of it exceeds.
+pub fn admit_result(answer: &mut Answer) -> Result<(), LimitExceeded> {
+    for change in &mut answer.changes {
+        if let ItemChange::Put(draft) = change {
+            admit_map(&mut draft.value)?;
+        }
+    }
+    admit_update(&mut answer.writes)
+}
+
+/// Brings what a tool or a remote agent writes within the limits.
+///
+/// # Errors
+/// A limit that a part of it exceeds.
+pub fn admit_update(update: &mut Update) -> Result<(), LimitExceeded> {
+    for message in &mut update.messages {
+        admit_message(Arc::make_mut(message))?;
+    }
+    for file in update.files.values_mut().flatten().filter(|file| file.content.contains('\0')) {
+        replace_nul(&mut Arc::make_mut(file).content);
+    }
+    update.fields.values_mut().try_for_each(admit)
+}
+
+/// Brings a message within the limits.
+///
+/// # Errors
+/// A limit that a part of it exceeds.
+pub fn admit_message(message: &mut Message) -> Result<(), LimitExceeded> {
+    match &mut message.content {
+        Content::Text(text) => replace_nul(text),
+        Content::Blocks(blocks) => blocks.iter_mut().try_for_each(admit)?,
+    }
+    admit_map(&mut message.additional_kwargs)?;
+    admit_map(&mut message.response_metadata)?;
+    message.name.iter_mut().chain(&mut message.id).for_each(replace_nul);
+    match &mut message.role {
+        Role::Human | Role::System | Role::Remove => Ok(()),
+        Role::Ai { tool_calls, invalid_tool_calls, usage_metadata } => {
+            for call in tool_calls {
+                [&mut call.id, &mut call.name].into_iter().for_each(replace_nul);
+                admit_map(&mut call.args)?;
+            }
+            for call in invalid_tool_calls {
+                let texts = [&mut call.id, &mut call.name, &mut call.args, &mut call.error];
+                texts.into_iter().flatten().for_each(replace_nul);
+            }
+            usage_metadata.iter_mut().try_for_each(admit)
+        }
+        Role::Tool { tool_call_id, artifact, status: _ } => {
+            replace_nul(tool_call_id);
+            artifact.iter_mut().try_for_each(admit)
+        }
+    }
+}
+
+/// Judges an object as a whole.
+fn admit_map(fields: &mut Map<String, Value>) -> Result<(), LimitExceeded> {
+    if fields.is_empty() {
+        return Ok(());
+    }
+    let mut whole = Value::Object(std::mem::take(fields));
+    let judged = admit(&mut whole);
+    if let Value::Object(whole) = whole {
+        *fields = whole;
+    }
+    judged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::json_limits::MAX_DEPTH;
+
+    fn nested(levels: usize) -> Value {
+        (0..levels).fold(json!(1), |inner, _| json!({"a": inner}))
+    }
+
+    fn object(levels: usize) -> Map<String, Value> {
+        nested(levels).as_object().cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_call_that_is_too_deep_cannot_be_read_and_others_stay() {
+        let calls =
+            vec![ToolCall::new("c\01", "dig", object(MAX_DEPTH + 1)), ToolCall::new("c2", "dig", object(MAX_DEPTH))];
+        let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+        let blocks = vec![nested(MAX_DEPTH + 1), json!({"type": "text", "text": "a\0b"})];
+        let mut message = Message::new(role, Content::Blocks(blocks));
+        message.additional_kwargs.insert("native".to_owned(), nested(MAX_DEPTH + 5));
+        admit_answer(&mut message);
+        assert_eq!(message.tool_calls().iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), ["c2"]);
+        let refused = &message.invalid_tool_calls()[0];
+        assert_eq!(refused.id.as_deref(), Some("c\u{fffd}1"));
+        assert_eq!(refused.error.as_deref(), Some("a document of the arguments nests deeper than 64 levels"));
+        assert!(message.additional_kwargs.is_empty());
+        assert_eq!(
+            message.content.text(),
+            "(A part of the answer nests deeper than 64 levels and was left out.)a\u{fffd}b"
+        );
+    }
+
+    #[test]
+    fn a_result_that_is_too_deep_is_refused() {
+        let artifact = |levels| {
+            let role =
+                Role::Tool { tool_call_id: "c1".into(), artifact: Some(nested(levels)), status: Default::default() };
+            Answer::message(Message::new(role, Content::default()))
+        };
+        assert_eq!(admit_result(&mut artifact(MAX_DEPTH)), Ok(()));
+        assert_eq!(admit_result(&mut artifact(MAX_DEPTH + 1)), Err(LimitExceeded::Depth));
+    }
+}
