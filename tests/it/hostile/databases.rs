@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::wire_tap::WireTap;
 use crate::support::{Engine, TestServer, eventually, on_both_engines, play};
 
 /// From now on a statement may take this long, in seconds.
@@ -95,34 +94,10 @@ async fn a_locked_table_of_postgres_is_waited_for_no_longer_than_a_statement_may
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_postgres_that_says_nothing_any_more_keeps_no_request() {
-    play(Engine::Postgres, async |server: TestServer| {
-        let tap = WireTap::before(&server.database_url()).await;
-        server.configuration_changes(&server.database_url(), &tap.url);
-        is_impatient(&server, 0.5).await;
-        let client = server.client();
-        let thread = client.thread().await;
-        tap.hold(true);
-        let begun = Instant::now();
-        says_try_again(&client.get(&format!("/threads/{thread}")).await);
-        says_try_again(&client.post("/threads", json!({})).await);
-        says_try_again(&client.get("/ok?check_db=1").await);
-        client.get("/ok").await.ok();
-        let metrics = client.get("/metrics").await.ok();
-        assert!(metrics.as_str().is_some_and(|text| text.contains("adjutant_")), "{metrics}");
-        assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
-        tap.hold(false);
-        eventually(async || client.post("/threads", json!({})).await.status == 200).await;
-        eventually(async || client.get(&format!("/threads/{thread}")).await.status == 200).await;
-    })
-    .await;
-}
-
 /// Why a server with this database does not start.
 async fn refusal(url: &str) -> (String, Duration) {
     let begun = Instant::now();
-    let text = format!("[storage]\nurl = {url:?}\n[agents.a]\nmodel = \"scripted:x\"\n");
+    let text = format!("[storage]\nurl = {url:?}\n");
     let Err(error) = Adjutant::builder().config_text(text).start().await else { panic!("it starts with {url}") };
     (format!("{error:#}"), begun.elapsed())
 }

@@ -14,7 +14,6 @@ pub(crate) mod server;
 pub(crate) mod sse;
 pub(crate) mod tools;
 pub(crate) mod viewer;
-pub(crate) mod wire_tap;
 
 pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
