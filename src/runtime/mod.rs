@@ -23,6 +23,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod ahead;
 mod answering;
 mod assistants;
 mod background;
@@ -157,6 +158,10 @@ pub struct Parts {
     pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
+    /// How many calls of tools may be under way at once in this process.
+    pub max_calls: usize,
+    /// How many calls of tools and questions to models may be under way at once for one run with its subagents.
+    pub max_calls_per_run: usize,
 }
 
 /// How runs are shown to who does not follow them.
