@@ -206,8 +206,10 @@ impl Check {
         if origins.len() > 1 && server.cors_origins.iter().any(|origin| origin == "*") {
             self.error(&["server", "cors_origins"], "must be either `*` alone or a list of origins");
         }
-        if server.cors_credentials && server.cors_origins.iter().any(|origin| origin == "*") {
-            let message = "needs `cors_origins` that name the pages: with `*` any page could act for its visitor";
+        let names_no_pages = |origin: &String| origin == "*" || origin == "loopback";
+        if server.cors_credentials && server.cors_origins.iter().any(names_no_pages) {
+            let message =
+                "needs `cors_origins` that name the pages: with `*` and `loopback` others could act for a visitor";
             self.error(&["server", "cors_credentials"], message);
         }
         for (at, name) in server.cors_expose_headers.iter().enumerate() {

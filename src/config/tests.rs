@@ -82,7 +82,7 @@ fn what_is_not_set_has_its_default() {
 
     assert_eq!(config.server, Server::default());
     assert_eq!(config.server.listen, "127.0.0.1:8123");
-    assert_eq!(config.server.max_body_bytes, 33_554_432);
+    assert_eq!(config.server.max_body_bytes, 4_194_304);
     assert_eq!(config.storage.url.expose(), "sqlite://adjutant.db");
     assert_eq!(config.runtime.lease(), std::time::Duration::from_secs(15));
     assert_eq!(config.log, Log::default());
