@@ -36,6 +36,7 @@ pub mod trees;
 pub mod workers;
 mod writer;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,15 +169,15 @@ impl Db {
                     let mut transaction = pool.begin().await?;
                     job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
                 };
-                self.in_time(read).await
+                self.in_time(Box::pin(read)).await
             }
             Readers::Postgres(pool) => {
-                let mut reader = self.in_time(Reader::of(pool)).await?;
+                let mut reader = self.in_time(Box::pin(Reader::of(pool))).await?;
                 let read = async {
                     let mut transaction = reader.begin().await?;
                     job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
                 };
-                let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
+                let done = tokio::time::timeout(self.0.limits.transaction(), Box::pin(read)).await;
                 done.unwrap_or_else(|_| {
                     reader.is_stuck();
                     Err(DbError::late())
@@ -205,10 +206,10 @@ impl Db {
             reader.finish().await?;
             outcome
         };
-        self.in_time(search).await
+        self.in_time(Box::pin(search)).await
     }
 
-    async fn in_time<T>(&self, work: impl Future<Output = DbResult<T>>) -> DbResult<T> {
+    async fn in_time<T>(&self, work: Pin<Box<impl Future<Output = DbResult<T>>>>) -> DbResult<T> {
         let done = tokio::time::timeout(self.0.limits.transaction(), work).await;
         done.unwrap_or_else(|_| Err(DbError::late()))
     }

@@ -87,6 +87,15 @@ fn read_ttl(micros: Option<i64>, strategy: Option<&str>) -> Option<Ttl> {
 
 /// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
 pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
+    let inserted = insert_unindexed(tx, thread).await?;
+    if inserted {
+        terms::insert(tx, thread.id, &thread.metadata).await?;
+    }
+    Ok(inserted)
+}
+
+/// The same of a thread that is not to be found by its metadata yet.
+pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     const SQL: &str = "insert into threads \
         (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
         expires_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict (thread_id) do nothing";
@@ -106,9 +115,6 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
-    if inserted == 1 {
-        terms::insert(tx, thread.id, &thread.metadata).await?;
-    }
     Ok(inserted == 1)
 }
 

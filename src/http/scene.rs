@@ -1,5 +1,6 @@
 //! Gathers what is known around checkpoints, so that they can be shown.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
@@ -244,11 +245,11 @@ impl Gathering {
     }
 
     async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunNotes>> {
-        if !self.known.contains_key(&id) {
-            let notes = runs::get_by_id(tx, id).await?.as_ref().map(RunNotes::of);
-            self.known.insert(id, notes);
-        }
-        Ok(self.known.get(&id).and_then(Option::as_ref))
+        let notes = match self.known.entry(id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => free.insert(runs::get_by_id(tx, id).await?.as_ref().map(RunNotes::of)),
+        };
+        Ok(notes.as_ref())
     }
 
     /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.

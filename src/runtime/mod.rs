@@ -201,6 +201,7 @@ impl Runs {
         worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
         worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
         worker.shutdown.spawn("hearing", Arc::clone(&worker).hear());
+        worker.sweep_copies(true).await?;
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
         let runs = Self(Arc::clone(&worker));
         runs.0.shutdown.spawn("webhooks", worker.carry());

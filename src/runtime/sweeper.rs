@@ -58,6 +58,16 @@ impl Worker {
         }
     }
 
+    /// Takes away the copies of threads that a crash left unfinished. `at_start`, before anybody is served, see
+    /// [`db::copies::sweep`].
+    pub(super) async fn sweep_copies(&self, at_start: bool) -> DbResult<()> {
+        let now = self.clock.now();
+        while self.db.write(move |tx| Box::pin(db::copies::sweep(tx, at_start, now))).await? {
+            tracing::info!("an unfinished copy of a thread was removed");
+        }
+        Ok(())
+    }
+
     /// Takes away all that can go by now. Returns of how many threads.
     async fn sweep(&self) -> DbResult<u64> {
         let now = self.clock.now();
@@ -71,6 +81,7 @@ impl Worker {
             }
         }
         while self.db.write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))).await? > 0 {}
+        self.sweep_copies(false).await?;
         let Some(ttl) = self.retention.checkpoints else { return Ok(swept) };
         let until = now.minus(ttl.after);
         loop {

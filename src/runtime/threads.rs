@@ -1,5 +1,7 @@
 //! Making threads, with a history if need be, and thinning them out.
 
+use std::convert::Infallible;
+
 use serde_json::{Map, Value};
 
 use super::writing::History;
@@ -87,6 +89,8 @@ impl Runs {
     /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown` says
     /// how the copy is shown, which is what is kept.
     ///
+    /// The copy is made in pieces and appears as a whole. It is finished even if whoever asked for it leaves meanwhile.
+    ///
     /// # Errors
     /// When the database fails; there is no copy then.
     pub async fn copy_thread(
@@ -95,18 +99,55 @@ impl Runs {
         key: Option<Key>,
         shown: fn(&NewThread) -> Kept,
     ) -> DbResult<Option<Once<NewThread>>> {
-        let (to, now) = (ThreadId::mint(), self.0.clock.now());
+        self.seen_through(move |runs| async move {
+            let to = ThreadId::mint();
+            let copied = runs.copy_in_pieces(from, to, key, shown).await;
+            if !matches!(copied, Ok(None | Some(Once::First(_)))) {
+                let abandoned = runs.0.db.write(move |tx| Box::pin(db::copies::abandon(tx, to))).await;
+                if let Err(error) = abandoned {
+                    tracing::warn!(thread = %to, %error, "an unfinished copy stays until it is swept");
+                }
+            }
+            copied
+        })
+        .await
+    }
+
+    async fn copy_in_pieces(
+        &self,
+        from: ThreadId,
+        to: ThreadId,
+        key: Option<Key>,
+        shown: fn(&NewThread) -> Kept,
+    ) -> DbResult<Option<Once<NewThread>>> {
+        let now = self.0.clock.now();
+        let begun = self.0.db.write(move |tx| Box::pin(db::copies::begin(tx, from, to, now))).await?;
+        let Some(mut copy) = begun else { return Ok(None) };
+        loop {
+            let read = self.0.db.read(move |tx| {
+                Box::pin(async move {
+                    let mut copy = copy;
+                    let piece = copy.next(tx).await?;
+                    Ok((copy, piece))
+                })
+            });
+            let (read, piece) = read.await?;
+            copy = read;
+            let Some(piece) = piece else { break };
+            let touched = self.0.clock.now();
+            self.0.db.write(move |tx| Box::pin(db::copies::store(tx, piece, touched))).await?;
+        }
+        let remains = copy.remains();
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                if !db::copies::copy_thread(tx, from, to, now).await? {
-                    return Ok(Err(()));
-                }
-                let Some(thread) = db::threads::find(tx, to).await? else { return Ok(Err(())) };
+                let thread = db::copies::finish(tx, to, remains, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
                 Ok(Ok(NewThread { thread, state: machine.head.map(|_| machine.state) }))
             })
         });
-        Ok(write.await?.ok())
+        let finished: Result<_, Infallible> = write.await?;
+        let Ok(once) = finished;
+        Ok(Some(once))
     }
 
     /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not

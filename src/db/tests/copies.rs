@@ -1,8 +1,8 @@
 use serde_json::json;
 
-use super::{Db, object, on_both, read, said, saying, stored_thread, thread_at, write};
+use super::{Db, DbResult, object, on_both, read, said, saying, stored_thread, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, Placed};
-use crate::db::{copies, threads};
+use crate::db::{Engine, Tx, copies, threads};
 use crate::domain::call::{Call, Fate};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{RunId, TaskId, ThreadId};
@@ -11,7 +11,7 @@ use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-on_both!(have_the_history_with_its_branches, wait_for_nobody, need_an_original);
+on_both!(have_the_history_with_its_branches, wait_for_nobody, need_an_original, are_swept_when_a_crash_leaves_them);
 
 async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
     let entry = entry.clone();
@@ -36,9 +36,30 @@ fn ended() -> Position {
 
 async fn copy(db: &Db, from: ThreadId) -> ThreadId {
     let to = ThreadId::mint();
-    assert!(write!(db, |tx| copies::copy_thread(tx, from, to, Timestamp(90))));
+    let mut copy = write!(db, |tx| copies::begin(tx, from, to, Timestamp(90))).expect("an original");
+    loop {
+        let (begun, piece) = read!(db, |tx| next(tx, copy));
+        copy = begun;
+        let Some(piece) = piece else { break };
+        write!(db, |tx| copies::store(tx, piece, Timestamp(91)));
+        assert_eq!(found(db).await, 0, "nobody finds it yet");
+    }
+    let remains = copy.remains();
+    write!(db, |tx| copies::finish(tx, to, remains, Timestamp(90)));
     db.states().clear();
     to
+}
+
+async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy, Option<copies::Piece>)> {
+    let piece = copy.next(tx).await?;
+    Ok((copy, piece))
+}
+
+/// How many threads a search finds that were made when copies are.
+async fn found(db: &Db) -> usize {
+    let all = threads::ThreadSearch { limit: 100, ..threads::ThreadSearch::default() };
+    let page = read!(db, |tx| threads::search(tx, &all));
+    page.threads.iter().filter(|thread| thread.created_at == Timestamp(90)).count()
 }
 
 async fn history(db: &Db, thread: ThreadId) -> Vec<Checkpoint> {
@@ -108,6 +129,24 @@ async fn wait_for_nobody(db: Db) {
 
 async fn need_an_original(db: Db) {
     let (from, to) = (ThreadId::mint(), ThreadId::mint());
-    assert!(!write!(db, |tx| copies::copy_thread(tx, from, to, Timestamp(1))));
+    assert!(write!(db, |tx| copies::begin(tx, from, to, Timestamp(1))).is_none());
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
+}
+
+async fn are_swept_when_a_crash_leaves_them(db: Db) {
+    let original = stored_thread(&db).await;
+    let step = saying("one", None, 0);
+    put(&db, original, Lane::Main, 1, &step, ended()).await;
+    let to = ThreadId::mint();
+    let hour = 3_600_000_000;
+    let copy = write!(db, |tx| copies::begin(tx, original, to, Timestamp(10))).expect("an original");
+    let (_, piece) = read!(db, |tx| next(tx, copy));
+    let piece = piece.expect("a piece");
+    write!(db, |tx| copies::store(tx, piece, Timestamp(20)));
+    assert!(!write!(db, |tx| copies::sweep(tx, false, Timestamp(hour + 19))), "it may be in the making");
+    let at_start = db.engine() == Engine::Sqlite;
+    assert!(write!(db, |tx| copies::sweep(tx, at_start, Timestamp(if at_start { 20 } else { hour + 20 }))));
+    assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
+    assert!(!write!(db, |tx| copies::sweep(tx, true, Timestamp(2 * hour))));
+    assert!(read!(db, |tx| threads::find(tx, original)).is_some());
 }

@@ -58,6 +58,7 @@ async fn are_the_same_on_both_engines() {
             "threads_to_index",
             "tree_shares",
             "trees",
+            "unfinished_copies",
             "workers"
         ]
     );

@@ -14,7 +14,7 @@ use super::{ThreadRow, columns};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
-use crate::db::{DbError, DbResult, Tx, background, checkpoints, off_thread};
+use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{Filter, Term};
 use crate::domain::id::ThreadId;
@@ -69,6 +69,8 @@ pub struct ThreadSearch {
     /// How much memory the threads of the page may take, roughly, in bytes: it ends early beyond it, behind one thread at
     /// least.
     pub bytes: usize,
+    /// Threads that nobody is to find: copies in the making. [`search`] and [`count`] fill them in.
+    pub hidden: Vec<ThreadId>,
 }
 
 impl Default for ThreadSearch {
@@ -83,6 +85,7 @@ impl Default for ThreadSearch {
             limit: 10,
             offset: 0,
             bytes: usize::MAX,
+            hidden: vec![],
         }
     }
 }
@@ -162,6 +165,14 @@ impl ThreadSearch {
             }
             None => {}
         }
+        if !self.hidden.is_empty() {
+            sql.push(" and found.thread_id not in (");
+            let mut list = sql.separated(", ");
+            for id in &self.hidden {
+                list.push_bind(id.0);
+            }
+            sql.push(")");
+        }
         if let Some(status) = self.status {
             sql.push(" and status = ").push_bind(status.word());
         }
@@ -220,6 +231,7 @@ impl ThreadSearch {
 /// # Errors
 /// [`DbError::Unfit`] when a search by values would have to look into too many threads.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPage> {
+    let wanted = &ThreadSearch { hidden: copies::unfinished(tx).await?, ..wanted.clone() };
     let ways = ways(tx, wanted).await?;
     if !wanted.values.is_empty() {
         return by_values(tx, wanted, ways.to_read).await;
@@ -234,6 +246,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPa
 /// # Errors
 /// As [`search`].
 pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
+    let wanted = &ThreadSearch { hidden: copies::unfinished(tx).await?, ..wanted.clone() };
     let ways = ways(tx, wanted).await?;
     if wanted.values.is_empty() {
         return count_by(tx, wanted, ways.to_count, None).await;
