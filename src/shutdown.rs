@@ -29,7 +29,36 @@ pub struct Shutdown {
     tasks: TaskTracker,
     deadline: Duration,
     cause: Arc<OnceLock<Broken>>,
+    /// Who wanted everything to be dropped, when that was a signal.
+    forced_by: Arc<OnceLock<&'static str>>,
 }
+
+/// Why a server did not stop in good order. The process then ends with an exit code that is not zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopError {
+    /// An essential task ended although nobody had asked it to.
+    Broken(Broken),
+    /// Tasks were dropped before they had come to an end.
+    Forced {
+        /// What dropped them.
+        reason: String,
+        /// How many there were.
+        tasks: usize,
+    },
+}
+
+impl fmt::Display for StopError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken(broken) => broken.fmt(f),
+            Self::Forced { reason, tasks } => {
+                write!(f, "the server did not stop in good order: {reason}, and {tasks} tasks were dropped")
+            }
+        }
+    }
+}
+
+impl std::error::Error for StopError {}
 
 /// An essential task that ended although nobody had asked it to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +88,7 @@ impl Shutdown {
     pub fn new(deadline: Duration) -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
-        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause: Arc::default() }
+        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause: Arc::default(), forced_by: Arc::default() }
     }
 
     /// Tells when to take nothing new on and to leave at the next commit.
@@ -144,11 +173,13 @@ impl Shutdown {
                 Err(error) => return warn!(%error, "signals cannot be heard; stop the process another way"),
             };
             let signal = signals.next().await;
-            info!(signal, "stopping; once more to stop at once");
             shutdown.begin();
+            info!(signal, "stopping; once more to stop at once");
             let signal = signals.next().await;
-            warn!(signal, "stopping at once");
+            // Nobody sends a third reason.
+            let _ = shutdown.forced_by.set(signal);
             shutdown.force();
+            warn!(signal, "stopping at once");
         };
         // Not tracked: it must not keep the server alive, and a second signal has to be heard until the very end.
         #[expect(clippy::disallowed_methods, reason = "the one task that is meant to outlive the others")]
@@ -158,20 +189,31 @@ impl Shutdown {
     /// Waits until the server was told to stop and all tasks have ended, by themselves or by the deadline.
     ///
     /// # Errors
-    /// When it stopped because an essential task had ended.
-    pub async fn finished(&self) -> Result<(), Broken> {
+    /// When it stopped because an essential task had ended, or when tasks had to be dropped.
+    pub async fn finished(&self) -> Result<(), StopError> {
         self.soft.cancelled().await;
         self.tasks.close();
-        tokio::select! {
-            () = self.tasks.wait() => {}
-            () = self.hard.cancelled() => {}
-            () = tokio::time::sleep(self.deadline) => {
-                warn!(tasks = self.tasks.len(), "deadline reached, stopping at once");
+        let forced = tokio::select! {
+            biased;
+            () = self.tasks.wait() => None,
+            () = self.hard.cancelled() => {
+                let by = self.forced_by.get().map_or_else(String::new, |signal| format!(" by a second {signal}"));
+                Some(StopError::Forced { reason: format!("it was stopped at once{by}"), tasks: self.tasks.len() })
             }
-        }
+            () = tokio::time::sleep(self.deadline) => {
+                let reason = format!("the deadline of {} s was reached", self.deadline.as_secs_f64());
+                Some(StopError::Forced { reason, tasks: self.tasks.len() })
+            }
+        };
         self.force();
+        if let Some(forced) = &forced {
+            warn!("{forced}");
+        }
         self.tasks.wait().await;
-        self.cause.get().map_or(Ok(()), |cause| Err(cause.clone()))
+        match self.cause.get() {
+            Some(cause) => Err(StopError::Broken(cause.clone())),
+            None => forced.map_or(Ok(()), Err),
+        }
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where tasks are started")]

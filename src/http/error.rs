@@ -233,6 +233,7 @@ impl From<DbError> for ApiError {
             | DbError::Busy
             | DbError::Corrupt { .. }
             | DbError::Panicked(_)
+            | DbError::InUse { .. }
             | DbError::Closed
             | DbError::Unavailable(_) => Self::fault(&error),
         }
