@@ -209,16 +209,16 @@ mod tests {
     fn a_reader_that_does_not_read_holds_nobody_up_and_what_is_too_much_is_counted() {
         let (buffer, answer, read) = begin();
         let line = vec![b'\n'; 1024 * 1024];
-        for _ in 0..9 {
+        for _ in 0..20 {
             buffer.push(&line);
         }
-        // One piece may be on its way, and four wait.
+        // As much as waits may be on its way already.
         let lost = buffer.lost.load(Ordering::Relaxed) / (1024 * 1024);
-        assert!((4..=5).contains(&lost), "{lost}");
+        assert!((12..=16).contains(&lost), "{lost}");
         buffer.flush(Duration::ZERO);
         drop(answer);
         let mut came = 0;
-        while came < (9 - lost) * 1024 * 1024 {
+        while came < (20 - lost) * 1024 * 1024 {
             came += read.recv().expect("the rest comes").len() as u64;
         }
         buffer.push(b"again\n");

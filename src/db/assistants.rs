@@ -5,7 +5,7 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
-use super::json::Cell;
+use super::json::{Cell, readable};
 use super::{DbResult, Tx};
 use crate::domain::assistant::{Assistant, Settings, Version};
 use crate::domain::filter::Filter;
@@ -202,7 +202,7 @@ pub async fn versions(
         sql.push(" order by version desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Version::try_from).collect()
+    readable(rows)
 }
 
 /// Deletes an assistant with its versions. Its runs and threads stay. Returns whether there was one.
@@ -318,7 +318,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<Vec<A
         sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Assistant::try_from).collect()
+    readable(rows)
 }
 
 /// How many assistants meet the conditions; order, limit and offset are none.

@@ -4,7 +4,7 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::{Cell, encode};
+use super::json::{Cell, encode, readable};
 use super::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
@@ -123,14 +123,14 @@ pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibilit
 pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(select!(), " where parent_run = $1 order by created_at, task_id limit $2");
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(limit).fetch_all(conn).await)?;
-    rows.into_iter().map(TaskRecord::try_from).collect()
+    readable(rows)
 }
 
 /// The tasks of a thread of which something may come that its agent does not know, the oldest first.
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(select!(), " where parent_thread = $1 and watched order by created_at, task_id");
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(parent.0).fetch_all(conn).await)?;
-    rows.into_iter().map(TaskRecord::try_from).collect()
+    readable(rows)
 }
 
 /// Whether a task, which the row `t` names, is not over; of one on another server it is said what is known here.
@@ -176,6 +176,13 @@ pub async fn told(tx: &mut Tx<'_>, task: ThreadId, run: Option<RunId>, watched: 
         .execute(conn)
         .await
         .map(drop))?;
+    Ok(())
+}
+
+/// Notes that the agent of a thread is told nothing more of its tasks: what is stored of the thread cannot be read.
+pub async fn unwatch_all(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<()> {
+    const SQL: &str = "update background_tasks set watched = false where parent_thread = $1";
+    on_engine!(tx, |conn| query(SQL).bind(parent.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

@@ -286,6 +286,15 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
     row.map(Head::try_from).transpose()
 }
 
+/// The id of the newest checkpoint of a lane, for those who need not know how it stands.
+pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
+    const SQL: &str =
+        "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
+    let id: Option<Uuid> =
+        on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    Ok(id.map(CheckpointId))
+}
+
 /// A checkpoint of a thread, in whichever lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concat!(select_head!(), " where checkpoint_id = $1 and thread_id = $2");

@@ -5,7 +5,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
-use super::json::{Cell, encode};
+use super::json::{Cell, encode, readable};
 use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
@@ -282,7 +282,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch) -> DbResult<Vec<Cron>>
         sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Cron::try_from).collect()
+    readable(rows)
 }
 
 /// How many crons meet the conditions; order, limit and offset are none.

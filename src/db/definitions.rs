@@ -4,7 +4,7 @@
 use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
-use super::json::Cell;
+use super::json::{Cell, readable, unless_corrupt};
 use super::{DbResult, Tx};
 use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::time::Timestamp;
@@ -62,7 +62,7 @@ pub async fn keep(
     now: Timestamp,
 ) -> DbResult<DefinitionVersion> {
     const BODY: &str = "insert into definitions (digest, body, used_at) values ($1, $2, $3) \
-        on conflict (digest) do update set used_at = excluded.used_at";
+        on conflict (digest) do update set body = excluded.body, used_at = excluded.used_at";
     const VERSION: &str = "insert into definition_versions (graph_id, version, digest, origin, created_at) \
         values ($1, $2, $3, $4, $5) on conflict (graph_id, version) do nothing";
     let digest = definition.digest();
@@ -75,12 +75,18 @@ pub async fn keep(
         .await
         .map(drop))?;
     loop {
-        let newest = newest(tx, graph_id).await?;
-        let number = match newest {
-            Some(newest) if newest.digest == digest && newest.provenance == *provenance => return Ok(newest),
+        let as_number = |number, created_at| {
+            let (graph_id, digest) = (graph_id.to_owned(), digest.clone());
+            let (definition, provenance) = (definition.clone(), provenance.clone());
+            DefinitionVersion { graph_id, number, digest, provenance, definition, created_at }
+        };
+        let number = match newest_card(tx, graph_id).await? {
+            Some(newest) if newest.digest == digest.0 && newest.origin == origin => {
+                return Ok(as_number(newest.version, Timestamp(newest.created_at)));
+            }
             Some(newest) => {
-                touch(tx, &newest.digest, now).await?;
-                newest.number + 1
+                touch(tx, &Digest(newest.digest), now).await?;
+                newest.version + 1
             }
             None => 1,
         };
@@ -95,11 +101,24 @@ pub async fn keep(
             .map(|done| done.rows_affected()))?;
         // None when another server was quicker.
         if inserted == 1 {
-            let (definition, provenance) = (definition.clone(), provenance.clone());
-            let graph_id = graph_id.to_owned();
-            return Ok(DefinitionVersion { graph_id, number, digest, provenance, definition, created_at: now });
+            return Ok(as_number(number, now));
         }
     }
+}
+
+/// A version of an agent without its content, which may be impossible to read.
+#[derive(sqlx::FromRow)]
+struct Card {
+    version: i64,
+    digest: String,
+    origin: String,
+    created_at: i64,
+}
+
+async fn newest_card(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Card>> {
+    const SQL: &str = "select version, digest, origin, created_at from definition_versions where graph_id = $1 \
+        order by version desc limit 1";
+    Ok(on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?)
 }
 
 /// Notes that a definition goes out of use: runs may still be admitted by it for a moment.
@@ -146,7 +165,7 @@ pub async fn versions(
     const SQL: &str = concat!(versions!(), " where v.graph_id = $1 order by v.version desc limit $2 offset $3");
     let rows: Vec<VersionRow> =
         on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(limit).bind(offset).fetch_all(conn).await)?;
-    rows.into_iter().map(DefinitionVersion::try_from).collect()
+    readable(rows)
 }
 
 /// How many versions of an agent are listed.
@@ -160,17 +179,18 @@ pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
     const SQL: &str =
         concat!(versions!(), " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id");
     let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
-    rows.into_iter().map(DefinitionVersion::try_from).collect()
+    readable(rows)
 }
 
-/// The agent of this name that a client defined, in the version in use.
+/// The agent of this name that a client defined, in the version in use; none also if it cannot be
+/// read, so that it can be defined anew.
 pub async fn of_client(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
     const SQL: &str = concat!(
         versions!(),
         " join agents a on a.graph_id = v.graph_id and a.version = v.version where a.graph_id = $1"
     );
     let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?;
-    row.map(DefinitionVersion::try_from).transpose()
+    Ok(row.map(|row| unless_corrupt(row.try_into())).transpose()?.flatten())
 }
 
 /// How many agents clients defined.
@@ -213,23 +233,18 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
 /// Forgets the contents that no version has, that went out of use before `before`, and that no run needs: none at work,
 /// waiting for its turn, or on a thread that waits for a human. Returns how many.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
-    const CANDIDATES: &str = "select d.digest from definitions d where d.used_at < $1 \
-        and not exists (select 1 from definition_versions v where v.digest = d.digest) limit 100";
-    const NEEDED_ON_SQLITE: &str = "select json_extract(request, '$.agent.definition') from runs \
-        where depth = 0 and status in ('pending', 'running') union select json_extract(r.request, '$.agent.definition') \
-        from threads t join runs r on r.thread_id = t.thread_id where t.status in ('busy', 'interrupted')";
-    const NEEDED_ON_POSTGRES: &str = "select request::json #>> '{agent,definition}' from runs \
-        where depth = 0 and status in ('pending', 'running') union select r.request::json #>> '{agent,definition}' \
-        from threads t join runs r on r.thread_id = t.thread_id where t.status in ('busy', 'interrupted')";
+    // A request is looked through as a text: whether a run needs a definition must be known also when the request cannot be
+    // read as JSON. A digest in it is that of a definition.
+    const UNUSED: &str = "select d.digest from definitions d where d.used_at < $1 \
+        and not exists (select 1 from definition_versions v where v.digest = d.digest) \
+        and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
+        and r.request like '%' || d.digest || '%') \
+        and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
+        where t.status in ('busy', 'interrupted') and r.request like '%' || d.digest || '%') limit 100";
     const FORGET: &str = "delete from definitions where digest = $1";
-    let candidates: Vec<String> = on_engine!(tx, |conn| query_scalar(CANDIDATES).bind(before.0).fetch_all(conn).await)?;
-    if candidates.is_empty() {
-        return Ok(0);
-    }
-    let sql = tx.either(NEEDED_ON_SQLITE, NEEDED_ON_POSTGRES);
-    let needed: Vec<Option<String>> = on_engine!(tx, |conn| query_scalar(sql).fetch_all(conn).await)?;
+    let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
     let mut forgotten = 0;
-    for digest in candidates.into_iter().filter(|digest| !needed.iter().flatten().any(|needed| needed == digest)) {
+    for digest in unused {
         forgotten +=
             on_engine!(tx, |conn| query(FORGET).bind(digest).execute(conn).await.map(|done| done.rows_affected()))?;
     }

@@ -4,7 +4,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::Cell;
+use super::json::{Cell, readable};
 use super::workers::is_alive;
 use super::{DbResult, Tx};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
@@ -129,7 +129,7 @@ pub async fn claim(
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    let mut claimed = rows.into_iter().map(Delivery::try_from).collect::<DbResult<Vec<_>>>()?;
+    let mut claimed: Vec<Delivery> = readable(rows)?;
     claimed.sort_by_key(|delivery| delivery.id);
     Ok(claimed)
 }
@@ -267,7 +267,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch) -> DbResult<Vec<De
         sql.push(" offset ").push_bind(wanted.offset);
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Delivery::try_from).collect()
+    readable(rows)
 }
 
 /// How many deliveries meet the conditions; limit and offset are none.

@@ -269,12 +269,19 @@ fn push_keys(query: &mut QueryBuilder<Sqlite>, json: &str, filter: &Map<String, 
     }
     query.push("true");
     for (key, value) in filter {
+        // A column that holds no JSON is an error in SQLite, for all rows.
+        let json = if depth == 1 { valid_json(json) } else { json.to_owned() };
         query.push(format!(" and exists (select 1 from json_each({json}) j{depth} where j{depth}.key = "));
         query.push_bind(key.clone());
         push_match(query, value, depth)?;
         query.push(")");
     }
     Ok(())
+}
+
+/// What `json_each` of SQLite is to be given of a column: nothing where it holds no JSON.
+fn valid_json(column: &str) -> String {
+    format!("case when json_valid({column}) then {column} end")
 }
 
 /// Adds the condition that row `j{depth}` of a `json_each` matches `value`.

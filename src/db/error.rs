@@ -66,6 +66,11 @@ impl DbError {
             | Self::Closed => false,
         }
     }
+
+    /// Whether something that is stored cannot be read: trying again does not help, and others are not concerned.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+    }
 }
 
 impl From<sqlx::Error> for DbError {

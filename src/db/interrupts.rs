@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::checkpoints::{lane_id, lane_of};
 use super::engine::on_engine;
-use super::json::{Cell, encode};
+use super::json::{Cell, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
@@ -146,7 +146,8 @@ pub async fn insert(tx: &mut Tx<'_>, asked: &Asked) -> DbResult<()> {
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
         resolved_at = excluded.resolved_at, seq = excluded.seq";
     let id = &asked.interrupt.id;
-    let earlier = find(tx, asked.thread, id).await?;
+    // One that cannot be read is replaced by what is known now.
+    let earlier = unless_corrupt(find(tx, asked.thread, id).await)?.flatten();
     remember(tx, earlier.as_slice(), asked.run).await?;
     let interrupt = encode(&asked.interrupt)?;
     let resolution = asked.resolution.as_ref().map(encode).transpose()?;
@@ -195,7 +196,7 @@ pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedSt
         Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
         None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
     })?;
-    rows.into_iter().map(Asked::try_from).collect()
+    readable(rows)
 }
 
 /// Which runs of a thread went on with answers, each with a run that had asked.
@@ -211,7 +212,7 @@ pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<A
     const SQL: &str =
         concat!(select!(), " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2");
     let rows: Vec<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
-    rows.into_iter().map(Asked::try_from).collect()
+    readable(rows)
 }
 
 /// Stores the answer that run `by` brings to an open question. Returns false when there is no such open question.
@@ -309,7 +310,8 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
     let touched: Vec<(String, String)> =
         on_engine!(tx, |conn| query_as(FIND).bind(thread.0).bind(by.0).fetch_all(conn).await)?;
     for (id, before) in touched {
-        let before: Before = Cell { table: TABLE, column: "before", id: &id }.decode(&before)?;
+        let cell = Cell { table: TABLE, column: "before", id: &id };
+        let Some(before) = unless_corrupt(cell.decode::<Before>(&before))? else { continue };
         let resolution = before.resolution.as_ref().map(encode).transpose()?;
         on_engine!(tx, |conn| query(RESTORE)
             .bind(thread.0)

@@ -8,7 +8,7 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 
 use super::engine::{Matches, on_engine};
-use super::json::Cell;
+use super::json::{Cell, readable};
 use super::{DbResult, Tx};
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemDraft, ItemSearch, Namespace};
 use crate::domain::time::Timestamp;
@@ -132,7 +132,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, now: Timestamp) -> DbR
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Item::try_from).collect()
+    readable(rows)
 }
 
 /// Lets these items stay as long from now on as they were to stay when they were written. Those that stay for ever and those

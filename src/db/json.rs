@@ -31,4 +31,58 @@ impl<I: ToString> Cell<'_, I> {
     pub(super) fn decode<T: DeserializeOwned>(&self, text: &str) -> DbResult<T> {
         serde_json::from_str(text).map_err(|_| self.corrupt())
     }
+
+    /// The same, or the default in place of a text that cannot be read, which is logged: for what others wait for.
+    pub(super) fn decode_or_default<T: DeserializeOwned + Default>(&self, text: &str) -> T {
+        self.decode(text).unwrap_or_else(|error| {
+            log_unreadable(&error);
+            T::default()
+        })
+    }
+}
+
+/// The rows that can be read. One that cannot be read is logged and left out: it must not take the others with it.
+///
+/// # Errors
+/// Any other than [`DbError::Corrupt`].
+pub(super) fn readable<R, T>(rows: impl IntoIterator<Item = R>) -> DbResult<Vec<T>>
+where
+    T: TryFrom<R, Error = DbError>,
+{
+    readable_with(rows, T::try_from)
+}
+
+/// As [`readable`], for rows that `read` reads.
+///
+/// # Errors
+/// Any other than [`DbError::Corrupt`].
+pub(super) fn readable_with<R, T>(
+    rows: impl IntoIterator<Item = R>,
+    read: impl Fn(R) -> DbResult<T>,
+) -> DbResult<Vec<T>> {
+    let mut found = vec![];
+    for row in rows {
+        found.extend(unless_corrupt(read(row))?);
+    }
+    Ok(found)
+}
+
+/// What was read; none if it cannot be read, which is logged.
+///
+/// # Errors
+/// Any other than [`DbError::Corrupt`].
+pub fn unless_corrupt<T>(read: DbResult<T>) -> DbResult<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_corrupt() => {
+            log_unreadable(&error);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Says in the log that something stored cannot be read, and is passed over.
+pub(super) fn log_unreadable(error: &DbError) {
+    tracing::warn!(%error, "a row that cannot be read was passed over");
 }

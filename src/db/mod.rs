@@ -44,6 +44,7 @@ use tokio_util::task::TaskTracker;
 
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
+pub use json::unless_corrupt;
 pub use rings::Ring;
 pub use states::States;
 

@@ -94,6 +94,14 @@ pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     Ok(())
 }
 
+/// Notes that nothing is to be taken away from a thread until it changes: what is stored of it cannot be read, so its history
+/// cannot be summed up.
+pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "update threads set expires_at = null, pruned_at = $2 where thread_id = $1";
+    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
 /// What one table holds of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {

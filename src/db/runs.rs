@@ -6,7 +6,7 @@ mod order;
 mod queue;
 mod usage;
 
-use serde_json::{Map, Value};
+use serde::de::DeserializeOwned;
 use sqlx::types::Json;
 use sqlx::{query, query_as};
 use uuid::Uuid;
@@ -22,8 +22,8 @@ pub use queue::{Queue, queue};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
-use super::json::{Cell, encode};
-use super::{DbResult, Tx};
+use super::json::{Cell, encode, log_unreadable};
+use super::{DbError, DbResult, Tx};
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
@@ -71,37 +71,101 @@ struct RunRow {
     crashes: i32,
 }
 
-impl TryFrom<RunRow> for Run {
-    type Error = super::DbError;
+/// A run as far as it can be read.
+struct ReadRun {
+    /// What cannot be read has its default here, and `error` says so.
+    run: Run,
+    /// The first column that cannot be read.
+    trouble: Option<DbError>,
+}
 
-    fn try_from(row: RunRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.run_id };
+/// Reads the columns of a run, and keeps the first error.
+struct Columns<'a> {
+    id: &'a Uuid,
+    trouble: Option<DbError>,
+}
+
+impl<'a> Columns<'a> {
+    fn at(&self, column: &'static str) -> Cell<'a, Uuid> {
+        Cell { table: TABLE, column, id: self.id }
+    }
+
+    fn take<T: Default>(&mut self, read: DbResult<T>) -> T {
+        read.unwrap_or_else(|error| {
+            self.trouble.get_or_insert(error);
+            T::default()
+        })
+    }
+
+    fn json<T: DeserializeOwned + Default>(&mut self, column: &'static str, text: &str) -> T {
+        let read = self.at(column).decode(text);
+        self.take(read)
+    }
+
+    fn number(&mut self, column: &'static str, number: i32) -> u32 {
+        let read = u32::try_from(number).map_err(|_| self.at(column).corrupt());
+        self.take(read)
+    }
+}
+
+impl From<RunRow> for ReadRun {
+    fn from(row: RunRow) -> Self {
+        let mut columns = Columns { id: &row.run_id, trouble: None };
+        let namespace = read_namespace(&row.namespace).ok_or_else(|| columns.at("namespace").corrupt());
+        let visibility = match &row.visibility {
+            None => Some(Visibility::Full),
+            Some(word) => Visibility::from_word(word),
+        };
+        let visibility = visibility.ok_or_else(|| columns.at("visibility").corrupt());
+        let status = RunStatus::from_word(&row.status).ok_or_else(|| columns.at("status").corrupt());
         let lineage = Lineage {
             root: RunId(row.root_id),
             parent: row.parent_id.map(RunId),
-            depth: u32::try_from(row.depth).map_err(|_| at("depth").corrupt())?,
+            depth: columns.number("depth", row.depth),
+            namespace: columns.take(namespace),
+            path: columns.json("path", &row.path),
+            // Nothing is shown of a run of which it is not known how much may be seen.
+            visibility: columns.take(visibility.map(Some)).unwrap_or(Visibility::Hidden),
             cause: row.cause,
-            namespace: read_namespace(&row.namespace).ok_or_else(|| at("namespace").corrupt())?,
-            path: at("path").decode(&row.path)?,
-            visibility: match &row.visibility {
-                None => Visibility::Full,
-                Some(word) => Visibility::from_word(word).ok_or_else(|| at("visibility").corrupt())?,
-            },
         };
-        Ok(Self {
+        let error = row.error.as_deref().map(|error| columns.at("error").decode(error)).transpose();
+        let mut run = Run {
             id: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
             assistant: AssistantId(row.assistant_id),
             lineage,
-            status: RunStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
-            request: at("request").decode(&row.request)?,
-            metadata: at("metadata").decode::<Map<String, Value>>(&row.metadata)?,
-            error: row.error.as_deref().map(|error| at("error").decode(error)).transpose()?,
-            attempt: u32::try_from(row.attempt).map_err(|_| at("attempt").corrupt())?,
+            status: columns.take(status.map(Some)).unwrap_or(RunStatus::Error),
+            request: columns.json("request", &row.request),
+            metadata: columns.json("metadata", &row.metadata),
+            error: columns.take(error),
+            attempt: columns.number("attempt", row.attempt),
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             due_at: Timestamp(row.due_at),
-        })
+        };
+        let trouble = columns.trouble;
+        if let Some(trouble) = &trouble {
+            run.error.get_or_insert_with(|| unreadable(trouble));
+        }
+        Self { run, trouble }
+    }
+}
+
+/// What is said of a run that cannot go on because what is stored of it cannot be read.
+pub fn unreadable(trouble: &DbError) -> Failure {
+    let text = format!("What is stored of this run cannot be read: {trouble}. It was ended; others are not concerned.");
+    Failure::new("UnreadableRunError", text)
+}
+
+/// As far as it can be read: runs are looked at in order to end, delete and list them, and one that cannot be read must
+/// not be in the way of that. Those that are to be driven are read by [`Claim`].
+impl From<RunRow> for Run {
+    fn from(row: RunRow) -> Self {
+        let ReadRun { run, trouble } = row.into();
+        if let Some(trouble) = &trouble {
+            log_unreadable(trouble);
+        }
+        run
     }
 }
 
@@ -160,7 +224,7 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Opt
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     const SQL: &str = concat!(select!(), " where run_id = $1");
     let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
-    row.map(Run::try_from).transpose()
+    Ok(row.map(Run::from))
 }
 
 /// The runs of the main agent on a thread, the newest first.
@@ -186,7 +250,7 @@ pub async fn list(
             None => query.fetch_all(conn).await,
         }
     })?;
-    rows.into_iter().map(Run::try_from).collect()
+    Ok(rows.into_iter().map(Run::from).collect())
 }
 
 /// The runs that a run delegated to, the oldest first.
@@ -212,7 +276,7 @@ pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> 
 
 async fn many(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_all(conn).await)?;
-    rows.into_iter().map(Run::try_from).collect()
+    Ok(rows.into_iter().map(Run::from).collect())
 }
 
 /// Sets what a run is doing, and why it failed, when it did. Returns whether there is such a run.

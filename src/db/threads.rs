@@ -16,7 +16,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadPage, ThreadSearch, ThreadSort, cou
 pub use terms::index_some;
 
 use super::engine::on_engine;
-use super::json::{Cell, encode};
+use super::json::{Cell, encode, log_unreadable};
 use super::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -54,30 +54,35 @@ struct ThreadRow {
     expires_at: Option<i64>,
 }
 
-impl TryFrom<ThreadRow> for Thread {
-    type Error = super::DbError;
-
-    fn try_from(row: ThreadRow) -> DbResult<Self> {
+/// As far as it can be read: a thread is looked at in order to run on it, sweep and delete it, and none of that depends on
+/// the columns that hold JSON.
+impl From<ThreadRow> for Thread {
+    fn from(row: ThreadRow) -> Self {
         let at = |column| Cell { table: TABLE, column, id: &row.thread_id };
-        Ok(Self {
+        let status = ThreadStatus::from_word(&row.status).unwrap_or_else(|| {
+            log_unreadable(&at("status").corrupt());
+            ThreadStatus::Error
+        });
+        Self {
             id: ThreadId(row.thread_id),
-            status: ThreadStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
-            metadata: at("metadata").decode(&row.metadata)?,
-            config: at("config").decode(&row.config)?,
-            error: row.error.as_deref().map(|error| at("error").decode(error)).transpose()?,
+            status,
+            metadata: at("metadata").decode_or_default(&row.metadata),
+            config: at("config").decode_or_default(&row.config),
+            error: row.error.as_deref().and_then(|error| at("error").decode_or_default(error)),
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             state_updated_at: Timestamp(row.state_updated_at),
-            ttl: match (row.ttl, &row.ttl_strategy) {
-                (Some(micros), Some(word)) => Some(Ttl {
-                    after: Duration::from_micros(u64::try_from(micros).map_err(|_| at("ttl").corrupt())?),
-                    strategy: TtlStrategy::from_word(word).ok_or_else(|| at("ttl_strategy").corrupt())?,
-                }),
-                (_, _) => None,
-            },
+            ttl: read_ttl(row.ttl, row.ttl_strategy.as_deref()),
             expires_at: row.expires_at.map(Timestamp),
-        })
+        }
     }
+}
+
+/// How long a thread is kept; for good when that makes no sense.
+fn read_ttl(micros: Option<i64>, strategy: Option<&str>) -> Option<Ttl> {
+    let after = Duration::from_micros(u64::try_from(micros?).ok()?);
+    let strategy = TtlStrategy::from_word(strategy?)?;
+    Some(Ttl { after, strategy })
 }
 
 /// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
@@ -123,7 +128,7 @@ pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
 
 async fn one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
     let row: Option<ThreadRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
-    row.map(Thread::try_from).transpose()
+    Ok(row.map(Thread::from))
 }
 
 fn micros(ttl: Ttl) -> i64 {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::panic::Location;
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -29,6 +29,8 @@ pub struct ApiError {
     code: &'static str,
     message: Cow<'static, str>,
     findings: Vec<RemarkView>,
+    /// After how many seconds the client may try again; sent as `Retry-After`.
+    retry_after: Option<u32>,
 }
 
 /// The body of every failed request.
@@ -48,7 +50,13 @@ pub struct ErrorBody {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), findings: vec![] }
+        Self { status, code, message: message.into(), findings: vec![], retry_after: None }
+    }
+
+    /// The same with the header `Retry-After`, in seconds.
+    #[must_use]
+    pub fn with_retry_after(self, seconds: u32) -> Self {
+        Self { retry_after: Some(seconds), ..self }
     }
 
     /// The same about one item of a list.
@@ -182,7 +190,50 @@ impl ApiError {
     /// As many streams are open as this server allows one `whose` (`thread`, `client`) to have.
     pub fn too_many_streams(whose: &str, limit: usize) -> Self {
         let message = format!("This {whose} has {limit} open streams, and more are not allowed. Close one first.");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
+    }
+
+    /// A web page of another origin asks for something that it may not do.
+    pub fn foreign_origin(origin: &str) -> Self {
+        let message = format!(
+            "Pages of the origin {origin:?} may not do this: it is not in `cors_origins` of the section [server] of the \
+             server's configuration"
+        );
+        Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
+    }
+
+    /// The server is called under a name that it does not know as its own.
+    pub fn unknown_host(host: &str) -> Self {
+        let message = format!(
+            "This server does not answer under the name {host:?}: it is not in `hosts` of the section [server] of its \
+             configuration"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
+    }
+
+    /// A body that is not JSON by its content type.
+    pub fn not_json(given: Option<&str>) -> Self {
+        let given = given.map_or_else(|| "has none".to_owned(), |given| format!("is {given:?}"));
+        let message = format!("Content-Type: must be application/json, and {given}");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    /// A body that did not come in time.
+    pub fn slow_body(limit: &str) -> Self {
+        let message = format!("The body of the request did not come in time: {limit}");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    }
+
+    /// The bodies of other requests take all the memory that there is for bodies.
+    pub fn bodies_busy() -> Self {
+        let message = "The server is busy with the bodies of other requests. Try again.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_busy", message).with_retry_after(1)
+    }
+
+    /// The server stops before the body of the request has come.
+    pub fn body_cut_off() -> Self {
+        let message = "The server is stopping and did not wait for the body of the request. Try again.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
 
     /// A request for a thread's stream that cannot be met.
@@ -214,7 +265,11 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = ErrorBody { detail: self.message.into_owned(), code: self.code.to_owned(), findings: self.findings };
-        (self.status, Json(body)).into_response()
+        let mut response = (self.status, Json(body)).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 }
 

@@ -18,7 +18,7 @@ use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, Th
 use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
-use crate::db::{DbResult, Tx, background, checkpoints, retention, threads};
+use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
@@ -212,7 +212,7 @@ impl Glimpse {
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
-        let head = checkpoints::head(tx, thread.id, Lane::Main).await?.filter(|_| is_seen).map(|head| head.id);
+        let head = checkpoints::newest_id(tx, thread.id, Lane::Main).await?.filter(|_| is_seen);
         let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
         Ok(Self { thread, head, asked })
     }
@@ -224,7 +224,13 @@ impl Glimpse {
     }
 
     async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
-        let values = if with_values { self.state(api).await?.map(|state| state.values()) } else { None };
+        // The thread is shown also when its state cannot be read: it is one of many, or somebody looks what it is.
+        let head = self.head.filter(|_| with_values);
+        let state = match head {
+            Some(head) => db::unless_corrupt(api.events.state_at(self.thread.id, head).await)?,
+            None => None,
+        };
+        let values = state.map(|state| state.values());
         let mut interrupts = Object::new();
         for asked in &self.asked {
             let of_task = interrupts.entry(asked.interrupt.task.to_string()).or_insert_with(|| json!([]));

@@ -414,8 +414,11 @@ pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Tim
 
 /// What a thread is doing on which nothing is at work, and why its last step failed, when it did.
 async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
-    let Some(head) = db::checkpoints::head(tx, thread, Lane::Main).await? else {
-        return Ok((ThreadStatus::Idle, None));
+    let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
+        Ok(Some(head)) => head,
+        Ok(None) => return Ok((ThreadStatus::Idle, None)),
+        Err(error) if error.is_corrupt() => return Ok((ThreadStatus::Error, Some(db::runs::unreadable(&error)))),
+        Err(error) => return Err(error),
     };
     Ok(match (head.position.failure, head.position.phase) {
         (Some(failure), _) => (ThreadStatus::Error, Some(failure)),

@@ -59,8 +59,17 @@ pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
-    let Some(stored) = assistants::lock(tx, ours.id).await? else { return Ok(()) };
     let is_untouched = assistants::newest_version(tx, ours.id).await? == 1;
+    let stored = match assistants::lock(tx, ours.id).await {
+        Ok(Some(stored)) => stored,
+        Ok(None) => return Ok(()),
+        Err(error) if error.is_corrupt() => {
+            tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
+            // What nobody ever changed is known. Otherwise the agent runs again when somebody has deleted the assistant.
+            return if is_untouched { assistants::update(tx, ours).await } else { Ok(()) };
+        }
+        Err(error) => return Err(error),
+    };
     let (old, new) = (&stored.settings, &ours.settings);
     if is_untouched && (&old.name, &old.description) != (&new.name, &new.description) {
         assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;

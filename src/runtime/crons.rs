@@ -241,8 +241,15 @@ impl Runs {
                 if let Some(thread) = due.thread {
                     db::threads::lock(tx, thread).await?;
                 }
-                let Some(cron) = db::crons::claim(tx, due.id, now).await? else {
-                    return Ok(None);
+                let cron = match db::crons::claim(tx, due.id, now).await {
+                    Ok(Some(cron)) => cron,
+                    Ok(None) => return Ok(None),
+                    Err(error) if error.is_corrupt() => {
+                        tracing::error!(cron = %due.id, %error, "a cron that cannot be read is not due any more");
+                        db::crons::set_due(tx, due.id, None).await?;
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
                 };
                 db::crons::set_due(tx, cron.id, cron.next_after(now)).await?;
                 if cron.end.is_some_and(|end| end < now) {

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+
 use super::desk::Desk;
 use super::worker::Worker;
 use crate::db::{self, DbResult, Tx};
@@ -102,17 +104,27 @@ impl Worker {
         }
     }
 
-    /// Takes these threads away, each in a transaction of its own. Returns how many went.
+    /// Takes these threads away, each in a transaction of its own. Returns how many went. One that cannot be read is left
+    /// alone from then on, so that it is not in the way of others.
     async fn take<J>(&self, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
     where
-        J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> futures::future::BoxFuture<'t, DbResult<bool>>
-            + Copy
-            + Send
-            + 'static,
+        J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
     {
         let mut gone = 0;
         for thread in threads {
-            gone += u64::from(self.db.write(move |tx| job(tx, thread)).await?);
+            match self.db.write(move |tx| job(tx, thread)).await {
+                Ok(went) => gone += u64::from(went),
+                Err(error) if error.is_corrupt() => {
+                    tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
+                    let now = self.clock.now();
+                    let write = self
+                        .db
+                        .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+                    write.await?;
+                    gone += 1;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(gone)
     }

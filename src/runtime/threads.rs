@@ -125,7 +125,7 @@ impl Runs {
                         .0
                         .db
                         .write(move |tx| Box::pin(async move { db::retention::keep_latest(tx, thread, now).await }));
-                    write.await?
+                    db::unless_corrupt(write.await)?.unwrap_or(false)
                 }
             };
             pruned += u64::from(done);

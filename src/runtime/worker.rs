@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{House, Occasion};
 use super::background::Waker;
 use super::children::Children;
-use super::desk::Desk;
+use super::desk::{Desk, fault};
 use super::journal::{LaneJournal, patiently};
 use super::opening::{self, Opening};
 use super::registry::Registry;
@@ -22,7 +22,7 @@ use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
 use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
 use crate::db::runs::Claim;
-use crate::db::{self, Db, DbResult, Engine};
+use crate::db::{self, Db, DbError, DbResult, Engine};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
@@ -178,10 +178,15 @@ impl Worker {
                 .db
                 .write(move |tx| {
                     Box::pin(async move {
-                        match db::runs::next_due(tx, now).await? {
-                            Some(run) => Ok((db::runs::claim(tx, run, worker, now).await?, true)),
-                            None => Ok((None, db::runs::any_pending(tx).await?)),
+                        let mut passed = None;
+                        while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
+                            if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
+                                return Ok((Some(claim), true));
+                            }
+                            // It cannot be read and was ended, or its thread is not free any more.
+                            passed = Some(run);
                         }
+                        Ok((None, db::runs::any_pending(tx).await?))
                     })
                 })
                 .await;
@@ -268,6 +273,11 @@ impl Worker {
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
     async fn work(self: &Arc<Self>, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
+        // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
+        if desk.crashes >= MAX_CRASHES {
+            let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
+            return self.fail(desk, &Machine::default(), Failure::new("TooManyAttemptsError", text)).await;
+        }
         let known = match self.registry.of_run(run).await {
             Ok(Some(known)) => known,
             Ok(None) => {
@@ -276,22 +286,18 @@ impl Worker {
             }
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
-                return self.give_back(desk).await;
+                return self.not_loaded(desk, &error).await;
             }
         };
         let opening = match opening::open(desk, &known).await {
             Ok(opening) => opening,
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the state of a run");
-                return self.give_back(desk).await;
+                return self.not_loaded(desk, &error).await;
             }
         };
         let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
-        if desk.crashes >= MAX_CRASHES {
-            let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
-            return self.fail(desk, &machine, Failure::new("TooManyAttemptsError", text)).await;
-        }
         let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
         let driving = Loop {
             agent: &agent,
@@ -315,6 +321,17 @@ impl Worker {
             Err(Stop::Away) => self.give_back(desk).await,
             Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,
             Err(Stop::Cancelled) => self.cancelled(desk, &machine, &journal).await,
+        }
+    }
+
+    /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
+    async fn not_loaded(&self, desk: &Arc<Desk>, error: &DbError) {
+        if error.is_corrupt() {
+            return self.fail(desk, &Machine::default(), db::runs::unreadable(error)).await;
+        }
+        match fault(desk.run.id, error) {
+            Stop::Fault(failure) => self.fail(desk, &Machine::default(), failure).await,
+            Stop::Away | Stop::LeaseLost | Stop::Cancelled => self.give_back(desk).await,
         }
     }
 

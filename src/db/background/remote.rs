@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{TABLE, TaskRow};
 use crate::db::engine::on_engine;
-use crate::db::json::{Cell, encode};
+use crate::db::json::{Cell, encode, readable};
 use crate::db::workers::is_alive;
 use crate::db::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord};
@@ -47,7 +47,7 @@ pub async fn claim(
     let mut records = vec![];
     for task in claimed {
         let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(FIND).bind(task).fetch_optional(conn).await)?;
-        records.extend(row.map(TaskRecord::try_from).transpose()?);
+        records.extend(readable(row)?);
     }
     Ok(records)
 }
@@ -82,7 +82,7 @@ pub async fn waiting(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<TaskRecord>> {
         " where due_at is not null and seen_status = 'waiting' and not unwanted order by created_at, task_id limit $1"
     );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).fetch_all(conn).await)?;
-    rows.into_iter().map(TaskRecord::try_from).collect()
+    readable(rows)
 }
 
 /// Writes what is known of a task from now on. False if it was taken up since by somebody else than `fence` says, or is
@@ -116,7 +116,7 @@ pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(task.0).fetch_optional(conn).await)?;
     let cell = Cell { table: TABLE, column: "used", id: &task.0 };
-    Ok(found.flatten().map(|used| cell.decode(&used)).transpose()?.unwrap_or_default())
+    Ok(found.flatten().map(|used| cell.decode_or_default(&used)).unwrap_or_default())
 }
 
 /// Sets what a task is known to have used.

@@ -5,6 +5,7 @@ use serde_json::Value;
 use sqlx::types::Json;
 use sqlx::{Postgres, QueryBuilder, Sqlite};
 
+use super::valid_json;
 use crate::domain::item::{Condition, Filter, Test};
 
 /// A query under construction, on either engine.
@@ -94,7 +95,7 @@ fn push_at(
     (path, not): (&[String], bool),
     test: impl Fn(&mut QueryBuilder<Sqlite>, &str),
 ) {
-    let mut json = column.to_owned();
+    let mut json = valid_json(column);
     if not {
         query.push("not ");
     }

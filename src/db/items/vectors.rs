@@ -10,6 +10,7 @@ use sqlx::{QueryBuilder, query, query_scalar};
 
 use super::{ItemRow, namespace_of, range, text_of};
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
+use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemSearch};
 use crate::domain::time::Timestamp;
@@ -140,7 +141,7 @@ async fn compared_there(tx: &mut Tx<'_>, wanted: &ItemSearch, near: &Near, now: 
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(|row| Ok(found(row.item.try_into()?, narrow(row.score)))).collect()
+    readable_with(rows, |row| Ok(found(row.item.try_into()?, narrow(row.score))))
 }
 
 #[derive(sqlx::FromRow)]
@@ -242,7 +243,7 @@ async fn with_items(tx: &mut Tx<'_>, page: Vec<Scored>) -> DbResult<Vec<FoundIte
     })?;
     let mut items: HashMap<ItemAddress, Item> = HashMap::new();
     for row in rows {
-        let item: Item = row.try_into()?;
+        let Some(item) = unless_corrupt(Item::try_from(row))? else { continue };
         items.insert(item.address.clone(), item);
     }
     let take = |scored: Scored| {

@@ -27,7 +27,7 @@ pub async fn tree(tx: &mut Tx<'_>, top: RunId, limit: i64) -> DbResult<Vec<Run>>
         " from runs where run_id in (select member from tree) order by depth, created_at, run_id limit $2"
     );
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(top.0).bind(limit).fetch_all(conn).await)?;
-    rows.into_iter().map(Run::try_from).collect()
+    Ok(rows.into_iter().map(Run::from).collect())
 }
 
 /// The ids of a run and of the runs below it at any depth.

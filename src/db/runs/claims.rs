@@ -5,15 +5,16 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::with_tree;
-use super::{RunRow, columns};
+use super::{ReadRun, RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
-use crate::db::{DbResult, Ring, Tx, rings};
+use crate::db::{DbError, DbResult, Ring, Tx, interrupts, rings, threads};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
+use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 /// Keeps the status that the run of a subagent had before a later run of the main agent changed it.
@@ -44,17 +45,44 @@ pub struct Claim {
     pub crashes: u32,
 }
 
-impl TryFrom<RunRow> for Claim {
-    type Error = crate::db::DbError;
-
-    fn try_from(row: RunRow) -> DbResult<Self> {
-        let fence = row.fence;
-        let crashes = u32::try_from(row.crashes).unwrap_or(0);
-        Ok(Self { run: row.try_into()?, fence, crashes })
+/// The claim of a row that `worker` was given. None for one that cannot be read: it is ended instead.
+async fn claimed(tx: &mut Tx<'_>, row: RunRow, was: RunStatus, now: Timestamp) -> DbResult<Option<Claim>> {
+    let fence = row.fence;
+    let crashes = u32::try_from(row.crashes).unwrap_or(0);
+    match row.into() {
+        ReadRun { run, trouble: None } => Ok(Some(Claim { run, fence, crashes })),
+        ReadRun { run, trouble: Some(trouble) } => {
+            end_unreadable(tx, (&run, was), &trouble, now).await?;
+            Ok(None)
+        }
     }
 }
 
-/// Gives a waiting run of the main agent to `worker`, unless another one is at work on its thread.
+/// Ends a run of the main agent that cannot be read, so that its thread is free and others go on.
+async fn end_unreadable(
+    tx: &mut Tx<'_>,
+    (run, was): (&Run, RunStatus),
+    trouble: &DbError,
+    now: Timestamp,
+) -> DbResult<()> {
+    const SQL: &str = "update runs set status = 'error', error = $2, worker = null, updated_at = $3 where run_id = $1";
+    tracing::error!(run = %run.id, thread = %run.thread, error = %trouble, "a run that cannot be read was ended");
+    let failure = super::unreadable(trouble);
+    let error = encode(&failure)?;
+    on_engine!(tx, |conn| query(SQL).bind(run.id.0).bind(error).bind(now.0).execute(conn).await.map(drop))?;
+    if was == RunStatus::Pending {
+        // Answers that it would have brought were not given.
+        interrupts::restore(tx, run.thread, run.id).await?;
+    } else {
+        stop_children(tx, run.thread, run.id, now).await?;
+    }
+    let left = threads::Left { run: run.id, status: ThreadStatus::Error, error: Some(failure) };
+    threads::leave(tx, run.thread, &left, now).await?;
+    rings::ring(tx, Ring::Ended(run.thread)).await
+}
+
+/// Gives a waiting run of the main agent to `worker`, unless another one is at work on its thread. One that cannot be read
+/// is ended instead.
 pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp) -> DbResult<Option<Claim>> {
     const LOCK: &str = "select thread_id from threads \
         where thread_id = (select thread_id from runs where run_id = $1) for update";
@@ -70,7 +98,10 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
     }
     let row: Option<RunRow> =
         on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(worker.0).bind(now.0).fetch_optional(conn).await)?;
-    row.map(Claim::try_from).transpose()
+    match row {
+        Some(row) => claimed(tx, row, RunStatus::Pending, now).await,
+        None => Ok(None),
+    }
 }
 
 /// The waiting run of the main agent that became due first and whose thread is free. On Postgres one that somebody else
@@ -108,7 +139,8 @@ pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
 
 /// Gives runs of the main agent that were left behind to `worker`: those at work whose worker is none, is unknown, or
 /// broke its promise to be alive. Each is begun anew, so its `attempt` grows; where the worker before had not given the run
-/// back, it is taken to have died, and so do the `crashes`.
+/// back, it is taken to have died, and so do the `crashes`. Those that
+/// cannot be read are ended instead.
 ///
 /// Its own runs are not among them, even if it broke its promise itself, as after a sleep: it is still at work on them.
 pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
@@ -130,7 +162,10 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
     let sql = tx.either(adopt!(sqlite, ""), adopt!(postgres, " for update skip locked"));
     let rows: Vec<RunRow> =
         on_engine!(tx, |conn| query_as(sql).bind(worker.0).bind(now.0).bind(limit).fetch_all(conn).await)?;
-    let mut claims = rows.into_iter().map(Claim::try_from).collect::<DbResult<Vec<_>>>()?;
+    let mut claims = vec![];
+    for row in rows {
+        claims.extend(claimed(tx, row, RunStatus::Running, now).await?);
+    }
     claims.sort_by_key(|claim| (claim.run.created_at, claim.run.id));
     Ok(claims)
 }
@@ -218,7 +253,7 @@ pub async fn some_pending(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbRe
         " from runs where depth = 0 and status = 'pending' and created_at <= $1 order by due_at, run_id limit $2"
     );
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
-    rows.into_iter().map(Run::try_from).collect()
+    Ok(rows.into_iter().map(Run::from).collect())
 }
 
 /// Runs of the main agent at work, with their threads, in the order of the threads and behind `after`.

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::{ThreadRow, columns};
 use crate::db::engine::{Contains, on_engine};
+use crate::db::json::unless_corrupt;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{Filter, Term};
@@ -273,7 +274,7 @@ async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
         wanted.push_page(&mut sql, way)?;
         sql.build_query_as().fetch_all(conn).await
     })?;
-    rows.into_iter().map(Thread::try_from).collect()
+    Ok(rows.into_iter().map(Thread::from).collect())
 }
 
 async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way, most: Option<i64>) -> DbResult<i64> {
@@ -298,10 +299,9 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             )));
         }
         for thread in threads {
+            let Some(values) = unless_corrupt(values_of(tx, thread.id).await)? else { continue };
             // Of what clients do not see they find nothing.
-            if wanted.values.matches(&values_of(tx, thread.id).await?)
-                && background::visibility(tx, thread.id).await? == Visibility::Full
-            {
+            if wanted.values.matches(&values) && background::visibility(tx, thread.id).await? == Visibility::Full {
                 matching.push(thread);
             }
         }

@@ -55,7 +55,14 @@ pub(super) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
     let seen = Sight::of(run.id.to_string(), status);
     match status {
         TaskStatus::Success => {
-            let (machine, _) = db::checkpoints::machine(tx, thread, Lane::Main).await?;
+            let machine = match db::checkpoints::machine(tx, thread, Lane::Main).await {
+                Ok((machine, _)) => machine,
+                Err(error) if error.is_corrupt() => {
+                    let error = Some(format!("The result of the task cannot be read: {error}."));
+                    return Ok(Sight { error, ..Sight::of(run.id.to_string(), TaskStatus::Error) });
+                }
+                Err(error) => return Err(error),
+            };
             Ok(Sight { result: machine.state.conclusion(), media: machine.state.media(), ..seen })
         }
         TaskStatus::Waiting => {

@@ -82,8 +82,12 @@ impl Runs {
             self.0.waker.arm();
         }
         for parent in parents {
-            if let Err(error) = self.wake(parent).await {
-                tracing::warn!(thread = %parent, %error, "could not tell an agent what came of a background task");
+            let Err(error) = self.wake(parent).await else { continue };
+            tracing::warn!(thread = %parent, %error, "could not tell an agent what came of a background task");
+            if error.is_corrupt() {
+                let write =
+                    self.0.db.write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
+                write.await?;
             }
         }
         Ok(())
