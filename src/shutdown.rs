@@ -29,8 +29,10 @@ pub struct Shutdown {
     tasks: TaskTracker,
     deadline: Duration,
     cause: Arc<OnceLock<Broken>>,
-    /// Who wanted everything to be dropped, when that was a signal.
+    /// The signal that dropped everything, when it was one.
     forced_by: Arc<OnceLock<&'static str>>,
+    /// How many tasks were alive when everything was dropped.
+    dropped: Arc<OnceLock<usize>>,
 }
 
 /// Why a server did not stop in good order. The process then ends with an exit code that is not zero.
@@ -88,7 +90,8 @@ impl Shutdown {
     pub fn new(deadline: Duration) -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
-        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause: Arc::default(), forced_by: Arc::default() }
+        let (cause, forced_by, dropped) = Default::default();
+        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause, forced_by, dropped }
     }
 
     /// Tells when to take nothing new on and to leave at the next commit.
@@ -108,6 +111,8 @@ impl Shutdown {
 
     /// Drops everything.
     pub fn force(&self) {
+        // The first time is the one that counts.
+        let _ = self.dropped.set(self.tasks.len());
         self.hard.cancel();
     }
 
@@ -193,19 +198,20 @@ impl Shutdown {
     pub async fn finished(&self) -> Result<(), StopError> {
         self.soft.cancelled().await;
         self.tasks.close();
-        let forced = tokio::select! {
-            biased;
-            () = self.tasks.wait() => None,
-            () = self.hard.cancelled() => {
-                let by = self.forced_by.get().map_or_else(String::new, |signal| format!(" by a second {signal}"));
-                Some(StopError::Forced { reason: format!("it was stopped at once{by}"), tasks: self.tasks.len() })
-            }
-            () = tokio::time::sleep(self.deadline) => {
-                let reason = format!("the deadline of {} s was reached", self.deadline.as_secs_f64());
-                Some(StopError::Forced { reason, tasks: self.tasks.len() })
-            }
+        let is_late = tokio::select! {
+            () = self.tasks.wait() => false,
+            () = self.hard.cancelled() => false,
+            () = tokio::time::sleep(self.deadline) => true,
         };
+        let reason = match self.forced_by.get() {
+            Some(signal) => format!("it was stopped at once by a second {signal}"),
+            None if is_late => format!("the deadline of {} s was reached", self.deadline.as_secs_f64()),
+            None => "it was stopped at once".to_owned(),
+        };
+        let is_forced = is_late || self.hard.is_cancelled();
         self.force();
+        let tasks = self.dropped.get().copied().unwrap_or(0);
+        let forced = is_forced.then_some(StopError::Forced { reason, tasks });
         if let Some(forced) = &forced {
             warn!("{forced}");
         }
