@@ -110,7 +110,7 @@ async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
         let tool = format!(
             "[tools.lookup_again]\nkind = \"http\"\ndescription = \"Look again.\"\nurl = \"{}/lookup\"\n\
              parameters = {{ type = \"object\" }}\nafter_crash = \"repeat\"\n\
-             [agents.patient]\nmodel = \"scripted:lab\"\ntools = [\"lookup\", \"lookup_again\"]\n",
+             [agents.dogged]\nmodel = \"scripted:lab\"\ntools = [\"lookup\", \"lookup_again\"]\n",
             server.tools.base
         );
         server.is_configured_with(&tool).await;
@@ -124,7 +124,7 @@ async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
                 server.is_killed_and_started_again().await;
             }
         };
-        let alice = server.human("patient").await;
+        let alice = server.human("dogged").await;
         let again = call("l2", "lookup_again", json!({"query": "y"}));
         let run = alice.asks(script().calls(lookup("l1", "x")).calls(again).says("done")).await;
         dies_at("lookup", 5).await;
