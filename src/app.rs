@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::{Db, Engine};
+use crate::db::{Db, DbLimits, Engine};
 use crate::domain::background::Looks;
 use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -22,7 +22,7 @@ use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
-use crate::http::{self, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
+use crate::http::{self, Answers, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
 use crate::metrics::Metrics;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
@@ -69,7 +69,10 @@ impl App {
             move |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>))
         };
         let url = config.storage.url.expose();
-        let db = Db::open(url, &spawn).await.with_context(|| format!("could not open {}", config.storage.url))?;
+        let limits = DbLimits { statement: config.storage.statement_timeout() };
+        let db = Db::open_within(url, limits, &spawn)
+            .await
+            .with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
         if db.engine() == Engine::Postgres {
             shutdown.spawn_essential("watch", events.clone().watch(Arc::clone(&clock)).map(Ok::<(), Infallible>));
@@ -145,10 +148,12 @@ impl App {
                 per_thread: self.config.server.max_streams_per_thread,
                 per_client: self.config.server.max_streams_per_client,
             }),
+            answers: Answers::new(self.config.server.max_answer_bytes),
             settings: ApiSettings {
                 max_body_bytes: self.config.server.max_body_bytes,
                 heartbeat: self.config.server.keep_alive(),
                 cors: cors(&self.config.server),
+                request: self.config.server.request(),
             },
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
@@ -213,7 +218,7 @@ fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> 
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
-    Ok(Peers::new(Reach { rules, patience: section.patience(), looks }, spawn)?)
+    Ok(Peers::new(Reach { rules, headers: section.headers.clone(), patience: section.patience(), looks }, spawn)?)
 }
 
 /// The secret from where it is kept.

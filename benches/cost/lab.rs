@@ -15,7 +15,7 @@ use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
-use adjutant::model::providers::Providers;
+use adjutant::model::providers::{Key, Kind, ProviderConfig, Providers};
 use adjutant::peer::{AddressRules, Peers, Reach};
 use adjutant::runtime::{
     AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, Runs, Store, StoreSettings, Target, WebhookSettings,
@@ -64,7 +64,12 @@ fn nobody_is_told() -> WebhookSettings {
 
 /// Other servers, which nobody asks.
 fn peers() -> Peers {
-    let reach = Reach { rules: AddressRules::default(), patience: Duration::from_secs(1), looks: Looks::default() };
+    let reach = Reach {
+        rules: AddressRules::default(),
+        headers: BTreeMap::new(),
+        patience: Duration::from_secs(1),
+        looks: Looks::default(),
+    };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
 
@@ -79,7 +84,8 @@ impl Lab {
         let owner = shutdown.clone();
         let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        let providers = Providers::new(BTreeMap::new(), |_| None);
+        let scripted = ProviderConfig { kind: Kind::Scripted, base_url: None, api_key: Key::None };
+        let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
         let workshop = Workshop { tools: Arc::new(tools()), ..Workshop::new(providers, peers()) };
         let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
         let files = FileAgents { agents: vec![defined], ..FileAgents::default() };

@@ -21,6 +21,7 @@ use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::middleware::NextCall;
+use crate::middleware::approval::Verdict;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call that is to be made.
@@ -115,9 +116,43 @@ impl Loop<'_> {
                 }
             }
         }
+        let call = self.reviewed(machine, notes, at, call)?;
         let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
         let scope = Scope { task: Some(machine.call_task(at)), ..self.scope.answered(answer) };
         Some(Job { at, call, scope })
+    }
+
+    /// The call at `at` as it may be made. None if a human has to approve it first, who is asked, or has decided that it does
+    /// not run. The calls of a model's answer are reviewed all together by a hook after it; here are stopped those that
+    /// came any other way: by a client's command, by a write into the state, by an edit, from an older checkpoint.
+    fn reviewed(&self, machine: &mut Machine, notes: &mut Notes, at: usize, mut call: ToolCall) -> Option<ToolCall> {
+        loop {
+            let mut policies = self.agent.stack.iter().filter(|policy| policy.needs_approval(&call));
+            let Some(policy) = policies.next() else { return Some(call) };
+            if machine.is_reviewed(&call) {
+                return Some(call);
+            }
+            let question = policy.approval_question(&call)?;
+            let answer = machine.take_review(&call.id, &question);
+            match answer.and_then(|answer| Verdict::of(&call, &answer)) {
+                Some(Verdict::Answer(answer)) => {
+                    self.receive(machine, notes, at, answer);
+                    return None;
+                }
+                Some(Verdict::Run { action, approved }) => {
+                    call = ToolCall::new(call.id, action.name.clone(), action.args.clone());
+                    machine.edit_call(at, action);
+                    if approved {
+                        machine.mark_reviewed(std::slice::from_ref(&call));
+                    }
+                }
+                None => {
+                    let asked = machine.call_asked(at, question).cloned();
+                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+                    return None;
+                }
+            }
+        }
     }
 
     /// Notes that these calls begin and that these children go on; makes it durable where it matters: where a crash

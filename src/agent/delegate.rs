@@ -281,6 +281,7 @@ impl Loop<'_> {
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
             voice: Voice::default(),
             answer: None,
+            question: None,
             ..self.scope.clone()
         }
     }

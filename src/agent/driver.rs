@@ -145,11 +145,11 @@ impl Loop<'_> {
             let failure = Failure::new("RuntimeError", "the agent's definition changed: a hook under way is gone");
             return Err(Halt::Fail(failure).into());
         };
-        let answer = machine.position.asked.iter().find_map(|asked| asked.answer.clone());
-        let scope = self.scope.answered(answer);
+        let scope = self.scope.answered_to(machine.position.asked.iter().find(|asked| asked.answer.is_some()));
         match self.hearing(machine, notes, policy.hook(moment, &scope, &machine.state)).await? {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
+                machine.mark_reviewed(&reaction.reviewed);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
                 notes.extend(entry.map(|entry| Note::entry(entry, machine)));
                 Ok(())

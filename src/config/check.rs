@@ -18,6 +18,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
+    check.agents_api(config);
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
@@ -27,6 +28,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
             check.findings.push(Finding::error(field, reason));
         }
     }
+    check.findings.extend(config.peers.check_headers());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
     }
@@ -72,7 +74,10 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.providers.extend(config.providers.keys().cloned());
     around.agents = config.agents.keys().cloned().collect();
     around.mcp_servers = config.mcp_servers.keys().cloned().collect();
-    around.providers.extend(ProviderKind::ALL.map(|kind| kind.word().to_owned()));
+    // Scripts are played where the configuration says so, since whoever runs one says what its model says.
+    let usual = ProviderKind::ALL.into_iter().filter(|kind| *kind != ProviderKind::Scripted);
+    around.providers.extend(usual.map(|kind| kind.word().to_owned()));
+    around.clients = config.agents_api.rules();
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
             match section.as_str() {
@@ -102,6 +107,19 @@ impl Check {
         }
     }
 
+    fn agents_api(&mut self, config: &Config) {
+        let api = &config.agents_api;
+        for (list, names) in [("tools", &api.tools), ("models", &api.models), ("agents", &api.agents)] {
+            for (at, name) in names.iter().enumerate() {
+                if name.trim().is_empty() || name.trim_end_matches('*').contains('*') {
+                    let field = FieldPath::of(["agents_api", list]).then(at);
+                    let message = format!("`{name}` must be a name, or the beginning of names with a `*` after it");
+                    self.findings.push(Finding::error(field, message));
+                }
+            }
+        }
+    }
+
     fn kept(&mut self, section: &str, ttl: Option<&TimeToLive>) {
         let Some(ttl) = ttl else { return };
         for (name, minutes) in
@@ -124,6 +142,10 @@ impl Check {
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
         }
+        if server.max_answer_bytes == 0 {
+            self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
         self.seconds(&["server", "shutdown_s"], server.shutdown_s);
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
@@ -172,6 +194,7 @@ impl Check {
     }
 
     fn storage(&mut self, config: &Config) {
+        self.seconds(&["storage", "statement_timeout_s"], config.storage.statement_timeout_s);
         let url = config.storage.url.expose();
         let is_known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|start| url.starts_with(start));
         if !is_known {

@@ -41,8 +41,8 @@ pub use mcp::inherited;
 pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server, Storage,
-    SweepStrategy, TimeToLive,
+    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server,
+    Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
@@ -86,6 +86,8 @@ pub struct Config {
     pub webhooks: Webhooks,
     /// Which other servers may do the work of subagents.
     pub peers: Peers,
+    /// Whether clients may define agents, and what these may use.
+    pub agents_api: AgentsApi,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.

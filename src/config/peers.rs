@@ -1,11 +1,14 @@
 //! The section of the configuration file about other servers, and what makes no sense in it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::sections::seconds;
 use super::webhooks::host_problems;
+use crate::domain::definition::check::address_problem;
+use crate::domain::definition::{FieldPath, Finding, Headers};
 
 /// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
 /// definitions in files name may be anywhere; the rules are for those that clients bring.
@@ -20,6 +23,9 @@ pub struct Peers {
     pub allowed_hosts: Vec<String>,
     /// Whether only `https` may be used.
     pub require_https: bool,
+    /// Headers of requests to other servers, by the scheme, host and port of their address, whoever names them. They may hold
+    /// secrets and are never printed.
+    pub headers: BTreeMap<String, Headers>,
     /// For how long a server may be out of reach before work there is given up that is waited for, in seconds.
     pub patience_s: f64,
     /// The same for work in the background.
@@ -37,6 +43,7 @@ impl Default for Peers {
             private_hosts: vec![],
             allowed_hosts: vec![],
             require_https: false,
+            headers: BTreeMap::new(),
             patience_s: 300.0,
             background_patience_s: 86_400.0,
             first_look_s: 1.0,
@@ -64,6 +71,22 @@ impl Peers {
     /// [`Peers::longest_look_s`] as a duration; never shorter than the first.
     pub fn longest_look(&self) -> Duration {
         seconds(self.longest_look_s).max(self.first_look())
+    }
+
+    /// What makes no sense in the headers.
+    pub(super) fn check_headers(&self) -> Vec<Finding> {
+        let section = FieldPath::of(["peers", "headers"]);
+        let mut findings = vec![];
+        for (address, headers) in &self.headers {
+            let field = section.then(address);
+            let is_origin = |url: url::Url| url.origin().ascii_serialization() == *address;
+            if address_problem(address).is_some() || !url::Url::parse(address).is_ok_and(is_origin) {
+                let message = "must be the scheme, host and port of a server, as in `https://agents.example.org`";
+                findings.push(Finding::error(field.clone(), message));
+            }
+            findings.extend(headers.check(&field));
+        }
+        findings
     }
 
     /// What makes no sense: the field, and why.

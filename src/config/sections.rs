@@ -8,6 +8,8 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 
+use crate::domain::definition::ClientRules;
+
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -26,6 +28,11 @@ pub struct Server {
     pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
+    /// never cut in two.
+    pub max_answer_bytes: usize,
+    /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
+    pub request_s: f64,
     /// How many streams of one thread may be open at once.
     pub max_streams_per_thread: usize,
     /// How many streams of threads one client may have open at once: who shows the same API key, or who shows none.
@@ -46,6 +53,8 @@ impl Default for Server {
             cors_max_age_s: 600.0,
             cors_private_network: false,
             max_body_bytes: 32 * 1024 * 1024,
+            max_answer_bytes: 32 * 1024 * 1024,
+            request_s: 30.0,
             max_streams_per_thread: 256,
             max_streams_per_client: 4096,
             keep_alive_s: 5.0,
@@ -60,6 +69,11 @@ impl Server {
         seconds(self.keep_alive_s)
     }
 
+    /// [`Server::request_s`] as a duration.
+    pub fn request(&self) -> Duration {
+        seconds(self.request_s)
+    }
+
     /// [`Server::cors_max_age_s`] as a duration.
     pub fn cors_max_age(&self) -> Duration {
         seconds(self.cors_max_age_s)
@@ -72,11 +86,26 @@ impl Server {
 }
 
 /// `[storage]`: where threads, runs and events are kept.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
+    /// How long one statement may take, and wait for the locks of others, in seconds.
+    pub statement_timeout_s: f64,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { url: DatabaseUrl::default(), statement_timeout_s: 10.0 }
+    }
+}
+
+impl Storage {
+    /// [`Storage::statement_timeout_s`] as a duration.
+    pub fn statement_timeout(&self) -> Duration {
+        seconds(self.statement_timeout_s)
+    }
 }
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.
@@ -164,6 +193,29 @@ impl Runtime {
     /// [`Runtime::reload_s`] as a duration; none for never.
     pub fn reload(&self) -> Option<Duration> {
         (self.reload_s > 0.0).then(|| seconds(self.reload_s))
+    }
+}
+
+/// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentsApi {
+    /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
+    pub enabled: bool,
+    /// The tools that they may use, by name, those of MCP servers as `server/tool`; also registered programs and policies.
+    /// A name that ends in `*` means all that begin like it.
+    pub tools: Vec<String>,
+    /// The models that they may use, as in `openai:gpt-5` or `openai:*`.
+    pub models: Vec<String>,
+    /// The agents that their subagents may be: those of this server by `graph_id`, those of others by address.
+    pub agents: Vec<String>,
+}
+
+impl AgentsApi {
+    /// What definitions of clients may use.
+    pub fn rules(&self) -> ClientRules {
+        let Self { enabled, tools, models, agents } = self.clone();
+        ClientRules { enabled, tools, models, agents }
     }
 }
 
@@ -280,7 +332,7 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// Every kind. Each is also the name of a provider that needs no section.
+    /// Every kind. Each but `scripted` is also the name of a provider that needs no section.
     pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
 
     /// The word for it in configurations and model names.

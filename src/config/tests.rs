@@ -24,7 +24,7 @@ impl Place {
     }
 
     fn load(&self) -> Loaded {
-        self.load_with(&Settings::default()).unwrap()
+        self.load_with(&settings()).unwrap()
     }
 
     fn load_with(&self, settings: &Settings) -> Result<Loaded, Problems> {
@@ -33,11 +33,18 @@ impl Place {
 
     /// Everything that is said about the configuration.
     fn complaints(&self) -> String {
-        match self.load_with(&Settings::default()) {
+        match self.load_with(&settings()) {
             Ok(loaded) => loaded.warnings.to_string(),
             Err(problems) => problems.to_string(),
         }
     }
+}
+
+/// Settings with which there is a provider `scripted`.
+fn settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.embedded.names.providers.insert("scripted".to_owned());
+    settings
 }
 
 /// What is said about an `adjutant.toml`.

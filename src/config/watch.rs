@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    const ONE: &str = "[agents.a]\nmodel = \"scripted:x\"\n";
+    const ONE: &str = "[providers.scripted]\nkind = \"scripted\"\n[agents.a]\nmodel = \"scripted:x\"\n";
 
     fn agents(found: Option<Result<Loaded, Problems>>) -> Option<Vec<String>> {
         found.map(|loaded| loaded.expect("a configuration").config.agents.into_keys().collect())

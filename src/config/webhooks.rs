@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::sections::{KeySource, seconds};
 use crate::domain::definition::check::is_word;
+use crate::domain::definition::is_reserved_header;
 
 /// `[webhooks]`: who may be told that a run has ended, and how.
 #[derive(Debug, Clone, Deserialize)]
@@ -104,6 +105,9 @@ impl Webhooks {
         for name in self.headers.keys() {
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
                 problems.push((vec!["headers", name], "is no name of a header".to_owned()));
+            } else if is_reserved_header(name) {
+                let reason = "is set by the connection itself and cannot be given";
+                problems.push((vec!["headers", name], reason.to_owned()));
             }
         }
         problems

@@ -12,7 +12,9 @@ mod machine;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
-pub use load::{HistoryQuery, Sketch, get, history, load_state, next_after, sketches};
+#[cfg(test)]
+pub use load::history;
+pub use load::{HistoryQuery, Sketch, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches, walk};
 pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;

@@ -12,15 +12,15 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::types::Json;
 use sqlx::{
-    ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqliteConnection, SqlitePool,
-    raw_sql,
+    AssertSqlSafe, ConnectOptions, Connection, PgConnection, PgPool, Postgres, QueryBuilder, Sqlite, SqliteConnection,
+    SqlitePool, raw_sql,
 };
 
-use super::Spawn;
 use super::error::{DbError, DbResult};
 use super::rings;
 use super::states::States;
 use super::writer::{self, Outfit};
+use super::{DbLimits, Spawn};
 
 mod lock;
 mod matches;
@@ -118,27 +118,31 @@ const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the first connection to Postgres may take.
+const TO_CONNECT: Duration = Duration::from_secs(5);
 /// A connection that was idle for longer than this is tried before it is used.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
 pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-        let pool = open_postgres(url).await?;
+        let pool = open_postgres(url, outfit.limits).await?;
         spawn("database listener", rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()));
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);
         }
         return Ok((Engine::Postgres, Readers::Postgres(pool)));
     }
-    let options = sqlite_options(url)?;
+    let options = sqlite_options(url)?.busy_timeout(outfit.limits.statement);
     let in_memory = url.contains(":memory:") || url.contains("mode=memory");
     let (mut conn, lock) = if in_memory {
         (options.connect().await?, None)
     } else {
         let file = options.get_filename();
         make_directory(file)?;
+        // Before the file is opened, which would take the locks of SQLite from another server in this process.
         let lock = FileLock::take(file)?;
+        check_file(file)?;
         (options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?, Some(lock))
     };
     SQLITE_TABLES.run(&mut conn).await?;
@@ -158,7 +162,6 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .foreign_keys(true)
         // A commit that was reported must survive a loss of power.
         .synchronous(SqliteSynchronous::Full)
-        .busy_timeout(PATIENCE)
         .statement_cache_capacity(STATEMENTS)
         // Long histories are read in one go; a short buffer would make both threads wait for each other.
         .row_buffer_size(512)
@@ -171,23 +174,42 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
 fn make_directory(file: &Path) -> DbResult<()> {
     match file.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => {
-            std::fs::create_dir_all(directory).map_err(|error| DbError::from(sqlx::Error::Io(error)))
+            std::fs::create_dir_all(directory).map_err(|error| cannot_open("the folder", directory, &error))
         }
         Some(_) | None => Ok(()),
     }
 }
 
-async fn open_postgres(url: &str) -> DbResult<PgPool> {
+/// SQLite says of a file that it cannot open only that it cannot be opened; the system knows why.
+fn check_file(file: &Path) -> DbResult<()> {
+    let opened = std::fs::OpenOptions::new().read(true).append(true).create(true).open(file);
+    opened.map(drop).map_err(|error| cannot_open("the file", file, &error))
+}
+
+fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
+    let text = format!("{what} {} cannot be opened for writing: {error}", path.display());
+    DbError::from(sqlx::Error::Io(std::io::Error::new(error.kind(), text)))
+}
+
+async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
-    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS).after_connect(|conn, _| {
-        Box::pin(async move {
-            raw_sql(NO_DAWDLING).execute(&mut *conn).await?;
-            raw_sql(BY_INDEX).execute(conn).await.map(drop)
-        })
+    // The pool would try again until its patience ends, and then say only that it has. Bringing the tables up to date may
+    // take longer than other statements.
+    let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
+    let mut first = connecting.await.map_err(|_| DbError::late())??;
+    POSTGRES_TABLES.run(&mut first).await?;
+    first.close().await?;
+    let millis = limits.statement.as_millis();
+    // A statement that waits for a lock ends a little earlier than one that works, so that it is told apart.
+    let session = format!(
+        "{NO_DAWDLING}; {BY_INDEX}; set statement_timeout = '{millis}ms'; set lock_timeout = '{}ms'",
+        millis * 9 / 10 + 1
+    );
+    let pool = pool::<Postgres>(POSTGRES_CONNECTIONS).after_connect(move |conn, _| {
+        let session = AssertSqlSafe(session.clone());
+        Box::pin(async move { raw_sql(session).execute(conn).await.map(drop) })
     });
-    let pool: PgPool = pool.connect_with(options).await?;
-    POSTGRES_TABLES.run(&pool).await?;
-    Ok(pool)
+    Ok(pool.connect_with(options).await?)
 }
 
 fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
@@ -215,6 +237,8 @@ pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
     match told.code().as_deref() {
         // SQLite: busy and locked, with their extended codes. Postgres: serialization failure, deadlock, lock timeout.
         Some("5" | "6" | "261" | "517" | "773" | "262" | "40001" | "40P01" | "55P03") => DbError::Busy,
+        // Broken off for its time. SQLite: interrupted. Postgres: query cancelled.
+        Some("9" | "57014") => DbError::late(),
         // Postgres: the character U+0000, in text and in JSON.
         Some("22021" | "22P05") => DbError::Unfit(told.message().to_owned()),
         Some(_) | None => DbError::Unavailable(Arc::new(error)),

@@ -67,6 +67,12 @@ impl DbError {
         }
     }
 
+    /// The database did not answer within its time. What was to be written may have been written.
+    pub(super) fn late() -> Self {
+        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");
+        Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
+    }
+
     /// Whether something that is stored cannot be read: trying again does not help, and others are not concerned.
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Self::Corrupt { .. })

@@ -46,6 +46,11 @@ impl Fold {
         }
     }
 
+    /// The sum so far.
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
     /// The sum.
     pub(super) fn finish(self) -> State {
         self.state

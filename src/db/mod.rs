@@ -23,6 +23,7 @@ pub mod idempotency;
 pub mod interrupts;
 pub mod items;
 mod json;
+mod offload;
 mod reader;
 pub mod retention;
 pub mod rings;
@@ -36,6 +37,7 @@ pub mod workers;
 mod writer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::broadcast;
@@ -45,11 +47,12 @@ use tokio_util::task::TaskTracker;
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
+pub use offload::{Stop, off_thread};
 pub use rings::Ring;
 pub use states::States;
 
 use engine::Readers;
-use reader::Reader;
+use reader::{Reader, SearchReader};
 use writer::Queue;
 
 /// The database. Cloning it copies a pointer.
@@ -64,6 +67,28 @@ struct Inner {
     rings: broadcast::Sender<Ring>,
     closing: CancellationToken,
     writers: TaskTracker,
+    limits: DbLimits,
+}
+
+/// How long the database may take.
+#[derive(Debug, Clone, Copy)]
+pub struct DbLimits {
+    /// One statement, and its waiting for the locks of others.
+    pub statement: Duration,
+}
+
+impl Default for DbLimits {
+    fn default() -> Self {
+        Self { statement: Duration::from_secs(10) }
+    }
+}
+
+impl DbLimits {
+    /// How long a whole transaction may take, the way to the database and back included. A database that does not even say
+    /// that it is too slow is found out by this.
+    fn transaction(self) -> Duration {
+        self.statement * 3
+    }
 }
 
 /// How the database starts the tasks that write: the name of the task, and the task.
@@ -76,17 +101,30 @@ impl Db {
     /// # Errors
     /// [`DbError::Unavailable`] when it cannot be reached or its tables are not ours.
     pub async fn open(url: &str, spawn: Spawn<'_>) -> DbResult<Self> {
+        Self::open_within(url, DbLimits::default(), spawn).await
+    }
+
+    /// The same with other limits than the usual ones.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub async fn open_within(url: &str, limits: DbLimits, spawn: Spawn<'_>) -> DbResult<Self> {
         let states = Arc::new(States::default());
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
         let rings = broadcast::Sender::new(rings::UNHEARD);
-        let outfit =
-            writer::Outfit { inbox, states: Arc::clone(&states), rings: rings.clone(), closing: closing.clone() };
+        let outfit = writer::Outfit {
+            inbox,
+            states: Arc::clone(&states),
+            rings: rings.clone(),
+            closing: closing.clone(),
+            limits,
+        };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers }));
+        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers, limits }));
         db.catch_up().await?;
         Ok(db)
     }
@@ -126,15 +164,53 @@ impl Db {
         match &self.0.readers {
             Readers::Writer => self.0.queue.run(job).await,
             Readers::Sqlite(pool) => {
-                let mut transaction = pool.begin().await?;
-                job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
+                let read = async {
+                    let mut transaction = pool.begin().await?;
+                    job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await
+                };
+                self.in_time(read).await
             }
             Readers::Postgres(pool) => {
-                let mut reader = Reader::of(pool).await?;
-                let mut transaction = reader.begin().await?;
-                job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
+                let mut reader = self.in_time(Reader::of(pool)).await?;
+                let read = async {
+                    let mut transaction = reader.begin().await?;
+                    job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
+                };
+                let done = tokio::time::timeout(self.0.limits.transaction(), read).await;
+                done.unwrap_or_else(|_| {
+                    reader.is_stuck();
+                    Err(DbError::late())
+                })
             }
         }
+    }
+
+    /// As [`Db::read`], for a job whose statements may take long by what a client asked for: they are broken off at the
+    /// limit of time, and when nobody waits any more.
+    ///
+    /// # Errors
+    /// Those of the job, and [`DbError::Unavailable`], also when it took too long.
+    pub async fn search<T, J>(&self, job: J) -> DbResult<T>
+    where
+        T: Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    {
+        // Postgres breaks statements off by itself.
+        let Readers::Sqlite(pool) = &self.0.readers else { return self.read(job).await };
+        let search = async {
+            let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
+            let mut transaction = reader.begin().await?;
+            let outcome = job(&mut Tx::sqlite(&mut transaction, &self.0.states)).await;
+            drop(transaction);
+            reader.finish().await?;
+            outcome
+        };
+        self.in_time(search).await
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = DbResult<T>>) -> DbResult<T> {
+        let done = tokio::time::timeout(self.0.limits.transaction(), work).await;
+        done.unwrap_or_else(|_| Err(DbError::late()))
     }
 
     /// Runs `job` as one transaction, and returns what it returns once that is durable.

@@ -1,7 +1,12 @@
 //! A connection to Postgres for one read, which may be given up at any moment: whoever reads a stream may leave.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgPool, Postgres, Transaction};
+use sqlx::{Connection, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use tokio::time::Instant;
 
 use super::error::DbResult;
 
@@ -23,6 +28,11 @@ impl Reader {
         Ok(Self { conn: pool.acquire().await?, has_begun: false })
     }
 
+    /// The connection does not answer: it does not go back to the pool.
+    pub(super) fn is_stuck(&mut self) {
+        self.has_begun = false;
+    }
+
     /// Begins the read.
     pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Postgres>> {
         let transaction = self.conn.begin_with(BEGIN).await?;
@@ -34,6 +44,48 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if !self.has_begun {
+            self.conn.close_on_drop();
+        }
+    }
+}
+
+/// After how many instructions of its virtual machine SQLite asks whether to go on: about every millisecond.
+const INSTRUCTIONS: i32 = 50_000;
+
+/// A connection to SQLite whose statements can be broken off.
+pub(super) struct SearchReader {
+    conn: PoolConnection<Sqlite>,
+    is_over: Arc<AtomicBool>,
+    is_finished: bool,
+}
+
+impl SearchReader {
+    /// Takes a connection out of the pool, for statements of this length together.
+    pub(super) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
+        let (is_over, end) = (Arc::new(AtomicBool::new(false)), Instant::now() + limit);
+        let mut reader = Self { conn: pool.acquire().await?, is_over: Arc::clone(&is_over), is_finished: false };
+        let goes_on = move || !is_over.load(Ordering::Relaxed) && Instant::now() < end;
+        reader.conn.lock_handle().await?.set_progress_handler(INSTRUCTIONS, goes_on);
+        Ok(reader)
+    }
+
+    /// Begins the read.
+    pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Sqlite>> {
+        Ok(self.conn.begin().await?)
+    }
+
+    /// Lets the connection go back to its pool.
+    pub(super) async fn finish(&mut self) -> DbResult<()> {
+        self.conn.lock_handle().await?.remove_progress_handler();
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for SearchReader {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.is_over.store(true, Ordering::Relaxed);
             self.conn.close_on_drop();
         }
     }

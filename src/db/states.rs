@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::domain::id::CheckpointId;
 use crate::domain::message::{Content, Message};
@@ -111,6 +111,11 @@ fn message_weight(message: &Message) -> usize {
     };
     let calls: usize = message.tool_calls().iter().flat_map(|call| call.args.values()).map(value_weight).sum();
     512 + content + calls
+}
+
+/// Roughly how many bytes a JSON object holds.
+pub(super) fn object_weight(object: &Map<String, Value>) -> usize {
+    object.iter().map(|(name, value)| 32 + name.len() + value_weight(value)).sum()
 }
 
 fn value_weight(value: &Value) -> usize {

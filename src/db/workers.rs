@@ -10,6 +10,7 @@ use sqlx::{query, query_scalar};
 use super::engine::on_engine;
 use super::{DbResult, Tx};
 use crate::domain::id::WorkerId;
+use crate::domain::time::Timestamp;
 
 /// The present instant by the clock of the database, in SQL: microseconds since 1970.
 macro_rules! database_now {
@@ -80,5 +81,13 @@ pub async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
 pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = "delete from workers";
     on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Writes a row for no other purpose than to see that rows can be written.
+pub async fn probe(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into probes (probe, written_at) values (1, $1) \
+        on conflict (probe) do update set written_at = excluded.written_at";
+    on_engine!(tx, |conn| query(SQL).bind(now.0).execute(conn).await.map(drop))?;
     Ok(())
 }

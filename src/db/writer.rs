@@ -10,10 +10,12 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sqlx::{Connection, PgPool, SqliteConnection, raw_sql};
+use sqlx::pool::PoolConnection;
+use sqlx::{Connection, PgPool, Postgres, SqliteConnection, raw_sql};
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::DbLimits;
 use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
 use super::rings::Ring;
@@ -37,6 +39,7 @@ pub(super) struct Outfit {
     /// Where the listener of Postgres passes on what it hears.
     pub(super) rings: broadcast::Sender<Ring>,
     pub(super) closing: CancellationToken,
+    pub(super) limits: DbLimits,
 }
 
 /// A queue and its other end.
@@ -108,14 +111,15 @@ impl Queue {
     {
         let (answer, outcome) = oneshot::channel();
         self.0.send(Box::new(Ordered { job, answer })).await.map_err(|_| DbError::Closed)?;
-        outcome.await.map_err(|_| DbError::Closed)?
+        // A job that is dropped took too long; the queue is closed only when the database is.
+        outcome.await.map_err(|_| if self.0.is_closed() { DbError::Closed } else { DbError::late() })?
     }
 }
 
 /// The writer of SQLite. It ends before it is asked to when its connection is lost, which cannot be had anew: transactions may
 /// be half done on it. `lock` is held until it has ended.
 pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection, lock: Option<FileLock>) -> BoxFuture<'static, ()> {
-    let Outfit { mut inbox, states, closing, rings: _ } = outfit;
+    let Outfit { mut inbox, states, closing, rings: _, limits: _ } = outfit;
     Box::pin(async move {
         let _lock = lock;
         let mut group = Vec::with_capacity(GROUP);
@@ -186,13 +190,14 @@ async fn run_group(
 
 /// The writers of Postgres.
 pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
-    let Outfit { inbox, states, closing, rings: _ } = outfit;
+    let Outfit { inbox, states, closing, rings: _, limits } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));
     let writer = || {
         let (inbox, pool, states, closing) = (Arc::clone(&inbox), pool.clone(), Arc::clone(&states), closing.clone());
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
-                write_one(&pool, &states, job).await;
+                // A database that does not answer at all must not keep the writer for ever.
+                let _ = tokio::time::timeout(limits.transaction(), write_one(&pool, &states, job)).await;
             }
         });
         writer
@@ -210,11 +215,36 @@ async fn next(inbox: &Mutex<Inbox>, closing: &CancellationToken) -> Option<Box<d
 }
 
 async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>) {
-    let mut transaction = match pool.begin().await {
+    let mut writer = match Writer::of(pool).await {
+        Ok(writer) => writer,
+        Err(error) => return job.refuse(error),
+    };
+    let mut transaction = match writer.conn.begin().await {
         Ok(transaction) => transaction,
         Err(error) => return job.refuse(error.into()),
     };
     let done = job.run(&mut Tx::postgres(&mut transaction, states)).await;
     let ended = if done.keep { transaction.commit().await } else { transaction.rollback().await };
+    writer.has_ended = true;
     (done.tell)(ended.map_err(DbError::from));
+}
+
+/// A connection that goes back to its pool only when its transaction has come to an end.
+struct Writer {
+    conn: PoolConnection<Postgres>,
+    has_ended: bool,
+}
+
+impl Writer {
+    async fn of(pool: &PgPool) -> DbResult<Self> {
+        Ok(Self { conn: pool.acquire().await?, has_ended: false })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.conn.close_on_drop();
+        }
+    }
 }

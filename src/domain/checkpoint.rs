@@ -109,6 +109,7 @@ impl Position {
     #[must_use]
     pub fn detached(mut self) -> Self {
         self.asked.clear();
+        self.reviewed.clear();
         if let Phase::Tools { calls } = &mut self.phase {
             for call in calls {
                 match call.fate {

@@ -3,6 +3,7 @@
 //! A value contains another when it is an equal scalar, an object with all the keys of the other one whose values contain
 //! the other's, or a list in which every item of the other one has a match. Numbers are compared by value.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Number, Value};
@@ -12,8 +13,11 @@ use super::Invalid;
 
 /// How deeply a filter may nest.
 const DEEPEST: usize = 16;
-/// How many values a filter may name.
+/// How many values a filter may name, equal ones included. Each of them is compared with every value of an object at most
+/// once, so this bounds what a search costs: it grows with the size of the object and no faster.
 const MOST_VALUES: usize = 64;
+/// After how many comparisons it is asked whether a search is to go on.
+const COMPARED_AT_ONCE: u32 = 4096;
 
 /// What an object has to contain.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -27,16 +31,15 @@ impl Filter {
     /// A filter that was checked; `field` names it in a refusal.
     ///
     /// # Errors
-    /// If it nests deeper than 16 levels or names more than 64 values.
+    /// If it nests deeper than 16 levels or names more than 64 values, equal ones included.
     pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
         if wanted.values().any(|value| depth(value) >= DEEPEST) {
             return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
         }
-        let filter = Self(wanted);
-        if filter.terms().len() > MOST_VALUES {
+        if wanted.values().map(count).sum::<usize>() > MOST_VALUES {
             return Err(Invalid::new(field, format!("names more than {MOST_VALUES} values")));
         }
-        Ok(filter)
+        Ok(Self(wanted))
     }
 
     /// Whether every object fits.
@@ -51,7 +54,24 @@ impl Filter {
 
     /// Whether the object contains what is wanted.
     pub fn matches(&self, object: &Map<String, Value>) -> bool {
-        self.0.iter().all(|(key, wanted)| object.get(key).is_some_and(|value| contains(value, wanted)))
+        self.matches_unless(object, &|| false)
+    }
+
+    /// The same, but that the comparison ends, and nothing matches, once it `is_over`, which is asked now and then.
+    pub fn matches_unless(&self, object: &Map<String, Value>, is_over: &dyn Fn() -> bool) -> bool {
+        self.matches_fields(|key| object.get(key).map(Cow::Borrowed), is_over)
+    }
+
+    /// The same of an object whose values are made one by one.
+    pub fn matches_fields<'v>(
+        &self,
+        value_of: impl Fn(&str) -> Option<Cow<'v, Value>>,
+        is_over: &dyn Fn() -> bool,
+    ) -> bool {
+        let mut comparison = Comparison { until_asked: COMPARED_AT_ONCE, is_over };
+        let mut fits =
+            |(key, wanted): (&String, &Value)| value_of(key).is_some_and(|value| comparison.contains(&value, wanted));
+        self.0.iter().all(&mut fits)
     }
 
     /// Terms that every object which fits has.
@@ -79,16 +99,52 @@ pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
     terms
 }
 
-fn contains(whole: &Value, part: &Value) -> bool {
-    match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => {
-            part.iter().all(|(key, value)| whole.get(key).is_some_and(|found| contains(found, value)))
+/// A comparison under way.
+///
+/// A value of the filter and one of the object are compared at most once: that is at most the number of the filter's
+/// values, with the containers around them, times the number of the object's.
+struct Comparison<'a> {
+    until_asked: u32,
+    is_over: &'a dyn Fn() -> bool,
+}
+
+impl Comparison<'_> {
+    fn contains(&mut self, whole: &Value, part: &Value) -> bool {
+        if self.has_ended() {
+            return false;
         }
-        (Value::Array(whole), Value::Array(part)) => {
-            part.iter().all(|value| whole.iter().any(|found| contains(found, value)))
+        match (whole, part) {
+            (Value::Object(whole), Value::Object(part)) => {
+                part.iter().all(|(key, value)| whole.get(key).is_some_and(|found| self.contains(found, value)))
+            }
+            (Value::Array(whole), Value::Array(part)) => {
+                part.iter().all(|value| whole.iter().any(|found| self.contains(found, value)))
+            }
+            (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
+            (whole, part) => whole == part,
         }
-        (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
-        (whole, part) => whole == part,
+    }
+
+    /// Whether the comparison was told to end. Once told, it stays so.
+    fn has_ended(&mut self) -> bool {
+        if self.until_asked > 0 {
+            self.until_asked -= 1;
+            return false;
+        }
+        if (self.is_over)() {
+            return true;
+        }
+        self.until_asked = COMPARED_AT_ONCE;
+        false
+    }
+}
+
+/// How many values a filter names: its scalars and empty containers.
+fn count(value: &Value) -> usize {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => fields.values().map(count).sum(),
+        Value::Array(items) if !items.is_empty() => items.iter().map(count).sum(),
+        Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
     }
 }
 
@@ -222,5 +278,23 @@ mod tests {
         assert!(Filter::new("values", object(json!({"a": deep}))).is_err_and(|error| error.field == "values"));
         let many: Map<String, Value> = (0..65).map(|n| (format!("k{n}"), json!(n))).collect();
         assert!(Filter::new("metadata", many).is_err());
+        let equal = object(json!({"list": vec![1; 64]}));
+        assert!(Filter::new("metadata", equal).is_ok());
+        let equal = object(json!({"list": vec![vec![1; 13]; 5]}));
+        assert!(Filter::new("metadata", equal).is_err(), "equal values count, each of them");
+    }
+
+    #[test]
+    fn a_comparison_ends_when_it_is_told_to() {
+        let whole = object(json!({"list": vec![json!([0]); 100_000]}));
+        let wanted = filter(json!({"list": [[1]]}));
+        let asked = std::cell::Cell::new(0);
+        let is_over = || {
+            asked.set(asked.get() + 1);
+            true
+        };
+        assert!(!wanted.matches_unless(&whole, &is_over));
+        assert!(asked.get() > 0);
+        assert!(filter(json!({"list": [[0]]})).matches_unless(&whole, &|| true), "what is found at once is found");
     }
 }

@@ -11,6 +11,8 @@
 //!                                                        └─► after_agent ─► ended
 //! ```
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -25,6 +27,7 @@ mod clash;
 mod elsewhere;
 mod outside;
 mod plan;
+mod review;
 mod work;
 
 pub use plan::{END, MODEL, Moment, Plan, RUNNABLE, START, TOOLS};
@@ -63,6 +66,9 @@ pub struct Position {
     /// What the model is shown instead of the conversation, when a client said so. It holds for one question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<Vec<Message>>,
+    /// The calls of the step under way that a human has approved: a digest of the content of each, by its id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reviewed: BTreeMap<String, String>,
 }
 
 /// The part of the loop that a run is in.
@@ -237,6 +243,7 @@ impl Machine {
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
         self.position.shown = None;
+        self.position.reviewed.clear();
         self.forget_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
@@ -317,6 +324,7 @@ impl Machine {
             return None;
         }
         self.position.taken += 1;
+        self.position.reviewed.clear();
         self.forget_questions();
         let ends = answers.iter().any(|answer| answer.ends);
         let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();

@@ -3,6 +3,7 @@
 //! A step never hands over a new state, it hands over what it *writes*. Writes are what is stored, streamed, and sent up
 //! from a subagent; the state is their sum. Hence nothing is counted twice and deletions travel.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -321,6 +322,16 @@ impl State {
         match self.last_ai().map(|message| &message.content) {
             Some(Content::Blocks(blocks)) => blocks.iter().filter(is_media).cloned().collect(),
             Some(Content::Text(_)) | None => vec![],
+        }
+    }
+
+    /// One of the public fields; see [`State::values`].
+    pub fn value(&self, name: &str) -> Option<Cow<'_, Value>> {
+        match name {
+            "messages" => serde_json::to_value(&self.messages).ok().map(Cow::Owned),
+            "files" => serde_json::to_value(&self.files).ok().map(Cow::Owned),
+            name if self.hides(name) => None,
+            name => self.fields.get(name).map(Cow::Borrowed),
         }
     }
 

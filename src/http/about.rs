@@ -1,5 +1,7 @@
 //! About the server itself.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::{self, HeaderMap};
@@ -7,18 +9,21 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::Api;
-use super::error::ApiError;
+use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
+use crate::db;
 use crate::metrics::{Backlog, samples};
 
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",
-    params(("check_db" = Option<bool>, Query, description = "whether to ask the database too")),
-    responses((status = 200, description = "It is", body = Value, example = json!({"ok": true, "services": {}}))))]
+    params(("check_db" = Option<bool>, Query, description = "whether to write to the database too")),
+    responses((status = 200, description = "It is", body = Value, example = json!({"ok": true, "services": {}})),
+        (status = 503, description = "The database cannot be written to", body = ErrorBody)))]
 pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
     if params.flag("check_db")? {
-        // Who may write nothing would be stuck soon.
-        api.db.write(|_| Box::pin(async { Ok(()) })).await?;
+        // A row is really written: a disk that is full lets an empty transaction pass.
+        let now = api.clock.now();
+        api.db.write(move |tx| Box::pin(async move { db::workers::probe(tx, now).await })).await?;
     }
     Ok(Json(json!({"ok": true, "services": {}})))
 }
@@ -69,8 +74,13 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
         _ => None,
     })?;
     // What can be told without the database is told: that is when somebody wants to know.
-    let backlog = api.runs.backlog().await;
-    let backlog = backlog.inspect_err(|error| tracing::warn!(%error, "could not count what waits")).ok();
+    let backlog = match tokio::time::timeout(BACKLOG_PATIENCE, api.runs.backlog()).await {
+        Ok(backlog) => backlog.inspect_err(|error| tracing::warn!(%error, "could not count what waits")).ok(),
+        Err(_) => {
+            tracing::warn!("could not count what waits: the database does not answer");
+            None
+        }
+    };
     let text = api.metrics.text(backlog.as_ref());
     if format == Format::Json {
         return Ok(Json(as_json(backlog.as_ref(), &text)).into_response());
@@ -80,6 +90,8 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
+/// For how long the database is asked how much waits.
+const BACKLOG_PATIENCE: Duration = Duration::from_secs(1);
 const PLAIN: &str = "text/plain; version=1.0.0; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

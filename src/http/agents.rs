@@ -20,6 +20,7 @@ use crate::runtime::DefinitionError;
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
     params(("graph_id" = String, Path, description = "The agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
+        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
         (status = 409, description = "A file defines it, or clients have defined too many", body = ErrorBody),
         (status = 422, description = "The definition cannot be used; `findings` has every reason", body = ErrorBody)))]
 pub(super) async fn put(
@@ -55,6 +56,7 @@ pub(super) async fn get(
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
     responses((status = 204, description = "It is gone"),
+        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
         (status = 404, description = "There is none", body = ErrorBody),
         (status = 409, description = "A file defines it", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {

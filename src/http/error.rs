@@ -236,6 +236,35 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
 
+    /// Other large answers take all the memory that there is for them.
+    pub fn answers_busy() -> Self {
+        let message =
+            "The server is busy with other large answers. Try again, or ask for less with `limit` or `select`.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "answers_busy", message).with_retry_after(1)
+    }
+
+    /// The database does not answer, is locked, or takes too long. Logs `cause`.
+    #[track_caller]
+    pub fn database_unavailable(cause: &DbError) -> Self {
+        tracing::warn!(at = %Location::caller(), %cause, "the database is not available to a request");
+        let message = "The database is not available or takes too long. Try again. What was to be written may have been \
+                       written nevertheless: with an `Idempotency-Key` it is not done twice.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)
+    }
+
+    /// The request was not answered within its time, in seconds.
+    pub fn too_late(limit: f64, may_have_been_done: bool) -> Self {
+        let rest = match may_have_been_done {
+            true => {
+                "It may have been carried out nevertheless, or may yet be: look, or send it again with the same \
+                 `Idempotency-Key`, with which it is not done twice."
+            }
+            false => "Try again, or ask for less.",
+        };
+        let message = format!("The request could not be answered within {limit} s. {rest}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "deadline_exceeded", message).with_retry_after(2)
+    }
+
     /// A request for a thread's stream that cannot be met.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
@@ -284,13 +313,10 @@ impl From<DbError> for ApiError {
     fn from(error: DbError) -> Self {
         match error {
             DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
-            DbError::Conflict(_)
-            | DbError::Busy
-            | DbError::Corrupt { .. }
-            | DbError::Panicked(_)
-            | DbError::InUse { .. }
-            | DbError::Closed
-            | DbError::Unavailable(_) => Self::fault(&error),
+            DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Self::database_unavailable(&error),
+            DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Panicked(_) | DbError::InUse { .. } => {
+                Self::fault(&error)
+            }
         }
     }
 }
@@ -438,6 +464,7 @@ impl From<DefinitionError> for ApiError {
                 let message = format!("Agent '{graph_id}' is defined in {place}; change it there");
                 Self::new(StatusCode::CONFLICT, "agent_in_file", message)
             }
+            DefinitionError::Disabled => Self::new(StatusCode::FORBIDDEN, "agents_api_disabled", error.to_string()),
             DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");

@@ -23,12 +23,14 @@ use crate::runtime::{Runs, Store};
 
 mod about;
 mod agents;
+mod answers;
 mod approvals;
 mod assistants;
 mod commands;
 mod connections;
 mod cors;
 mod crons;
+mod deadline;
 mod deliveries;
 pub mod error;
 mod event_stream;
@@ -50,6 +52,7 @@ mod traffic;
 mod waiting;
 pub mod wire;
 
+pub use answers::Answers;
 pub use connections::serve;
 pub use cors::CorsSettings;
 pub use openings::{OpeningLimits, Openings};
@@ -74,6 +77,8 @@ pub struct Api {
     pub metrics: Metrics,
     /// The open streams of threads.
     pub openings: Openings,
+    /// The memory for large answers.
+    pub answers: Answers,
     /// What the owner of the server decided.
     pub settings: ApiSettings,
 }
@@ -87,11 +92,18 @@ pub struct ApiSettings {
     pub heartbeat: Duration,
     /// Whose pages may call the server.
     pub cors: CorsSettings,
+    /// How long a request may take until its answer begins.
+    pub request: Duration,
 }
 
 impl Default for ApiSettings {
     fn default() -> Self {
-        Self { max_body_bytes: 32 * 1024 * 1024, heartbeat: Duration::from_secs(5), cors: CorsSettings::default() }
+        Self {
+            max_body_bytes: 32 * 1024 * 1024,
+            heartbeat: Duration::from_secs(5),
+            cors: CorsSettings::default(),
+            request: Duration::from_secs(30),
+        }
     }
 }
 
@@ -189,6 +201,7 @@ pub fn router(api: Api) -> Router {
         .method_not_allowed_fallback(no_route)
         .layer(DefaultBodyLimit::max(settings.max_body_bytes))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), traffic::measure))
         .with_state(api)

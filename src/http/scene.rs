@@ -1,97 +1,99 @@
 //! Gathers what is known around checkpoints, so that they can be shown.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
 use super::Api;
 use super::error::ApiError;
-use super::wire::state::{Scene, StateView, metadata_of};
-use crate::db::checkpoints::{self, HistoryQuery};
-use crate::db::{DbResult, Tx, background, interrupts, runs, threads};
-use crate::domain::checkpoint::{Checkpoint, Lane};
+use super::wire::Object;
+use super::wire::moments::{ENVELOPE_BYTES, Moment, Moments, Parts};
+use super::wire::state::{Scene, StateView, metadata_of, run_metadata};
+use crate::db::checkpoints::{self, HistoryQuery, Sketch, Span};
+use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
+use crate::domain::checkpoint::Lane;
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
+use crate::domain::machine::Plan;
 use crate::domain::run::Run;
+use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
 
 /// Which part of a history is to be shown.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Part {
     Newest,
     At(CheckpointId),
-    History(HistoryQuery),
+    /// Those checkpoints whose metadata contains what is wanted; all when the filter is empty.
+    History(HistoryQuery, Filter),
 }
 
-/// Shows a part of the history of an agent on a thread: the main agent when `namespace` is empty, else the subagent that
-/// worked on its last task. There is nothing to show of one that is not there.
-pub(super) async fn look(
-    api: &Api,
-    thread: ThreadId,
-    namespace: &[TaskId],
-    part: Part,
-) -> Result<Vec<StateView>, ApiError> {
-    let tasks = namespace.to_vec();
-    let scene = api.db.read(move |tx| Box::pin(async move { gather(tx, thread, &tasks, part).await })).await?;
-    let scene = scene.ok_or_else(|| ApiError::no_thread(thread))?;
-    let graph = scene.thread.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let newest = scene.checkpoints.first().and_then(|checkpoint| checkpoint.run);
-    let run = scene.child.as_ref().or_else(|| scene.runs.get(&newest?));
-    let plan = match run {
+/// Whose history: that of the main agent when the namespace is empty, else of the subagent that worked on its last task.
+#[derive(Debug, Clone)]
+pub(super) struct Whose {
+    pub(super) thread: ThreadId,
+    pub(super) namespace: Vec<TaskId>,
+}
+
+/// A part of a history, ready to be shown one checkpoint after the other.
+pub(super) struct Page {
+    scene: Option<Scene>,
+    plan: Option<Plan>,
+    agent: String,
+    moments: std::vec::IntoIter<Moment>,
+    /// How many bytes it has, roughly.
+    pub(super) bytes: usize,
+    /// Behind which checkpoint the history goes on, when the page had to end for its size.
+    pub(super) cursor: Option<CheckpointId>,
+}
+
+impl Iterator for Page {
+    type Item = StateView;
+
+    fn next(&mut self) -> Option<StateView> {
+        let scene = self.scene.as_ref()?;
+        Some(scene.view(self.moments.next()?, self.plan.as_ref(), &self.agent))
+    }
+}
+
+/// Reads a part of the history of an agent on a thread, of at most `budget` bytes, though at least one checkpoint. There is
+/// nothing to show of an agent that is not there.
+pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budget: usize) -> Result<Page, ApiError> {
+    let Whose { thread, namespace } = whose;
+    let cards = api.runs.assistants();
+    let name_of = move |graph: &str| {
+        let card = cards.iter().find(|card| card.graph_id == graph);
+        card.map_or_else(|| graph.to_owned(), |card| card.name.clone())
+    };
+    let read = api.db.read(move |tx| {
+        Box::pin(async move {
+            let Some(found) = threads::find(tx, thread).await? else { return Ok(None) };
+            let agent = name_of(found.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default());
+            let mut gathering = Gathering { thread: found, namespace, agent, parts, budget, known: HashMap::new() };
+            let gathered = gathering.gather(tx, part).await?;
+            Ok(Some((gathering.thread, gathering.agent, gathered)))
+        })
+    });
+    let Some((thread_found, agent, gathered)) = read.await? else { return Err(ApiError::no_thread(thread)) };
+    let Some(gathered) = gathered else {
+        return Ok(Page { scene: None, plan: None, agent, moments: vec![].into_iter(), bytes: 0, cursor: None });
+    };
+    let Gathered { child, notes, asked, moments, is_cut, newest_run } = gathered;
+    let graph = thread_found.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
+    let plan = match child.as_ref().or(newest_run.as_ref()) {
         Some(run) => api.runs.plan_of_run(run).await?,
         None => api.runs.plan_of(graph),
     };
-    let agent = name_of(api, graph);
-    Ok((0..scene.checkpoints.len()).map(|at| scene.view(at, plan.as_ref(), &agent)).collect())
-}
-
-/// Shows those checkpoints of a history whose metadata contains what is wanted.
-pub(super) async fn look_for(
-    api: &Api,
-    thread: ThreadId,
-    namespace: &[TaskId],
-    wanted: HistoryQuery,
-    metadata: Filter,
-) -> Result<Vec<StateView>, ApiError> {
-    let tasks = namespace.to_vec();
-    let found = api.db.read(move |tx| Box::pin(async move { threads::find(tx, thread).await })).await?;
-    let found = found.ok_or_else(|| ApiError::no_thread(thread))?;
-    let agent = name_of(api, found.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default());
-    let read = api.db.read(move |tx| {
-        Box::pin(async move {
-            let Some(child) = child_of(tx, thread, &tasks).await? else { return Ok(vec![]) };
-            let agent = child.as_ref().map_or(agent, |child| child.lineage.agent().to_owned());
-            let mut known = Known { thread, runs: HashMap::new() };
-            let (mut before, lane) = (edge(tx, thread, wanted.before).await?, lane_of(child.as_ref()));
-            let mut matching = vec![];
-            loop {
-                let page = checkpoints::sketches(tx, thread, lane, before, AT_ONCE).await?;
-                let Some(last) = page.last() else { return Ok(matching) };
-                before = last.seq;
-                for sketch in page {
-                    let run = match sketch.run {
-                        Some(run) => known.run(tx, run).await?,
-                        None => None,
-                    };
-                    if metadata.matches(&metadata_of(&found, &sketch, run, &agent)) {
-                        matching.push(sketch.id);
-                    }
-                    if i64::try_from(matching.len()).is_ok_and(|count| count >= wanted.limit) {
-                        return Ok(matching);
-                    }
-                }
-            }
-        })
-    });
-    let mut views = vec![];
-    for checkpoint in read.await? {
-        views.extend(look(api, thread, namespace, Part::At(checkpoint)).await?);
-    }
-    Ok(views)
+    let cursor = moments.last().filter(|_| is_cut).map(|moment| moment.origin.id);
+    let scene = Some(Scene { thread: thread_found, child, notes, asked });
+    let bytes = moments.iter().map(|moment| moment.bytes).sum();
+    Ok(Page { scene, plan, agent, moments: moments.into_iter(), bytes, cursor })
 }
 
 /// How many checkpoints are looked at in one go when some are searched for.
 const AT_ONCE: i64 = 500;
+/// Of how many of them the metadata is in memory at once.
+const COMPARED_AT_ONCE: usize = 32;
 
 /// The number behind which nothing is wanted. None are older than a checkpoint that is not there.
 async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
@@ -99,11 +101,6 @@ async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -
         None => Ok(i64::MAX),
         Some(before) => Ok(checkpoints::find_head(tx, thread, before).await?.map_or(i64::MIN, |head| head.seq)),
     }
-}
-
-fn name_of(api: &Api, graph: &str) -> String {
-    let card = api.runs.assistants().into_iter().find(|card| card.graph_id == graph);
-    card.map_or_else(|| graph.to_owned(), |card| card.name)
 }
 
 /// The child run with this namespace on a thread; `Some(None)` stands for the main agent, none for nobody whose state is
@@ -123,67 +120,212 @@ fn lane_of(child: Option<&Run>) -> Lane {
     child.map_or(Lane::Main, |child| Lane::Child(child.id))
 }
 
-/// Reads all that is needed to show a part of a history. None if there is no such thread.
-async fn gather(tx: &mut Tx<'_>, id: ThreadId, namespace: &[TaskId], part: Part) -> DbResult<Option<Scene>> {
-    let Some(thread) = threads::find(tx, id).await? else { return Ok(None) };
-    let nothing =
-        |thread| Scene { thread, child: None, checkpoints: vec![], after: None, runs: HashMap::new(), asked: vec![] };
-    let Some(child) = child_of(tx, id, namespace).await? else { return Ok(Some(nothing(thread))) };
-    let lane = lane_of(child.as_ref());
-    let checkpoints = match part {
-        Part::At(checkpoint) => checkpoints::get(tx, id, checkpoint).await?.into_iter().collect(),
-        Part::Newest => checkpoints::history(tx, id, lane, HistoryQuery { limit: 1, before: None }).await?,
-        Part::History(query) => checkpoints::history(tx, id, lane, query).await?,
-    };
-    let checkpoints: Vec<Checkpoint> = checkpoints.into_iter().filter(|found| found.lane == lane).collect();
-    let Some(first) = checkpoints.first() else { return Ok(Some(nothing(thread))) };
-    let after = checkpoints::next_after(tx, id, lane, first.seq).await?;
-    let mut known = Known { thread: id, runs: HashMap::new() };
-    for run in checkpoints.iter().filter_map(|checkpoint| checkpoint.run) {
-        known.run(tx, run).await?;
-    }
-    if let Some(child) = &child {
-        known.run(tx, child.lineage.root).await?;
-    }
-    let asked = known.asked(tx, lane, namespace).await?;
-    Ok(Some(Scene { thread, child, checkpoints, after, runs: known.runs, asked }))
+/// What was gathered about a part of a history.
+struct Gathered {
+    child: Option<Run>,
+    notes: HashMap<RunId, Object>,
+    asked: Vec<(TaskId, interrupts::Asked)>,
+    /// The newest first.
+    moments: Vec<Moment>,
+    /// Whether some were left out for their size.
+    is_cut: bool,
+    newest_run: Option<Run>,
 }
 
-/// Runs that were read already. Those of a copied thread's history belong to the original.
-struct Known {
-    thread: ThreadId,
-    runs: HashMap<RunId, Run>,
+/// What is known while a part of a history is gathered.
+struct Gathering {
+    thread: Thread,
+    namespace: Vec<TaskId>,
+    /// The name of the thread's agent.
+    agent: String,
+    parts: Parts,
+    budget: usize,
+    /// What of runs has been read. Those of a copied thread's history belong to the original.
+    known: HashMap<RunId, Option<RunNotes>>,
 }
 
-impl Known {
-    async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&Run>> {
-        if !self.runs.contains_key(&id)
-            && let Some(run) = runs::get_by_id(tx, id).await?
-        {
-            self.runs.insert(id, run);
+/// What is needed of a run.
+struct RunNotes {
+    metadata: Object,
+    bytes: usize,
+    namespace: Vec<TaskId>,
+}
+
+impl RunNotes {
+    fn of(run: &Run) -> Self {
+        let metadata = run_metadata(run);
+        let bytes = json_bytes(&metadata);
+        Self { metadata, bytes, namespace: run.lineage.namespace.clone() }
+    }
+}
+
+/// How many bytes the JSON of an object has.
+fn json_bytes(object: &Object) -> usize {
+    serde_json::to_string(object).map_or(0, |text| text.len())
+}
+
+impl Gathering {
+    /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
+    async fn gather(&mut self, tx: &mut Tx<'_>, part: Part) -> DbResult<Option<Gathered>> {
+        let thread = self.thread.id;
+        let Some(child) = child_of(tx, thread, &self.namespace).await? else { return Ok(None) };
+        let lane = lane_of(child.as_ref());
+        let (wanted, is_search) = match part {
+            Part::At(checkpoint) => {
+                (checkpoints::sketch(tx, thread, lane, checkpoint).await?.into_iter().collect(), false)
+            }
+            Part::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
+            Part::History(query, filter) => {
+                let before = edge(tx, thread, query.before).await?;
+                if filter.is_empty() {
+                    (checkpoints::sketches(tx, thread, lane, before, query.limit).await?, false)
+                } else {
+                    let agent = child.as_ref().map_or(self.agent.as_str(), |child| child.lineage.agent()).to_owned();
+                    (self.search(tx, Search { lane, before, limit: query.limit, filter, agent }).await?, true)
+                }
+            }
+        };
+        let count = wanted.len();
+        let wanted = self.fitting(tx, wanted).await?;
+        let Some(newest) = wanted.first().copied() else { return Ok(None) };
+        let is_short = wanted.len() < count;
+        let (moments, is_cut) = self.moments(tx, lane, wanted, is_search).await?;
+        let newest_run = match (newest.run, child.is_some()) {
+            (Some(run), false) if self.parts.tasks => runs::get_by_id(tx, run).await?,
+            (_, _) => None,
+        };
+        let asked = if self.parts.tasks { self.asked(tx, lane).await? } else { vec![] };
+        let notes = self.known.drain().filter_map(|(run, notes)| Some((run, notes?.metadata))).collect();
+        Ok(Some(Gathered { child, notes, asked, moments, is_cut: is_cut || is_short, newest_run }))
+    }
+
+    /// Those of the checkpoints whose metadata alone fits, the newest first.
+    async fn fitting(&mut self, tx: &mut Tx<'_>, mut wanted: Vec<Sketch>) -> DbResult<Vec<Sketch>> {
+        let mut bytes = 0;
+        let own = ENVELOPE_BYTES + json_bytes(&self.thread.metadata);
+        for at in 0..wanted.len() {
+            bytes += own;
+            if let Some(run) = wanted[at].run {
+                bytes += self.run(tx, run).await?.map_or(0, |notes| notes.bytes);
+            }
+            if bytes > self.budget && at > 0 {
+                wanted.truncate(at);
+                break;
+            }
         }
-        Ok(self.runs.get(&id))
+        Ok(wanted)
+    }
+
+    /// Reads what is wanted of the checkpoints. The newest comes first, before and after.
+    async fn moments(
+        &self,
+        tx: &mut Tx<'_>,
+        lane: Lane,
+        wanted: Vec<Sketch>,
+        is_search: bool,
+    ) -> DbResult<(Vec<Moment>, bool)> {
+        let own = json_bytes(&self.thread.metadata);
+        let notes = self.known.iter().filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes))).collect();
+        let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
+        let mut moments = Moments::new(self.parts.clone(), self.budget, notes, only);
+        let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else { return Ok((vec![], false)) };
+        if self.parts.values || self.parts.tasks {
+            let span = Span { thread: self.thread.id, lane, first: oldest.seq, last: newest.seq };
+            checkpoints::walk(tx, span, self.parts.values, &mut moments).await?;
+        } else {
+            wanted.iter().rev().for_each(|sketch| moments.add(*sketch));
+        }
+        if self.parts.tasks
+            && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?
+        {
+            moments.follow(&after);
+        }
+        Ok(moments.finish())
+    }
+
+    async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunNotes>> {
+        if !self.known.contains_key(&id) {
+            let notes = runs::get_by_id(tx, id).await?.as_ref().map(RunNotes::of);
+            self.known.insert(id, notes);
+        }
+        Ok(self.known.get(&id).and_then(Option::as_ref))
     }
 
     /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.
-    async fn asked(
-        &mut self,
-        tx: &mut Tx<'_>,
-        lane: Lane,
-        namespace: &[TaskId],
-    ) -> DbResult<Vec<(TaskId, interrupts::Asked)>> {
+    async fn asked(&mut self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Vec<(TaskId, interrupts::Asked)>> {
         let mut all = vec![];
-        for asked in interrupts::of_thread(tx, self.thread, None).await? {
+        for asked in interrupts::of_thread(tx, self.thread.id, None).await? {
             let task = match asked.lane {
                 own if own == lane => Some(asked.interrupt.task),
                 Lane::Main => None,
-                Lane::Child(child) => self.run(tx, child).await?.and_then(|run| {
-                    let below = run.lineage.namespace.strip_prefix(namespace)?;
-                    below.first().copied()
-                }),
+                Lane::Child(child) => {
+                    let namespace = self.namespace.clone();
+                    self.run(tx, child).await?.and_then(|notes| {
+                        let below = notes.namespace.strip_prefix(namespace.as_slice())?;
+                        below.first().copied()
+                    })
+                }
             };
             all.extend(task.map(|task| (task, asked)));
         }
         Ok(all)
+    }
+}
+
+/// Which checkpoints of a lane are searched for.
+struct Search {
+    lane: Lane,
+    before: i64,
+    limit: i64,
+    filter: Filter,
+    /// The name of the agent whose lane it is.
+    agent: String,
+}
+
+impl Gathering {
+    /// The checkpoints whose metadata contains what is wanted, the newest first.
+    async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<Sketch>> {
+        let Search { lane, mut before, limit, filter, agent } = search;
+        let mut matching = vec![];
+        loop {
+            let page = checkpoints::sketches(tx, self.thread.id, lane, before, AT_ONCE).await?;
+            let Some(last) = page.last() else { return Ok(matching) };
+            before = last.seq;
+            for some in page.chunks(COMPARED_AT_ONCE) {
+                for found in self.fitting_ones(tx, some, &filter, &agent).await? {
+                    matching.push(found);
+                    if i64::try_from(matching.len()).is_ok_and(|count| count >= limit) {
+                        return Ok(matching);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Those of some checkpoints whose metadata contains what is wanted.
+    async fn fitting_ones(
+        &mut self,
+        tx: &mut Tx<'_>,
+        some: &[Sketch],
+        filter: &Filter,
+        agent: &str,
+    ) -> DbResult<Vec<Sketch>> {
+        let mut candidates = Vec::with_capacity(some.len());
+        for sketch in some {
+            if self.known.values().flatten().map(|notes| notes.bytes).sum::<usize>() > self.budget {
+                self.known.clear();
+            }
+            if let Some(run) = sketch.run {
+                self.run(tx, run).await?;
+            }
+            let notes = sketch.run.and_then(|run| self.known.get(&run)).and_then(Option::as_ref);
+            candidates.push((*sketch, metadata_of(&self.thread, sketch, notes.map(|notes| &notes.metadata), agent)));
+        }
+        let filter = filter.clone();
+        off_thread(move |stop| {
+            let fits = |metadata: &Object| filter.matches_unless(metadata, &|| stop.is_set());
+            candidates.into_iter().filter(|(_, metadata)| fits(metadata)).map(|(sketch, _)| sketch).collect()
+        })
+        .await
     }
 }

@@ -2,13 +2,15 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderValue;
 use axum::response::Response;
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
 use super::idempotency::{self, KeyHeader, Keyed};
-use super::scene::{Part, look, look_for};
+use super::scene::{Part, Whose, look};
+use super::wire::moments::Parts;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
 use super::{Answer, Api, wire};
 use crate::db::checkpoints::HistoryQuery;
@@ -25,10 +27,10 @@ use crate::runtime::StateWrite;
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Value> {
+pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let view = state_of(&api, path.thread_id, &Place::default(), params.flag("subgraphs")?).await?;
-    Ok(Json(select.pick(&view)))
+    let place = Place::default();
+    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
 }
 
 /// Shows the state of a thread at a checkpoint. One that is not there has the empty state.
@@ -38,11 +40,10 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Params) -> Answer<Value> {
+pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Params) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let place = Place { checkpoint: Some(path.checkpoint_id), ..Place::default() };
-    let view = state_of(&api, path.thread_id, &place, params.flag("subgraphs")?).await?;
-    Ok(Json(select.pick(&view)))
+    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
 }
 
 /// Shows the state of a thread at a checkpoint, the newest when none is named; with `checkpoint_ns` that of a subagent.
@@ -54,18 +55,18 @@ pub(super) async fn at_posted(
     State(api): State<Api>,
     path: ThreadPath,
     ApiJson(body): ApiJson<StateAt>,
-) -> Answer<Value> {
+) -> Result<Response, ApiError> {
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
     let (namespace, checkpoint) = wire::place(Some(&body.checkpoint))?;
     let place = Place { namespace, checkpoint };
-    let view = state_of(&api, path.thread_id, &place, body.subgraphs.unwrap_or(false)).await?;
-    Ok(Json(select.pick(&view)))
+    selected(&api, path.thread_id, &place, &select, body.subgraphs.unwrap_or(false)).await
 }
 
 /// The state at a checkpoint of the main agent.
 pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
     let place = Place { checkpoint: Some(checkpoint), ..Place::default() };
-    state_of(api, thread, &place, false).await.map(Json)
+    let parts = Parts { values: true, keys: vec![], tasks: true };
+    state_of(api, thread, &place, parts, false).await.map(Json)
 }
 
 /// A place in the history of a thread.
@@ -77,34 +78,81 @@ struct Place {
     checkpoint: Option<CheckpointId>,
 }
 
-async fn state_of(api: &Api, thread: ThreadId, place: &Place, subgraphs: bool) -> Result<StateView, ApiError> {
-    let part = place.checkpoint.map_or(Part::Newest, Part::At);
-    let Some(mut view) = look(api, thread, &place.namespace, part).await?.pop() else {
-        let named = |checkpoint| CheckpointView::within(thread, checkpoint, &place.namespace);
-        return Ok(StateView::empty(place.checkpoint.map(named)));
-    };
-    if subgraphs {
-        show_subagents(api, thread, &place.namespace, &mut view).await?;
-    }
-    Ok(view)
-}
-
-/// Shows the states of the subagents that work, or worked, on the tasks of a state, and so on below them.
-async fn show_subagents(
+/// Answers with a state, of which only what is wanted has been read.
+async fn selected(
     api: &Api,
     thread: ThreadId,
-    namespace: &[TaskId],
-    view: &mut StateView,
-) -> Result<(), ApiError> {
-    for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
-        let below = Place { namespace: [namespace, &[TaskId(task.id)]].concat(), checkpoint: None };
-        let state = Box::pin(state_of(api, thread, &below, true)).await?;
-        if state.checkpoint.is_some() {
-            task.checkpoint.clone_from(&state.checkpoint);
-            task.state = Some(Box::new(state));
+    place: &Place,
+    select: &StateSelect,
+    subgraphs: bool,
+) -> Result<Response, ApiError> {
+    let permit = api.answers.permit().await?;
+    let view = state_of(api, thread, place, select.parts(), subgraphs).await?;
+    permit.answer(&select.pick(view))
+}
+
+async fn state_of(
+    api: &Api,
+    thread: ThreadId,
+    place: &Place,
+    parts: Parts,
+    subgraphs: bool,
+) -> Result<StateView, ApiError> {
+    let budget = api.answers.bytes();
+    let mut reading = Reading { api, thread, parts, rest: budget };
+    match reading.newest(place).await? {
+        Some(mut view) => {
+            if subgraphs {
+                reading.show_subagents(&place.namespace, &mut view).await?;
+            }
+            Ok(view)
+        }
+        None => {
+            let named = |checkpoint| CheckpointView::within(thread, checkpoint, &place.namespace);
+            Ok(StateView::empty(place.checkpoint.map(named)))
         }
     }
-    Ok(())
+}
+
+/// A state that is being read, and those of the subagents below it.
+struct Reading<'a> {
+    api: &'a Api,
+    thread: ThreadId,
+    parts: Parts,
+    /// How many bytes the answer may still have.
+    rest: usize,
+}
+
+impl Reading<'_> {
+    async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
+        let part = place.checkpoint.map_or(Part::Newest, Part::At);
+        let whose = Whose { thread: self.thread, namespace: place.namespace.clone() };
+        let mut page = look(self.api, whose, part, self.parts.clone(), self.rest).await?;
+        self.rest = self.rest.saturating_sub(page.bytes);
+        Ok(page.next())
+    }
+
+    /// Shows the states of the subagents that work, or worked, on the tasks of a state, and so on below them. Once the answer
+    /// is as large as it may be, the tasks that are left name only the checkpoint.
+    async fn show_subagents(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
+        for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
+            let below = Place { namespace: [namespace, &[TaskId(task.id)]].concat(), checkpoint: None };
+            let is_full = self.rest == 0;
+            let parts = self.parts.clone();
+            if is_full {
+                self.parts = Parts::default();
+            }
+            let found = self.newest(&below).await?;
+            self.parts = parts;
+            let Some(mut state) = found else { continue };
+            task.checkpoint.clone_from(&state.checkpoint);
+            if !is_full {
+                Box::pin(self.show_subagents(&below.namespace, &mut state)).await?;
+                task.state = Some(Box::new(state));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Writes into the state of a thread. Messages are appended, or replaced when they have the id of an older one.
@@ -132,33 +180,41 @@ fn written(thread: ThreadId, left: CheckpointId) -> Kept {
 }
 
 /// Shows the history of a thread, the newest checkpoint first.
+///
+/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
+/// names the checkpoint to go on `before`.
 #[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "State",
     params(ThreadPath,
         ("limit" = Option<u32>, Query, description = "How many at most, 1 unless told otherwise"),
         ("before" = Option<Uuid>, Query, description = "Only those before this checkpoint"),
         ("checkpoint_ns" = Option<String>, Query, description = "That of the subagent with this namespace"),
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
-    responses((status = 200, description = "The checkpoints", body = Vec<StateView>),
+    responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Vec<Value>> {
+pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
     let page = params.page(1)?;
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let views = look(&api, path.thread_id, &namespace, Part::History(query(page, before))).await?;
-    Ok(Json(views.iter().map(|view| select.pick(view)).collect()))
+    let part = Part::History(query(page, before), Filter::default());
+    shown(&api, Whose { thread: path.thread_id, namespace }, part, select).await
 }
 
 /// Searches the history of a thread, the newest checkpoint first; with `checkpoint.checkpoint_ns` that of a subagent.
+///
+/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
+/// names the checkpoint to go on `before`.
 #[utoipa::path(post, path = "/threads/{thread_id}/history", tag = "State", params(ThreadPath),
     request_body = HistorySearch,
-    responses((status = 200, description = "The checkpoints", body = Vec<StateView>),
+    responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn history_posted(
     State(api): State<Api>,
     path: ThreadPath,
     ApiJson(body): ApiJson<HistorySearch>,
-) -> Answer<Vec<Value>> {
+) -> Result<Response, ApiError> {
     let page = Page::checked(body.limit, None, 1)?;
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
     let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
@@ -167,13 +223,20 @@ pub(super) async fn history_posted(
     let inner = before.and_then(|before| before.get("configurable")).and_then(Value::as_object);
     let (_, before) = wire::place(inner.or(before))?;
     let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
-    let wanted = query(page, before);
-    let views = if metadata.is_empty() {
-        look(&api, path.thread_id, &namespace, Part::History(wanted)).await?
-    } else {
-        look_for(&api, path.thread_id, &namespace, wanted, metadata).await?
-    };
-    Ok(Json(views.iter().map(|view| select.pick(view)).collect()))
+    let part = Part::History(query(page, before), metadata);
+    shown(&api, Whose { thread: path.thread_id, namespace }, part, select).await
+}
+
+/// Answers with a part of a history, written one checkpoint after the other.
+async fn shown(api: &Api, whose: Whose, part: Part, select: StateSelect) -> Result<Response, ApiError> {
+    let permit = api.answers.permit().await?;
+    let page = look(api, whose, part, select.parts(), api.answers.bytes()).await?;
+    let cursor = page.cursor;
+    let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
+    if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {
+        response.headers_mut().insert("x-pagination-next", next);
+    }
+    Ok(response)
 }
 
 fn query(page: Page, before: Option<CheckpointId>) -> HistoryQuery {

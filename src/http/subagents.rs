@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use super::error::{ApiError, ErrorBody};
 use super::extract::RunPath;
 use super::runs::{self, find};
-use super::scene::{Part, look};
+use super::scene::{Part, Whose, look};
 use super::stream::{self, Cursor, Mode, Place, StreamRequest};
 use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::interrupt::brief;
+use super::wire::moments::Parts;
 use super::wire::state::StateView;
 use super::wire::{failure, json as shown};
 use super::{Answer, Api};
@@ -78,10 +79,13 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Answer<StateView> {
+pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
-    let newest = look(&api, run.thread, &run.lineage.namespace, Part::Newest).await?.pop();
-    Ok(Json(newest.unwrap_or_else(|| StateView::empty(None))))
+    let permit = api.answers.permit().await?;
+    let parts = Parts { values: true, keys: vec![], tasks: true };
+    let whose = Whose { thread: run.thread, namespace: run.lineage.namespace };
+    let newest = look(&api, whose, Part::Newest, parts, api.answers.bytes()).await?.next();
+    permit.answer(&newest.unwrap_or_else(|| StateView::empty(None)))
 }
 
 /// The run of the main agent in whose course a subagent's run is at work, with the number of the newest event on the

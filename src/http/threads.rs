@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Params, Select, ThreadPath, no_content};
+use super::extract::{ApiJson, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
@@ -139,13 +139,19 @@ pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<
 }
 
 /// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
+///
+/// An answer has a bound in bytes, beyond which it has fewer threads than `limit`; then `x-pagination-next` is the `offset` of
+/// the first that was left out.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select, extract } = body.check()?;
-    let read = api.db.read(move |tx| {
+    let permit = api.answers.permit().await?;
+    let most_bytes = api.answers.bytes();
+    let wanted = threads::ThreadSearch { bytes: most_bytes, ..wanted };
+    let read = api.db.search(move |tx| {
         Box::pin(async move {
             let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
             let mut found = vec![];
@@ -156,11 +162,25 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
         })
     });
     let (found, total) = read.await?;
-    let mut shown = Vec::with_capacity(found.len());
+    let mut shown = vec![];
+    let mut bytes = 0;
+    let is_short = found.len() < usize::try_from(page.limit).unwrap_or(usize::MAX);
+    let mut is_cut = is_short && u64::from(page.offset) + (found.len() as u64) < u64::try_from(total).unwrap_or(0);
     for glimpse in found {
-        shown.push(show_item(&api, glimpse, &select, &extract).await?);
+        let item = show_item(&api, glimpse, &select, &extract).await?;
+        bytes += item.len() + 1;
+        if bytes > most_bytes && !shown.is_empty() {
+            is_cut = true;
+            break;
+        }
+        shown.push(item);
     }
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    let total = u64::try_from(total).unwrap_or(0);
+    let headers = match (is_cut, u32::try_from(shown.len())) {
+        (true, Ok(limit)) => Page { limit, ..page }.headers(total),
+        (_, _) => page.headers(total),
+    };
+    Ok((headers, permit.list(bytes, shown.into_iter().map(Ok))).into_response())
 }
 
 /// Counts threads.
@@ -168,16 +188,16 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
     let wanted = body.check()?.wanted;
-    Ok(Json(api.db.read(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
+    Ok(Json(api.db.search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
 }
 
-/// One line of a search: the wanted columns, and what was to be extracted.
+/// The JSON of one line of a search: the wanted columns, and what was to be extracted.
 async fn show_item(
     api: &Api,
     glimpse: Glimpse,
     select: &Select,
     extract: &BTreeMap<String, String>,
-) -> Result<Value, ApiError> {
+) -> Result<Vec<u8>, ApiError> {
     let needs_values = select.has("values") || !extract.is_empty();
     let whole = wire::json(&glimpse.view(api, needs_values).await?);
     let extracted: Object = extract.iter().map(|(name, path)| (name.clone(), look_up(&whole, path))).collect();
@@ -185,7 +205,7 @@ async fn show_item(
     if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
         item.insert("extracted".to_owned(), extracted.into());
     }
-    Ok(item)
+    serde_json::to_vec(&item).map_err(|error| ApiError::fault(&error))
 }
 
 async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {

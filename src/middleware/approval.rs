@@ -116,11 +116,26 @@ impl Middleware for Approval {
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
-        let decisions = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len()));
-        match decisions {
-            Some(decisions) => Ok(decided(state, &calls, decisions).into()),
-            None => Err(Halt::Ask(Box::new(self.question(&calls)))),
+        let Some(decisions) = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len())) else {
+            return Err(Halt::Ask(Box::new(self.question(&calls))));
+        };
+        // Calls that a client changed after they were asked about are not those that were decided about.
+        if let Some(asked) = &scope.question {
+            let question = self.question(&calls);
+            if asked.value != question.value {
+                return Err(Halt::Ask(Box::new(question)));
+            }
         }
+        let reviewed = calls.iter().zip(&decisions).filter_map(|(call, decision)| approved(call, decision)).collect();
+        Ok(Reaction { reviewed, ..decided(state, &calls, decisions).into() })
+    }
+
+    fn needs_approval(&self, call: &ToolCall) -> bool {
+        !self.allowed(call).is_empty()
+    }
+
+    fn approval_question(&self, call: &ToolCall) -> Option<Question> {
+        Some(self.question(std::slice::from_ref(call)))
     }
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
@@ -168,6 +183,50 @@ fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Updat
     update
 }
 
+/// The call that may run after `decision` about `call`. One that became a call of another tool was not approved by this: if
+/// that tool needs an approval, it is asked for.
+fn approved(call: &ToolCall, decision: &Decision) -> Option<ToolCall> {
+    match decision {
+        Decision::Approve => Some(call.clone()),
+        Decision::Edit { edited_action } if edited_action.name == call.name => {
+            Some(ToolCall::new(call.id.clone(), call.name.clone(), edited_action.args.clone()))
+        }
+        Decision::Edit { .. } | Decision::Reject { .. } | Decision::Respond { .. } => None,
+    }
+}
+
+/// What becomes of a call that was asked about just before it was to be made.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// It runs, maybe as another call.
+    Run {
+        /// The call that runs.
+        action: Action,
+        /// Whether it is approved as it is; if not, it may have to be asked about.
+        approved: bool,
+    },
+    /// It does not run; this is its result.
+    Answer(Answer),
+}
+
+impl Verdict {
+    /// What the answer to the question about `call` alone says; none if it says nothing that can be understood.
+    pub fn of(call: &ToolCall, answer: &Value) -> Option<Self> {
+        let decision = decisions(answer, 1)?.pop()?;
+        let approved = approved(call, &decision).is_some();
+        Some(match decision {
+            Decision::Approve => {
+                Self::Run { action: Action { name: call.name.clone(), args: call.args.clone() }, approved }
+            }
+            Decision::Edit { edited_action } => Self::Run { action: edited_action, approved },
+            Decision::Reject { message } => Self::Answer(Answer::error(call, rejection(call, message))),
+            Decision::Respond { message } => {
+                Self::Answer(Answer::message(Message::tool(call, ToolStatus::Success, message)))
+            }
+        })
+    }
+}
+
 fn rejection(call: &ToolCall, reason: Option<String>) -> String {
     match reason.filter(|reason| !reason.is_empty()) {
         Some(reason) => format!("User rejected the tool call for `{}` with reason: {reason}", call.name),
@@ -187,7 +246,9 @@ fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
 
 /// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
 fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
-    let Some(ran) = edited(state, call) else {
+    let proposed = state.last_ai().and_then(|answer| answer.tool_calls().iter().find(|other| other.id == call.id));
+    let replaced = || proposed.is_some_and(|other| other.name != call.name || other.args != call.args);
+    let Some(ran) = edited(state, call).or_else(|| replaced().then(|| call.clone())) else {
         return answer;
     };
     let notice = format!(

@@ -92,6 +92,6 @@ impl Middleware for BackgroundWork {
         }
         let update = Self::news(scope, state).await;
         let jump = (moment == Moment::AfterModel && !update.is_empty()).then_some(Jump::Model);
-        Ok(Reaction { update, jump })
+        Ok(Reaction { update, jump, ..Reaction::default() })
     }
 }

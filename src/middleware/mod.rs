@@ -22,7 +22,7 @@ use futures::future::BoxFuture;
 use crate::domain::call::Answer;
 use crate::domain::call::EDITED_CALLS;
 use crate::domain::graph::Field;
-use crate::domain::interrupt::Action;
+use crate::domain::interrupt::{Action, Question};
 use crate::domain::machine::{Jump, Moment};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
@@ -80,6 +80,18 @@ pub trait Middleware: Send + Sync {
         next.call(call).await
     }
 
+    /// Whether a human has to approve `call` before it is made, whatever way it came.
+    fn needs_approval(&self, call: &ToolCall) -> bool {
+        let _ = call;
+        false
+    }
+
+    /// The question whether `call`, which needs an approval, may be made.
+    fn approval_question(&self, call: &ToolCall) -> Option<Question> {
+        let _ = call;
+        None
+    }
+
     /// Looks at the result of a call before it is written down: a tool's, or a subagent's, which may come long after its
     /// call went through [`Middleware::wrap_tool_call`], maybe in another process.
     fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
@@ -106,11 +118,14 @@ pub struct Reaction {
     pub update: Update,
     /// Where the loop goes instead of on.
     pub jump: Option<Jump>,
+    /// The calls that a human has approved, as they will run. One that needs an approval and has none is asked about before
+    /// it is made.
+    pub reviewed: Vec<ToolCall>,
 }
 
 impl From<Update> for Reaction {
     fn from(update: Update) -> Self {
-        Self { update, jump: None }
+        Self { update, jump: None, reviewed: vec![] }
     }
 }
 

@@ -42,7 +42,7 @@ impl Reminder {
         }
         let mut reminder = Message::human(self.text);
         reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(self.source));
-        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model) })
+        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model), ..Reaction::default() })
     }
 
     fn is_ours(&self, message: &Message) -> bool {

@@ -58,6 +58,10 @@ impl Kind {
     /// Every kind, in the order in which they are listed to people.
     pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
 
+    /// Those that need no section in the configuration. Scripts are played only where the configuration says so: what a
+    /// scripted model says, and so which tools it calls, whoever talks to it decides.
+    pub const BUILT_IN: [Self; 4] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama];
+
     /// The word for it in configurations and model names.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -142,10 +146,10 @@ pub type Source = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send 
 
 impl Providers {
     /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
-    /// `google_genai`, `ollama` and `scripted`. `variable` looks up an environment variable; it is asked only here.
+    /// `google_genai` and `ollama`. `variable` looks up an environment variable; it is asked only here.
     pub fn new(configs: BTreeMap<String, ProviderConfig>, variable: impl Fn(&str) -> Option<String>) -> Self {
         let mut all: BTreeMap<String, ProviderConfig> =
-            Kind::ALL.into_iter().map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable))).collect();
+            Kind::BUILT_IN.into_iter().map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable))).collect();
         for (name, mut config) in configs {
             // An address of one's own needs no key; the usual one is sent there if it is set.
             let fits = |usual: &&ProviderConfig| {
@@ -217,7 +221,11 @@ impl Providers {
             split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
         let config = self.configs.get(provider).ok_or_else(|| {
             let known: Vec<&str> = self.names().collect();
-            misconfigured(format!("model `{name}`: no provider `{provider}`; known are {}", known.join(", ")))
+            misconfigured(format!(
+                "model `{name}`: no provider `{provider}`; known are {}; a section `[providers.{provider}]` with its `kind` \
+                 adds one",
+                known.join(", ")
+            ))
         })?;
         Ok((provider, model, config))
     }

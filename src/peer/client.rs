@@ -19,6 +19,7 @@ use super::address::{AddressRules, Gate};
 use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::domain::Invalid;
 use crate::domain::background::Looks;
+use crate::domain::definition::Headers;
 
 /// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,6 +45,8 @@ pub type Spawn = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>
 pub struct Reach {
     /// Where servers may be that a client named. Those that the owner named may be anywhere.
     pub rules: AddressRules,
+    /// Headers of requests to a server, by the origin of its address.
+    pub headers: BTreeMap<String, Headers>,
     /// For how long a server may be out of reach before work there is given up that somebody waits for.
     pub patience: Duration,
     /// When work is looked at that nobody waits for.
@@ -56,6 +59,7 @@ pub struct Peers {
     anywhere: Client,
     guarded: Client,
     rules: Arc<AddressRules>,
+    headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
     looks: Looks,
     pub(super) ears: Arc<Semaphore>,
@@ -78,6 +82,7 @@ impl Peers {
             anywhere: client().build()?,
             guarded,
             rules,
+            headers: Arc::new(reach.headers),
             patience: reach.patience,
             looks: reach.looks,
             ears,
@@ -117,7 +122,11 @@ impl Peers {
         }
         let client = if is_owners { &self.anywhere } else { &self.guarded };
         let timeout = self.patience.min(TIMEOUT);
-        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(given)?, timeout })
+        // Those that the configuration gives to this server, and over them those of the definition.
+        let mut all =
+            self.headers.get(&url.origin().ascii_serialization()).map(|all| all.0.clone()).unwrap_or_default();
+        all.extend(given.iter().map(|(name, value)| (name.clone(), value.clone())));
+        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(&all)?, timeout })
     }
 }
 

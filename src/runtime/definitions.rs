@@ -12,8 +12,8 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::definition::check::{Surroundings, check_agent};
 use crate::domain::definition::{
-    AgentDefinition, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark, Severity,
-    VERSIONS_KEPT, judge,
+    AgentDefinition, ClientRules, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark,
+    Severity, VERSIONS_KEPT, judge,
 };
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
@@ -41,6 +41,9 @@ pub enum DefinitionError {
         /// The file or folder.
         place: String,
     },
+    /// Clients may not define agents here.
+    #[error("{}", ClientRules::DISABLED)]
+    Disabled,
     /// Clients have defined as many agents as they may.
     #[error("there are {MOST_AGENTS} agents that clients have defined, and more are not allowed")]
     TooMany,
@@ -107,6 +110,11 @@ impl Registry {
         sources.clients = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();
         sources.seen = seen;
         Ok(())
+    }
+
+    /// Whether clients may define agents.
+    fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
+        if self.around().clients.enabled { Ok(()) } else { Err(DefinitionError::Disabled) }
     }
 
     /// Takes over what clients of other servers have changed.
@@ -191,6 +199,7 @@ impl Runs {
     /// See [`DefinitionError`]; nothing is stored then.
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.0.registry;
+        registry.are_clients_allowed()?;
         let Judgement { definition, findings } = self.judge_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(findings.into_iter().map(Remark::from).collect()));
@@ -226,6 +235,7 @@ impl Runs {
     /// See [`DefinitionError`].
     pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
         let registry = &self.0.registry;
+        registry.are_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
         may_be_changed(&sources, graph_id)?;
         let (key, now) = (graph_id.to_owned(), registry.clock.now());
@@ -246,16 +256,18 @@ impl Runs {
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
         let mut judgement = judge(graph_id, body, &self.0.registry.around());
-        let peers = &self.0.registry.workshop.peers;
+        let (peers, webhooks) = (&self.0.registry.workshop.peers, &self.0.webhooks);
+        let mut forbidden: Vec<Finding> = vec![];
         let subagents = judgement.definition.iter().flat_map(|definition| definition.subagents.iter().enumerate());
-        let remote = subagents.filter_map(|(at, subagent)| Some((at, subagent.url.as_deref()?)));
-        let forbidden: Vec<Finding> = remote
-            .filter_map(|(at, url)| {
-                let field = FieldPath::of(["subagents"]).then(at).then("url");
-                let invalid = peers.check("url", url).err()?;
-                Some(Finding::error(field, format!("{}; the section `[peers]` can allow it", invalid.reason)))
-            })
-            .collect();
+        for (at, subagent) in subagents {
+            let place = FieldPath::of(["subagents"]).then(at);
+            let url = subagent.url.as_deref().and_then(|url| peers.check("url", url).err());
+            let webhook = subagent.webhook.as_deref().and_then(|url| webhooks.check_address(url).err());
+            for (field, invalid, section) in [("url", url, "peers"), ("webhook", webhook, "webhooks")] {
+                let message = |why: Invalid| format!("{}; the section `[{section}]` can allow it", why.reason);
+                forbidden.extend(invalid.map(|why| Finding::error(place.then(field), message(why))));
+            }
+        }
         if !forbidden.is_empty() {
             judgement.definition = None;
             judgement.findings.extend(forbidden);

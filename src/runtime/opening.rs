@@ -41,6 +41,8 @@ struct Found {
     segment: Option<i64>,
     /// Whether the newest checkpoint is this run's own: it was at work before.
     own: bool,
+    /// Whether it begins at a checkpoint that is not the newest.
+    forked: bool,
     max_seq: i64,
 }
 
@@ -60,12 +62,16 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     desk.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
-    let Found { mut machine, segment, own, .. } = found;
+    let Found { mut machine, segment, own, forked, .. } = found;
     let budget = budget(desk, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
     if own {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false, budget });
+    }
+    if forked && may_ask_first(&run.request, &machine) {
+        let entry = machine.forked(CheckpointId::mint());
+        notes.push(Note::entry(entry, &machine));
     }
     if let Some(command) = &run.request.command {
         // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
@@ -187,6 +193,15 @@ fn goes_on(request: &RunRequest) -> bool {
     }
 }
 
+/// Whether a run may ask somebody before it has stored a step of its own.
+fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
+    match (&request.command, &request.input) {
+        (Some(command), _) => command.update.is_none(),
+        (None, Some(_)) => false,
+        (None, None) => matches!(machine.position.phase, Phase::Hooks { .. } | Phase::Tools { .. }),
+    }
+}
+
 /// Whether who goes to `place` leaves behind what is under way, rather than going on with it.
 fn leaves(machine: &Machine, place: &Destination) -> bool {
     !matches!((&machine.position.phase, place), (Phase::Tools { .. }, Destination::Tools { own: true, .. }))
@@ -231,11 +246,12 @@ async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found
                 let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
                 let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
                 let fork = from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from));
+                let forked = fork.is_some();
                 let (machine, segment) = match fork {
                     Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
                     None => db::checkpoints::machine_of(tx, thread, newest).await?,
                 };
-                Ok(Found { machine, segment, own, max_seq })
+                Ok(Found { machine, segment, own, forked, max_seq })
             })
         })
         .await

@@ -206,7 +206,8 @@ impl Registry {
         agents.insert(graph_id.clone());
         let gone = definition.strangers(&agents);
         let gone = gone.into_iter().map(|finding| Finding { severity: Severity::Warning, ..finding });
-        check_agent(graph_id, definition, &around).into_iter().chain(gone).map(Remark::from).collect()
+        let misused = around.clients.check(definition);
+        check_agent(graph_id, definition, &around).into_iter().chain(misused).chain(gone).map(Remark::from).collect()
     }
 
     /// What a definition may refer to now.

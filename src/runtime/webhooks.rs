@@ -130,7 +130,15 @@ impl Webhooks {
 
     /// Checks the address that a request names, if it names one.
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
-        request.webhook().map_or(Ok(()), |url| self.rules.check("webhook", url).map(drop))
+        request.webhook().map_or(Ok(()), |url| self.check_address(url))
+    }
+
+    /// Checks the address of a webhook.
+    ///
+    /// # Errors
+    /// Says why nothing may be sent there.
+    pub(super) fn check_address(&self, url: &str) -> Result<(), Invalid> {
+        self.rules.check("webhook", url).map(drop)
     }
 
     /// What is to be sent now that a run has ended; nothing if nobody asked for it.

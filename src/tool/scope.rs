@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
+use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
@@ -57,6 +58,8 @@ pub struct Scope {
     pub form: Option<Arc<Value>>,
     /// The answer to the question that the hook or call asked before, when it is looked at again.
     pub answer: Option<Value>,
+    /// The question that the answer was given to.
+    pub question: Option<Arc<Question>>,
 }
 
 impl Scope {
@@ -74,6 +77,12 @@ impl Scope {
     /// The same scope for a hook or call that was answered.
     pub fn answered(&self, answer: Option<Value>) -> Self {
         Self { answer, ..self.clone() }
+    }
+
+    /// The same scope for a hook that goes on with the answer to what it asked.
+    pub fn answered_to(&self, asked: Option<&Interrupt>) -> Self {
+        let question = asked.map(|asked| Arc::new(asked.question.clone()));
+        Self { question, ..self.answered(asked.and_then(|asked| asked.answer.clone())) }
     }
 }
 
@@ -102,6 +111,7 @@ impl Scope {
             voice: Voice::default(),
             form: None,
             answer: None,
+            question: None,
         }
     }
 }

@@ -150,7 +150,7 @@ impl Middleware for Impatient {
     }
 
     async fn hook(&self, _: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
-        Ok(Reaction { update: Update::messages([Message::ai("enough")]), jump: Some(Jump::End) })
+        Ok(Reaction { update: Update::messages([Message::ai("enough")]), jump: Some(Jump::End), ..Reaction::default() })
     }
 }
 

@@ -136,6 +136,7 @@ impl Stage {
             voice: crate::tool::Voice::default(),
             form: None,
             answer: None,
+            question: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Sums up the writes of checkpoints to states.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use sqlx::query_as;
@@ -23,6 +23,14 @@ use crate::domain::time::Timestamp;
 /// [`crate::db::DbError::Corrupt`] when an ancestor is missing.
 pub async fn load_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &Head) -> DbResult<State> {
     Ok(State::clone(&*state_at(tx, thread, lane, head.id).await?))
+}
+
+/// The same, shared with everybody who reads it.
+///
+/// # Errors
+/// As [`load_state`].
+pub async fn shared_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &Head) -> DbResult<Arc<State>> {
+    state_at(tx, thread, lane, head.id).await
 }
 
 /// A step of a segment that is being summed up.
@@ -170,43 +178,143 @@ pub struct HistoryQuery {
     pub before: Option<CheckpointId>,
 }
 
-/// The checkpoints of a lane with their states, the newest first, whichever branch they are on.
-///
-/// Only the state before the oldest of them is folded from the beginning of the lane; the others follow from it.
-pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: HistoryQuery) -> DbResult<Vec<Checkpoint>> {
-    const ALL: &str = concat!(select!(), " where thread_id = $1 and lane = $2 order by seq desc limit $3");
-    const BEFORE: &str = concat!(
-        select!(),
-        " where thread_id = $1 and lane = $2 \
-         and seq < (select seq from checkpoints edge where edge.checkpoint_id = $4 and edge.thread_id = $1) \
-         order by seq desc limit $3"
-    );
-    let rows: Vec<CheckpointRow> = on_engine!(tx, |conn| {
-        let sql = if wanted.before.is_some() { BEFORE } else { ALL };
-        let query = query_as(sql).bind(thread.0).bind(lane_id(lane)).bind(wanted.limit);
-        match wanted.before {
-            Some(before) => query.bind(before.0).fetch_all(conn).await,
-            None => query.fetch_all(conn).await,
+/// A part of a lane: from one number of the thread's log to another, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The history.
+    pub lane: Lane,
+    /// The number of the oldest checkpoint.
+    pub first: i64,
+    /// The number of the newest one.
+    pub last: i64,
+}
+
+/// Takes checkpoints one after the other, the oldest first.
+pub trait Visit: Send {
+    /// The step that left the checkpoint which comes next.
+    fn step(&mut self, checkpoint: &Checkpoint);
+
+    /// The state after that step; none when states are not read.
+    fn state(&mut self, state: Option<&State>);
+}
+
+/// What is known of a row before it is read.
+#[derive(sqlx::FromRow)]
+struct RowSize {
+    checkpoint_id: Uuid,
+    parent_id: Option<Uuid>,
+    seq: i64,
+    bytes: i64,
+}
+
+/// How many bytes of rows are in memory at once, but for a single row that is larger.
+const CHUNK_BYTES: i64 = 1 << 20;
+
+/// Leads a visitor through a part of a lane, the oldest checkpoint first. At no time is more in memory than one state and
+/// a few rows: only the state before the oldest checkpoint is folded from the beginning of the lane, the others follow
+/// from it.
+pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
+    let sizes = sizes(tx, span).await?;
+    let alone = sizes.len() == 1;
+    // The parents of branches: their states are needed once more, and the memory of states has its own bound.
+    let neighbours = sizes.windows(2).filter(|pair| pair[1].parent_id != Some(pair[0].checkpoint_id));
+    let branched: HashSet<Uuid> = neighbours.filter_map(|pair| pair[1].parent_id).collect();
+    let mut current: Option<(CheckpointId, Fold)> = None;
+    let mut rest = sizes.as_slice();
+    while let Some(last) = rest.get(chunk_of(rest).saturating_sub(1)) {
+        let rows = rows_between(tx, Span { first: rest[0].seq, last: last.seq, ..span }).await?;
+        rest = &rest[chunk_of(rest)..];
+        for row in rows {
+            let mut checkpoint = row.read(span.thread)?;
+            visitor.step(&checkpoint);
+            let id = checkpoint.entry.id;
+            if !with_states {
+                visitor.state(None);
+            } else if alone {
+                visitor.state(Some(&*state_at(tx, span.thread, span.lane, id).await?));
+            } else {
+                let mut fold = match (checkpoint.entry.parent, current.take()) {
+                    (Some(parent), Some((newest, fold))) if newest == parent => fold,
+                    (Some(parent), _) => {
+                        Fold::from(State::clone(&*state_at(tx, span.thread, span.lane, parent).await?))
+                    }
+                    (None, _) => Fold::default(),
+                };
+                fold.add(std::mem::take(&mut checkpoint.entry.writes));
+                if branched.contains(&id.0) {
+                    tx.states.put(id, Arc::new(fold.state().clone()));
+                }
+                visitor.state(Some(fold.state()));
+                current = Some((id, fold));
+            }
         }
-    })?;
-    let mut found = rows.into_iter().rev().map(|row| row.read(thread)).collect::<DbResult<Vec<_>>>()?;
-    let mut places: HashMap<CheckpointId, usize> = HashMap::with_capacity(found.len());
-    for at in 0..found.len() {
-        let mut state = match found[at].entry.parent {
-            None => State::default(),
-            Some(parent) => match places.get(&parent) {
-                Some(&place) => State::clone(&found[place].state),
-                None => State::clone(&*state_at(tx, thread, lane, parent).await?),
-            },
-        };
-        for update in &found[at].entry.writes {
-            state.apply(update);
-        }
-        found[at].state = state;
-        places.insert(found[at].entry.id, at);
+        tokio::task::yield_now().await;
     }
-    found.reverse();
-    Ok(found)
+    Ok(())
+}
+
+/// How many of these rows are read in one go: at least one, if there are any.
+fn chunk_of(rows: &[RowSize]) -> usize {
+    let mut bytes = 0;
+    let fitting = rows.iter().take_while(|row| {
+        bytes += row.bytes;
+        bytes <= CHUNK_BYTES
+    });
+    fitting.count().max(1).min(rows.len())
+}
+
+async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
+    const SQL: &str = "select checkpoint_id, parent_id, seq, \
+        cast(octet_length(writes) + octet_length(position) as bigint) as bytes from checkpoints \
+        where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(span.thread.0)
+        .bind(lane_id(span.lane))
+        .bind(span.first)
+        .bind(span.last)
+        .fetch_all(conn)
+        .await)?)
+}
+
+async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
+    const SQL: &str =
+        concat!(select!(), " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq");
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(span.thread.0)
+        .bind(lane_id(span.lane))
+        .bind(span.first)
+        .bind(span.last)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// The checkpoints of a lane with their states, the newest first, whichever branch they are on; all in memory.
+#[cfg(test)]
+pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: HistoryQuery) -> DbResult<Vec<Checkpoint>> {
+    struct Collected(Vec<Checkpoint>);
+    impl Visit for Collected {
+        fn step(&mut self, checkpoint: &Checkpoint) {
+            self.0.push(checkpoint.clone());
+        }
+        fn state(&mut self, state: Option<&State>) {
+            if let (Some(last), Some(state)) = (self.0.last_mut(), state) {
+                last.state = state.clone();
+            }
+        }
+    }
+    let before = match wanted.before {
+        Some(before) => super::find_head(tx, thread, before).await?.map_or(i64::MIN, |head| head.seq),
+        None => i64::MAX,
+    };
+    let found = sketches(tx, thread, lane, before, wanted.limit).await?;
+    let mut all = Collected(vec![]);
+    if let (Some(newest), Some(oldest)) = (found.first(), found.last()) {
+        walk(tx, Span { thread, lane, first: oldest.seq, last: newest.seq }, true, &mut all).await?;
+    }
+    all.0.reverse();
+    Ok(all.0)
 }
 
 /// How a checkpoint came to be, without what it wrote.
@@ -222,8 +330,12 @@ pub struct Sketch {
     pub source: Source,
     /// The run of the main agent in whose course it was made.
     pub run: Option<RunId>,
+    /// The checkpoint before it.
+    pub parent: Option<CheckpointId>,
     /// The checkpoint before it, if it is the first of a branch.
     pub fork_of: Option<CheckpointId>,
+    /// When it was made.
+    pub created_at: Timestamp,
 }
 
 #[derive(sqlx::FromRow)]
@@ -235,12 +347,45 @@ struct SketchRow {
     step: i64,
     source: String,
     run_id: Option<Uuid>,
+    created_at: i64,
+}
+
+impl TryFrom<SketchRow> for Sketch {
+    type Error = crate::db::DbError;
+
+    fn try_from(row: SketchRow) -> DbResult<Self> {
+        let cell = Cell { table: TABLE, column: "source", id: &row.checkpoint_id };
+        Ok(Self {
+            id: CheckpointId(row.checkpoint_id),
+            seq: row.seq,
+            step: row.step,
+            source: source_of(&row.source).ok_or_else(|| cell.corrupt())?,
+            run: row.run_id.map(RunId),
+            parent: row.parent_id.map(CheckpointId),
+            fork_of: row.parent_id.filter(|_| row.segment == row.seq).map(CheckpointId),
+            created_at: Timestamp(row.created_at),
+        })
+    }
+}
+
+macro_rules! select_sketch {
+    () => {
+        "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints"
+    };
+}
+
+/// How a checkpoint of a lane came to be.
+pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: CheckpointId) -> DbResult<Option<Sketch>> {
+    const SQL: &str = concat!(select_sketch!(), " where checkpoint_id = $1 and thread_id = $2 and lane = $3");
+    let row: Option<SketchRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    row.map(Sketch::try_from).transpose()
 }
 
 /// The checkpoints of a lane whose number is below `before`, the newest first, without what they wrote.
 pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
-    const SQL: &str = "select checkpoint_id, seq, segment, parent_id, step, source, run_id from checkpoints \
-        where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4";
+    const SQL: &str =
+        concat!(select_sketch!(), " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4");
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(lane_id(lane))
@@ -248,18 +393,7 @@ pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    let read = |row: SketchRow| {
-        let cell = Cell { table: TABLE, column: "source", id: &row.checkpoint_id };
-        Ok(Sketch {
-            id: CheckpointId(row.checkpoint_id),
-            seq: row.seq,
-            step: row.step,
-            source: source_of(&row.source).ok_or_else(|| cell.corrupt())?,
-            run: row.run_id.map(RunId),
-            fork_of: row.parent_id.filter(|_| row.segment == row.seq).map(CheckpointId),
-        })
-    };
-    rows.into_iter().map(read).collect()
+    rows.into_iter().map(Sketch::try_from).collect()
 }
 
 /// The step that came next in a lane after the place `seq` of the log.

@@ -30,7 +30,10 @@ pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>)
 /// Where a lane stood at one of its checkpoints; a fresh machine if there is no such checkpoint.
 pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Machine> {
     match find_head(tx, thread, checkpoint).await? {
-        Some(head) => revive(tx, thread, head).await,
+        Some(head) => {
+            let machine = revive(tx, thread, head).await?;
+            Ok(Machine { position: machine.position.replayed(), ..machine })
+        }
         None => Ok(Machine::default()),
     }
 }

@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use super::cannot_open;
 use crate::db::error::{DbError, DbResult};
 
 /// The lock on a database file. It is given back when this is dropped.
@@ -21,7 +22,7 @@ impl FileLock {
     pub(super) fn take(file: &Path) -> DbResult<Self> {
         let place = place_of(file);
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&place);
-        let mut lock = opened.map_err(unavailable)?;
+        let mut lock = opened.map_err(|error| cannot_open("the lock file", &place, &error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -30,7 +31,7 @@ impl FileLock {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
                 tracing::warn!(file = %place.display(), "this file system has no locks: see to it that one server uses it");
             }
-            Err(TryLockError::Error(error)) => return Err(unavailable(error)),
+            Err(TryLockError::Error(error)) => return Err(cannot_open("the lock file", &place, &error)),
         }
         // For people and for the message of who comes second. The lock is what counts.
         let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
@@ -53,8 +54,4 @@ fn owner(lock: &mut File) -> String {
     let mut text = String::new();
     let read = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
     read.ok().and_then(|_| text.trim().parse::<u32>().ok()).map(|id| format!(" (process {id})")).unwrap_or_default()
-}
-
-fn unavailable(error: io::Error) -> DbError {
-    DbError::from(sqlx::Error::Io(error))
 }

@@ -51,6 +51,7 @@ async fn are_the_same_on_both_engines() {
             "interrupts",
             "item_vectors",
             "items",
+            "probes",
             "runs",
             "thread_terms",
             "threads",

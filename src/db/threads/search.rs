@@ -5,14 +5,16 @@
 //! if it has many, the index of the order is walked and every thread asked for its terms, and one in few fits. Pages are
 //! cut from the index before anything else is read of a thread.
 
-use serde_json::{Map, Value};
+use std::sync::Arc;
+
 use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
 use super::{ThreadRow, columns};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
-use crate::db::{DbError, DbResult, Tx, background, checkpoints};
+use crate::db::states::object_weight;
+use crate::db::{DbError, DbResult, Tx, background, checkpoints, off_thread};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{Filter, Term};
 use crate::domain::id::ThreadId;
@@ -64,6 +66,9 @@ pub struct ThreadSearch {
     pub limit: i64,
     /// How many to pass over before.
     pub offset: i64,
+    /// How much memory the threads of the page may take, roughly, in bytes: it ends early beyond it, behind one thread at
+    /// least.
+    pub bytes: usize,
 }
 
 impl Default for ThreadSearch {
@@ -77,6 +82,7 @@ impl Default for ThreadSearch {
             ascending: false,
             limit: 10,
             offset: 0,
+            bytes: usize::MAX,
         }
     }
 }
@@ -216,15 +222,11 @@ impl ThreadSearch {
 pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPage> {
     let ways = ways(tx, wanted).await?;
     if !wanted.values.is_empty() {
-        let matching = by_values(tx, wanted, ways.to_read).await?;
-        let place = |number| usize::try_from(number).unwrap_or(usize::MAX);
-        let total = i64::try_from(matching.len()).unwrap_or(i64::MAX);
-        let threads = matching.into_iter().skip(place(wanted.offset)).take(place(wanted.limit)).collect();
-        return Ok(ThreadPage { threads, total });
+        return by_values(tx, wanted, ways.to_read).await;
     }
     let most = COUNTED.max(wanted.offset.saturating_add(wanted.limit).saturating_add(1));
     let total = count_by(tx, wanted, ways.to_count, Some(most)).await?;
-    Ok(ThreadPage { threads: read_page(tx, wanted, ways.to_read).await?, total })
+    Ok(ThreadPage { threads: read_some(tx, wanted, ways.to_read).await?, total })
 }
 
 /// How many threads meet the conditions; order, limit and offset are none.
@@ -236,8 +238,7 @@ pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
     if wanted.values.is_empty() {
         return count_by(tx, wanted, ways.to_count, None).await;
     }
-    let matching = by_values(tx, wanted, ways.to_read).await?;
-    Ok(i64::try_from(matching.len()).unwrap_or(i64::MAX))
+    Ok(by_values(tx, &wanted.page(0, 0), ways.to_read).await?.total)
 }
 
 /// How the threads of a search are come by.
@@ -285,10 +286,65 @@ async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way, most: Option
     })?)
 }
 
-/// The matching threads of a search by values, in its order. States are summed up from what was written, so every thread
-/// that meets the other conditions is looked into.
-async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<Vec<Thread>> {
-    let (mut matching, mut offset) = (vec![], 0);
+/// The page, a part after the other, until it is full.
+async fn read_some(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<Vec<Thread>> {
+    let mut page = Page::of(wanted, 0);
+    loop {
+        let count = i64::try_from(page.threads.len()).unwrap_or(i64::MAX);
+        let rest = (wanted.limit - count).min(AT_ONCE);
+        let some = read_page(tx, &wanted.page(rest, wanted.offset + count), way).await?;
+        let is_last = i64::try_from(some.len()).is_ok_and(|read| read < rest) || rest == wanted.limit - count;
+        for thread in some {
+            page.add(thread);
+        }
+        if is_last || page.is_full {
+            return Ok(page.threads);
+        }
+    }
+}
+
+/// A page under construction.
+struct Page {
+    threads: Vec<Thread>,
+    /// How many threads come before it.
+    before: usize,
+    limit: usize,
+    /// How many bytes are left.
+    bytes: usize,
+    is_full: bool,
+}
+
+impl Page {
+    /// The page of a search, of whose threads this many are still to be passed over.
+    fn of(wanted: &ThreadSearch, before: i64) -> Self {
+        let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        Self {
+            threads: vec![],
+            before: count(before),
+            limit: count(wanted.limit),
+            bytes: wanted.bytes,
+            is_full: wanted.limit == 0,
+        }
+    }
+
+    fn add(&mut self, thread: Thread) {
+        if self.before > 0 {
+            self.before -= 1;
+            return;
+        }
+        let bytes = object_weight(&thread.metadata) + object_weight(&thread.config);
+        self.is_full |= self.threads.len() >= self.limit || (bytes > self.bytes && !self.threads.is_empty());
+        if !self.is_full {
+            self.bytes = self.bytes.saturating_sub(bytes);
+            self.threads.push(thread);
+        }
+    }
+}
+
+/// The page of a search by values. States are summed up from what was written, so every thread that meets the other
+/// conditions is looked into; one state is in memory at a time.
+async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<ThreadPage> {
+    let (mut page, mut total, mut offset) = (Page::of(wanted, wanted.offset), 0, 0);
     loop {
         let threads = read_page(tx, &wanted.page(AT_ONCE, offset), way).await?;
         let count = threads.len();
@@ -299,22 +355,31 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             )));
         }
         for thread in threads {
-            let Some(values) = unless_corrupt(values_of(tx, thread.id).await)? else { continue };
+            let Some(state) = unless_corrupt(state_of(tx, thread.id).await)? else { continue };
             // Of what clients do not see they find nothing.
-            if wanted.values.matches(&values) && background::visibility(tx, thread.id).await? == Visibility::Full {
-                matching.push(thread);
+            if contains(state, &wanted.values).await?
+                && background::visibility(tx, thread.id).await? == Visibility::Full
+            {
+                total += 1;
+                page.add(thread);
             }
         }
         if count < usize::try_from(AT_ONCE).unwrap_or(usize::MAX) {
-            return Ok(matching);
+            return Ok(ThreadPage { threads: page.threads, total });
         }
     }
 }
 
-/// What clients read of the main agent's state.
-async fn values_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Map<String, Value>> {
-    let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? else {
-        return Ok(State::default().values());
-    };
-    Ok(checkpoints::load_state(tx, thread, Lane::Main, &head).await?.values())
+/// Whether what clients read of a state contains what is wanted.
+async fn contains(state: Arc<State>, wanted: &Filter) -> DbResult<bool> {
+    let wanted = wanted.clone();
+    off_thread(move |stop| wanted.matches_fields(|name| state.value(name), &|| stop.is_set())).await
+}
+
+/// The main agent's state.
+async fn state_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Arc<State>> {
+    match checkpoints::head(tx, thread, Lane::Main).await? {
+        Some(head) => checkpoints::shared_state(tx, thread, Lane::Main, &head).await,
+        None => Ok(Arc::default()),
+    }
 }

@@ -13,7 +13,8 @@ use super::super::state::is_private;
 use super::answer;
 use super::finding::{FieldPath, Finding, suggestion};
 use super::mcp::{McpReference, check_servers};
-use super::{AgentDefinition, ApprovalRule, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
+use super::model_settings::check_settings;
+use super::{AgentDefinition, ApprovalRule, ClientRules, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
 
 mod names;
 mod policies;
@@ -80,6 +81,8 @@ pub struct Surroundings {
     pub middleware: BTreeSet<String>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
+    /// What definitions may use that clients bring.
+    pub clients: ClientRules,
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -94,6 +97,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.not_blank(&top.then("name"), agent.name.as_deref());
     check.not_blank(&top.then("description"), agent.description.as_deref());
     check.model(&top.then("model"), &agent.model);
+    check.findings.extend(check_settings(&top.then("model_settings"), &agent.model_settings));
     check.findings.extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
     check.tools(&top.then("tools"), &agent.tools);
     if let Some(schema) = &agent.context_schema {
@@ -211,7 +215,8 @@ impl Check<'_> {
                 if !self.around.providers.contains(provider) {
                     let known = self.around.providers.iter().map(String::as_str);
                     let known = suggestion(provider, known, "known are");
-                    self.error(field, format!("there is no provider `{provider}`; {known}"));
+                    let way_out = format!("a section `[providers.{provider}]` with its `kind` adds one");
+                    self.error(field, format!("there is no provider `{provider}`; {known}; {way_out}"));
                 }
             }
             Some(_) | None => self.error(field, format!("`{model}` must be `provider:model-name`")),
@@ -355,6 +360,9 @@ impl Check<'_> {
     }
 
     fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        let settings = subagent.model_settings.iter();
+        let settings = settings.flat_map(|settings| check_settings(&field.then("model_settings"), settings));
+        self.findings.extend(settings);
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
         }

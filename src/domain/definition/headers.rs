@@ -14,6 +14,17 @@ use super::finding::{FieldPath, Finding};
 #[serde(transparent)]
 pub struct Headers(pub BTreeMap<String, String>);
 
+/// Headers that the connection sets and nobody else: where a request goes, how its body is framed, and what is between two
+/// hops.
+const RESERVED: [&str; 8] =
+    ["host", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "connection", "keep-alive"];
+
+/// Whether a header of this name is set by the connection and nobody else.
+pub fn is_reserved_header(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    RESERVED.contains(&name.as_str()) || name.starts_with("proxy-")
+}
+
 impl Headers {
     /// What is shown instead of a value.
     pub const MASK: &str = "<not shown>";
@@ -24,12 +35,14 @@ impl Headers {
     }
 
     /// What cannot be sent; `field` is where the headers stand.
-    pub(super) fn check(&self, field: &FieldPath) -> Vec<Finding> {
+    pub fn check(&self, field: &FieldPath) -> Vec<Finding> {
         let mut findings = vec![];
         for (name, value) in &self.0 {
             let field = field.then(name);
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
                 findings.push(Finding::error(field.clone(), "is no name of a header"));
+            } else if is_reserved_header(name) {
+                findings.push(Finding::error(field.clone(), "is set by the connection itself and cannot be given"));
             }
             if value.chars().any(char::is_control) {
                 findings.push(Finding::error(field, "must be one line without control characters"));
@@ -64,5 +77,19 @@ mod tests {
         let fields: Vec<String> =
             headers.check(&FieldPath::of(["headers"])).iter().map(|finding| finding.field.to_string()).collect();
         assert_eq!(fields, [r#"headers."x key""#, r#"headers."x key""#, "headers.x-mask"]);
+    }
+
+    #[test]
+    fn headers_of_the_connection_cannot_be_given() {
+        let names =
+            ["Host", "content-length", "Transfer-Encoding", "te", "trailer", "upgrade", "connection", "keep-alive"];
+        for name in names.into_iter().chain(["proxy-authorization", "Proxy-Connection"]) {
+            let headers = Headers(BTreeMap::from([(name.to_owned(), "x".to_owned())]));
+            let findings = headers.check(&FieldPath::of(["headers"]));
+            assert_eq!(findings.len(), 1, "{name}");
+            assert!(findings[0].field.to_string().contains(name), "{name}");
+        }
+        let usual = Headers(BTreeMap::from([("authorization".to_owned(), "x".to_owned())]));
+        assert_eq!(usual.check(&FieldPath::default()), []);
     }
 }

@@ -26,7 +26,11 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     let mut findings: Vec<Finding> = body.as_object_mut().and_then(deprecated::translate).into_iter().collect();
     let reading = read::<AgentDefinition>(body);
     if let Some(agent) = &reading.value {
-        for finding in check_agent(graph_id, agent, around).into_iter().chain(check_origin(agent)) {
+        for finding in check_agent(graph_id, agent, around)
+            .into_iter()
+            .chain(check_origin(agent))
+            .chain(around.clients.check(agent))
+        {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {
                 findings.push(Finding { field, ..finding });
@@ -44,11 +48,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::definition::ClientRules;
 
     fn around() -> Surroundings {
         Surroundings {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
+            clients: ClientRules {
+                enabled: true,
+                tools: vec!["lookup".to_owned()],
+                models: vec!["scripted:*".to_owned()],
+                agents: vec![],
+            },
             ..Surroundings::default()
         }
     }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::check::{Surroundings, is_known_tool};
 use super::finding::{FieldPath, Finding, suggestion};
+use super::model_settings::check_settings;
 use super::policy::{self, UNTIL, name_problem};
 use super::{AgentDefinition, Location, Mode, Policy, SubagentDefinition};
 
@@ -189,6 +190,7 @@ impl HarnessProfile {
             let message = format!("`{key}` must be a provider or `provider:model-name`; {known}");
             findings.push(Finding::error(top.clone(), message));
         }
+        findings.extend(check_settings(&top.then("model_settings"), &self.model_settings));
         let general = &self.general_purpose_subagent;
         let texts = [
             (top.then("base_system_prompt"), &self.base_system_prompt),

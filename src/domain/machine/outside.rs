@@ -33,6 +33,12 @@ impl Machine {
         self.enter(id, Source::Update, START, vec![update])
     }
 
+    /// Begins a history of its own at an older checkpoint, and stands where that stands. A run that asks before it takes a step
+    /// needs a checkpoint at which its question waits.
+    pub fn forked(&mut self, id: CheckpointId) -> Entry {
+        self.enter(id, Source::Fork, START, vec![])
+    }
+
     /// Goes to where the loop goes after `node`.
     fn arrive_after(&mut self, plan: &Plan, node: &str) {
         match node {

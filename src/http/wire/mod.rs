@@ -18,11 +18,13 @@ pub mod cron;
 pub mod delivery;
 pub mod interrupt;
 pub mod item;
+pub mod moments;
 pub mod report;
 pub mod retention;
 pub mod run;
 pub mod state;
 pub mod thread;
+pub mod values;
 
 /// A JSON object as a schema shows it.
 pub type Object = Map<String, Value>;

@@ -2,20 +2,23 @@
 
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
 use super::interrupt::brief;
+use super::moments::{Moment, Parts, Taken};
+use super::values::Values;
 use crate::db::checkpoints::Sketch;
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::domain::checkpoint::{Checkpoint, Entry, Source};
+use crate::domain::checkpoint::Source;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
-use crate::domain::machine::{Plan, START, TOOLS};
+use crate::domain::machine::{Plan, Position, START, TOOLS};
 use crate::domain::run::{Run, namespace_text};
-use crate::domain::state::Update;
 use crate::domain::thread::Thread;
 use crate::http::error::ApiError;
 use crate::http::extract::Select;
@@ -26,7 +29,7 @@ use crate::http::extract::Select;
 pub struct StateView {
     /// The fields of the main agent's state.
     #[schema(value_type = Object)]
-    pub values: Value,
+    pub values: Values,
     /// The nodes that come next; none when nothing remains to be done.
     pub next: Vec<String>,
     /// The tasks that come next.
@@ -73,7 +76,7 @@ pub struct TaskView {
     pub state: Option<Box<StateView>>,
     /// What it wrote, once it is done.
     #[schema(value_type = Option<Object>)]
-    pub result: Option<Value>,
+    pub result: Option<Box<RawValue>>,
 }
 
 /// A checkpoint by its name.
@@ -107,33 +110,29 @@ pub struct Scene {
     pub thread: Thread,
     /// The run of the subagent whose history it is; none for the main agent's.
     pub child: Option<Run>,
-    /// The checkpoints, the newest first.
-    pub checkpoints: Vec<Checkpoint>,
-    /// The step that came after the first of them.
-    pub after: Option<Entry>,
-    /// The runs in whose course they were made.
-    pub runs: HashMap<RunId, Run>,
+    /// What the runs in whose course the checkpoints were made leave in their metadata.
+    pub notes: HashMap<RunId, Object>,
     /// The thread's questions, by the agent's task that asks or whose subagent asks.
     pub asked: Vec<(TaskId, Asked)>,
 }
 
 impl Scene {
-    /// Shows the checkpoint at an index. `plan` and `agent_name` are those of the thread's agent.
-    pub fn view(&self, at: usize, plan: Option<&Plan>, agent_name: &str) -> StateView {
-        let checkpoint = &self.checkpoints[at];
-        let id = checkpoint.entry.id;
-        let (thread, parent) = (self.thread.id, checkpoint.entry.parent);
-        let tasks = match self.step_after(at) {
-            Some(step) => self.finished_tasks(id, step),
-            None => self.open_tasks(checkpoint, plan),
+    /// Shows a checkpoint. `plan` and `agent_name` are those of the thread's agent.
+    pub fn view(&self, moment: Moment, plan: Option<&Plan>, agent_name: &str) -> StateView {
+        let id = moment.origin.id;
+        let (thread, parent) = (self.thread.id, moment.origin.parent);
+        let tasks = match (moment.taken, &moment.position) {
+            (Some(step), _) => self.finished_tasks(id, step),
+            (None, Some(position)) => self.open_tasks(position, id, plan),
+            (None, None) => vec![],
         };
         StateView {
-            values: super::json(&checkpoint.state),
+            values: moment.values,
             next: tasks.iter().map(|task| task.name.clone()).collect(),
             interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
             tasks,
-            metadata: Some(self.metadata(at, agent_name)),
-            created_at: Some(checkpoint.created_at.to_string()),
+            metadata: Some(self.metadata(&moment.origin, agent_name)),
+            created_at: Some(moment.origin.created_at.to_string()),
             checkpoint: Some(CheckpointView::within(thread, id, self.namespace())),
             parent_checkpoint: parent.map(|parent| CheckpointView::within(thread, parent, self.namespace())),
             checkpoint_id: Some(id.0),
@@ -146,67 +145,44 @@ impl Scene {
         self.child.as_ref().map(|child| child.lineage.namespace.as_slice()).unwrap_or_default()
     }
 
-    /// The step that the loop took from the checkpoint at an index.
-    fn step_after(&self, at: usize) -> Option<&Entry> {
-        let id = self.checkpoints[at].entry.id;
-        let newer = self.checkpoints[..at].iter().map(|checkpoint| &checkpoint.entry);
-        newer.chain(&self.after).find(|entry| entry.parent == Some(id) && entry.source == Source::Loop)
-    }
-
     /// The tasks of a step that was taken.
-    fn finished_tasks(&self, head: CheckpointId, step: &Entry) -> Vec<TaskView> {
-        let view = |at: usize, writes: Option<&Update>| {
-            let id = TaskId::of_step(Some(head), &step.node, at);
+    fn finished_tasks(&self, head: CheckpointId, step: Taken) -> Vec<TaskView> {
+        let node = step.node;
+        let view = |(at, result): (usize, Option<Box<RawValue>>)| {
+            let id = TaskId::of_step(Some(head), &node, at);
             let asked = self.asked.iter().filter(|(task, _)| *task == id).map(|(_, asked)| brief(&asked.interrupt));
-            TaskView {
-                result: writes.filter(|writes| !writes.is_empty()).map(|writes| super::json(&writes.public())),
-                ..task_view(id, &step.node, at, asked.collect())
-            }
+            TaskView { result, ..task_view(id, &node, at, asked.collect()) }
         };
-        if step.node == TOOLS {
-            step.writes.iter().enumerate().map(|(at, writes)| view(at, Some(writes))).collect()
-        } else {
-            vec![view(0, step.writes.first())]
-        }
+        step.results.into_iter().enumerate().map(view).collect()
     }
 
     /// The tasks that are still to be done.
-    fn open_tasks(&self, checkpoint: &Checkpoint, plan: Option<&Plan>) -> Vec<TaskView> {
-        let tasks = checkpoint.position.tasks(plan, checkpoint.entry.id);
+    fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
         let view = |task: crate::domain::checkpoint::Task| {
             let asked = self.asked.iter().filter(|(id, asked)| *id == task.id && asked.status == AskedStatus::Pending);
             let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
             TaskView { error: task.error, ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked) }
         };
-        tasks.into_iter().map(view).collect()
+        position.tasks(plan, head).into_iter().map(view).collect()
     }
 
-    /// How the checkpoint at an index came to be.
-    fn metadata(&self, at: usize, agent_name: &str) -> Object {
-        let checkpoint = &self.checkpoints[at];
-        let entry = &checkpoint.entry;
-        let origin = Sketch {
-            id: entry.id,
-            seq: checkpoint.seq,
-            step: entry.step,
-            source: entry.source,
-            run: checkpoint.run,
-            fork_of: entry.parent.filter(|_| checkpoint.forks),
-        };
-        let run = checkpoint.run.and_then(|run| self.runs.get(&run));
-        metadata_of(&self.thread, &origin, run, self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()))
+    /// How a checkpoint came to be.
+    fn metadata(&self, origin: &Sketch, agent_name: &str) -> Object {
+        let notes = origin.run.and_then(|run| self.notes.get(&run));
+        metadata_of(&self.thread, origin, notes, self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()))
     }
 }
 
-/// How a checkpoint of a thread came to be, in the course of `run` if of any, and in the history of the agent of this name.
-pub fn metadata_of(thread: &Thread, origin: &Sketch, run: Option<&Run>, agent_name: &str) -> Object {
+/// How a checkpoint of a thread came to be, in the course of a run with these notes if of any ([`run_metadata`]), and in
+/// the history of the agent of this name.
+pub fn metadata_of(thread: &Thread, origin: &Sketch, notes: Option<&Object>, agent_name: &str) -> Object {
     let mut shown = Object::new();
     if let Some(graph) = thread.metadata.get("graph_id") {
         shown.insert("graph_id".to_owned(), graph.clone());
     }
-    if let Some(run) = run {
+    if let Some(notes) = notes {
         shown.extend(thread.metadata.clone());
-        shown.extend(run_metadata(run));
+        shown.extend(notes.clone());
     } else if let (Source::Update, Some(from)) = (origin.source, origin.fork_of) {
         shown.insert("checkpoint_id".to_owned(), json!(from));
     }
@@ -221,7 +197,7 @@ pub fn metadata_of(thread: &Thread, origin: &Sketch, run: Option<&Run>, agent_na
 }
 
 /// What a run leaves in the metadata of its checkpoints: its own notes, and the simple settings of its config.
-fn run_metadata(run: &Run) -> Object {
+pub fn run_metadata(run: &Run) -> Object {
     let configurable = run.request.config.get("configurable").and_then(Value::as_object);
     let simple = |(name, value): &(&String, &Value)| !name.starts_with("__") && !value.is_object() && !value.is_array();
     let settings = configurable.into_iter().flatten().filter(simple).map(|(name, value)| (name.clone(), value.clone()));
@@ -249,7 +225,7 @@ impl StateView {
     /// The state of a thread on which nothing happened yet, or at a checkpoint that is not there.
     pub fn empty(checkpoint: Option<CheckpointView>) -> Self {
         Self {
-            values: json!({}),
+            values: Values::default(),
             next: vec![],
             tasks: vec![],
             metadata: None,
@@ -370,13 +346,43 @@ impl StateSelect {
         Ok(Self { fields: Select::checked(fields, &FIELDS)?, values })
     }
 
+    /// What has to be read of checkpoints.
+    pub fn parts(&self) -> Parts {
+        let tasks = ["tasks", "next", "interrupts"].into_iter().any(|field| self.fields.has(field));
+        Parts { values: self.fields.has("values"), keys: self.values.clone(), tasks }
+    }
+
     /// Leaves only what is wanted of a state.
-    pub fn pick(&self, view: &StateView) -> Value {
-        let mut shown = self.fields.pick(super::json(view));
-        if let (false, Some(Value::Object(values))) = (self.values.is_empty(), shown.get_mut("values")) {
-            values.retain(|name, _| self.values.contains(name));
+    pub fn pick(&self, view: StateView) -> SelectedState<'_> {
+        SelectedState { select: self, view }
+    }
+}
+
+/// A state of which only some fields are shown.
+pub struct SelectedState<'a> {
+    select: &'a StateSelect,
+    view: StateView,
+}
+
+impl Serialize for SelectedState<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { select, view } = self;
+        let mut map = serializer.serialize_map(None)?;
+        for field in FIELDS.into_iter().filter(|field| select.fields.has(field)) {
+            match field {
+                "values" => map.serialize_entry(field, &view.values)?,
+                "next" => map.serialize_entry(field, &view.next)?,
+                "tasks" => map.serialize_entry(field, &view.tasks)?,
+                "metadata" => map.serialize_entry(field, &view.metadata)?,
+                "created_at" => map.serialize_entry(field, &view.created_at)?,
+                "checkpoint" => map.serialize_entry(field, &view.checkpoint)?,
+                "parent_checkpoint" => map.serialize_entry(field, &view.parent_checkpoint)?,
+                "interrupts" => map.serialize_entry(field, &view.interrupts)?,
+                "checkpoint_id" => map.serialize_entry(field, &view.checkpoint_id)?,
+                _ => map.serialize_entry(field, &view.parent_checkpoint_id)?,
+            }
         }
-        shown
+        map.end()
     }
 }
 

@@ -265,6 +265,7 @@ impl ThreadSearch {
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
             offset: page.offset.into(),
+            ..rows::ThreadSearch::default()
         };
         Ok(CheckedSearch { wanted, page, select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?, extract })
     }

@@ -120,7 +120,7 @@ impl Middleware for StructuredOutput {
             // The answer of an earlier turn must not be taken for one of this turn.
             Moment::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
             Moment::AfterModel if self.was_taken(state) => {
-                Ok(Reaction { update: Update::none(), jump: Some(Jump::End) })
+                Ok(Reaction { update: Update::none(), jump: Some(Jump::End), ..Reaction::default() })
             }
             Moment::AfterModel => self.remind(state),
             Moment::BeforeAgent | Moment::BeforeModel | Moment::AfterAgent => Ok(Reaction::default()),

@@ -77,7 +77,7 @@ async fn two_answers_in_one_message_are_both_refused() {
 #[tokio::test]
 async fn a_plain_answer_is_met_with_a_reminder_twice_and_then_fails() {
     let mut messages = vec![Message::human("go"), reminder(), Message::human("go on"), Message::ai("so")];
-    let expected = Reaction { update: Update::messages([reminder()]), jump: Some(Jump::Model) };
+    let expected = Reaction { update: Update::messages([reminder()]), jump: Some(Jump::Model), ..Reaction::default() };
     for _ in 0..2 {
         assert_eq!(hook(Moment::AfterModel, &state(messages.clone())).await, Ok(expected.clone()));
         messages.extend([reminder(), Message::ai("so")]);
@@ -129,7 +129,7 @@ async fn a_message_that_is_only_the_answer_is_taken_at_once() {
 
     let mut after = state(vec![Message::human("go"), calling(vec![answering("a")])]);
     after.apply(&taken);
-    let end = Reaction { update: Update::none(), jump: Some(Jump::End) };
+    let end = Reaction { update: Update::none(), jump: Some(Jump::End), ..Reaction::default() };
     assert_eq!(hook(Moment::AfterModel, &after).await, Ok(end));
 }
 

@@ -10,7 +10,7 @@ use rig_core::message::{
 use serde_json::{Map, Value, json};
 
 use super::{Kind, content, native};
-use crate::domain::definition::{AnswerFormat, form_name};
+use crate::domain::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
@@ -30,6 +30,8 @@ pub(super) fn build(request: &ModelRequest, kind: Kind) -> Result<CompletionRequ
     let mut built = CompletionRequest::from(history.said).tools(tools).accept_unknown_finish_reasons(true);
     built.tool_choice = choice;
     let mut own = request.settings.clone();
+    // A definition that was stored before its settings were checked may still have one of these.
+    own.retain(|name, _| !is_structural_setting(name));
     if let Some(format) = &request.answer_format {
         match kind {
             // The library would ask for the form only once a tool has been called.

@@ -39,6 +39,7 @@ impl Worker {
             voice: Voice::default(),
             form: None,
             answer: None,
+            question: None,
         }
     }
 }

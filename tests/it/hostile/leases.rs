@@ -147,6 +147,8 @@ async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
     play(Engine::Sqlite, async |server: TestServer| {
+        server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 2.0\n");
+        server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
         let alice = server.human("plain").await;
         let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;

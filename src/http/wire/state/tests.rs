@@ -1,11 +1,14 @@
+use super::super::moments::Moments;
 use super::*;
+use crate::db::checkpoints::Visit;
 use crate::domain::checkpoint::Lane;
+use crate::domain::checkpoint::{Checkpoint, Entry};
 use crate::domain::id::{AssistantId, InterruptId};
 use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
-use crate::domain::machine::{MODEL, Machine, Position};
+use crate::domain::machine::{MODEL, Machine};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
-use crate::domain::state::State;
+use crate::domain::state::{State, Update};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
@@ -50,10 +53,37 @@ impl History {
         self.checkpoints.insert(0, checkpoint);
     }
 
-    fn scene(self) -> Scene {
-        let runs = HashMap::from([(run().id, run())]);
-        Scene { thread: thread(), child: None, checkpoints: self.checkpoints, after: None, runs, asked: vec![] }
+    fn page(self) -> Page {
+        Page { scene: scene(), checkpoints: self.checkpoints, after: None }
     }
+}
+
+/// Checkpoints that are to be shown, the newest first, and the step after them.
+struct Page {
+    scene: Scene,
+    checkpoints: Vec<Checkpoint>,
+    after: Option<Entry>,
+}
+
+impl Page {
+    /// The page as it is read: the oldest first.
+    fn moments(&self, budget: usize) -> (Vec<Moment>, bool) {
+        let parts = Parts { values: true, keys: vec![], tasks: true };
+        let mut moments = Moments::new(parts, budget, HashMap::new(), None);
+        for checkpoint in self.checkpoints.iter().rev() {
+            moments.step(checkpoint);
+            moments.state(Some(&checkpoint.state));
+        }
+        if let Some(after) = &self.after {
+            moments.follow(after);
+        }
+        moments.finish()
+    }
+}
+
+fn scene() -> Scene {
+    let notes = HashMap::from([(run().id, run_metadata(&run()))]);
+    Scene { thread: thread(), child: None, notes, asked: vec![] }
 }
 
 fn thread() -> Thread {
@@ -90,8 +120,9 @@ fn run() -> Run {
     }
 }
 
-fn view(scene: &Scene, at: usize) -> Value {
-    super::super::json(&scene.view(at, Some(&Plan::default()), "main-agent"))
+fn view(page: &Page, at: usize) -> Value {
+    let moment = page.moments(usize::MAX).0.swap_remove(at);
+    super::super::json(&page.scene.view(moment, Some(&Plan::default()), "main-agent"))
 }
 
 fn with_call() -> Message {
@@ -145,7 +176,7 @@ fn an_empty_thread_has_an_empty_state() {
 
 #[test]
 fn the_input_is_the_result_of_the_first_task() {
-    let scene = History::after_input("hello").says(Message::ai("hi")).scene();
+    let scene = History::after_input("hello").says(Message::ai("hi")).page();
     let first = view(&scene, 2);
     assert_eq!(first["next"], json!(["__start__"]));
     assert_eq!(first["tasks"][0]["path"], json!(["__pregel_pull", "__start__"]));
@@ -158,7 +189,7 @@ fn the_input_is_the_result_of_the_first_task() {
 
 #[test]
 fn a_finished_task_shows_what_it_wrote_and_an_open_one_nothing() {
-    let scene = History::after_input("hello").says(with_call()).scene();
+    let scene = History::after_input("hello").says(with_call()).page();
     let finished = view(&scene, 1);
     assert_eq!(finished["next"], json!([MODEL]));
     assert_eq!(finished["tasks"][0]["result"]["messages"][0]["type"], "ai");
@@ -170,8 +201,8 @@ fn a_finished_task_shows_what_it_wrote_and_an_open_one_nothing() {
 
 #[test]
 fn the_step_after_the_page_is_known_too() {
-    let whole = History::after_input("hello").says(Message::ai("hi")).scene();
-    let mut page = History::after_input("x").scene();
+    let whole = History::after_input("hello").says(Message::ai("hi")).page();
+    let mut page = History::after_input("x").page();
     page.checkpoints = whole.checkpoints[1..].to_vec();
     page.after = Some(whole.checkpoints[0].entry.clone());
     assert_eq!(view(&page, 0), view(&whole, 1));
@@ -179,8 +210,21 @@ fn the_step_after_the_page_is_known_too() {
 }
 
 #[test]
+fn a_page_keeps_the_newest_that_fit_and_at_least_one() {
+    let page = History::after_input("hello").says(Message::ai("hi")).page();
+    let (whole, is_cut) = page.moments(usize::MAX);
+    assert_eq!((whole.len(), is_cut), (3, false));
+    let newest = whole[0].origin.id;
+    let sizes: Vec<usize> = whole.iter().map(|moment| moment.bytes).collect();
+    let (two, is_cut) = page.moments(sizes[0] + sizes[1]);
+    assert_eq!((two.len(), is_cut, two[0].origin.id), (2, true, newest));
+    let (one, is_cut) = page.moments(1);
+    assert_eq!((one.len(), is_cut, one[0].origin.id), (1, true, newest));
+}
+
+#[test]
 fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
-    let scene = History::after_input("hello").scene();
+    let scene = History::after_input("hello").page();
     let metadata = &view(&scene, 0)["metadata"];
     assert_eq!(metadata["mine"], "yes");
     assert_eq!(metadata["user"], "u8");
@@ -193,12 +237,12 @@ fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
 
 #[test]
 fn a_question_is_shown_with_its_task_and_at_the_top() {
-    let mut scene = History::after_input("hello").says(with_call()).scene();
+    let mut scene = History::after_input("hello").says(with_call()).page();
     let task = TaskId::of_step(Some(scene.checkpoints[0].entry.id), TOOLS, 0);
-    scene.asked = vec![asked(task, AskedStatus::Pending)];
+    scene.scene.asked = vec![asked(task, AskedStatus::Pending)];
     let shown = view(&scene, 0);
     assert_eq!(shown["tasks"][0]["interrupts"][0]["value"], "why?");
     assert_eq!(shown["interrupts"], shown["tasks"][0]["interrupts"]);
-    scene.asked = vec![asked(task, AskedStatus::Resolved)];
+    scene.scene.asked = vec![asked(task, AskedStatus::Resolved)];
     assert_eq!(view(&scene, 0)["interrupts"], json!([]));
 }

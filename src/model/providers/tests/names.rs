@@ -19,7 +19,10 @@ fn built_in_providers_take_their_keys_from_the_environment() {
     assert!(Arc::ptr_eq(&model, &providers.model("openai:gpt-5").unwrap()));
     assert_eq!(providers.model("gpt-4o").unwrap().identity(), ("openai", "gpt-4o"));
     assert_eq!(providers.model("ollama:llama3:8b").unwrap().identity(), ("ollama", "llama3:8b"));
-    assert_eq!(providers.model("scripted:demo").unwrap().identity(), ("scripted", "demo"));
+    assert!(message(providers.model("scripted:demo")).contains("[providers.scripted]"));
+    let scripted = ProviderConfig { kind: Kind::Scripted, base_url: None, api_key: Key::None };
+    let configured = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
+    assert_eq!(configured.model("scripted:demo").unwrap().identity(), ("scripted", "demo"));
     let missing = message(providers.model("anthropic:claude-x"));
     assert!(missing.contains("ANTHROPIC_API_KEY") && missing.contains("`anthropic`"), "{missing}");
 }
@@ -28,7 +31,7 @@ fn built_in_providers_take_their_keys_from_the_environment() {
 fn unknown_providers_are_told_the_known_ones() {
     let providers = Providers::new(BTreeMap::new(), |_| None);
     let unknown = message(providers.model("opnai:gpt-5"));
-    assert!(unknown.contains("`opnai`") && unknown.contains("google_genai, ollama, openai, scripted"), "{unknown}");
+    assert!(unknown.contains("`opnai`") && unknown.contains("google_genai, ollama, openai"), "{unknown}");
     for name in ["", "mystery", ":x", "openai:"] {
         assert!(message(providers.model(name)).contains("provider:model"), "{name}");
     }

@@ -1,0 +1,72 @@
+//! Which settings a definition may hand to a provider as they are, and which make the request itself.
+
+use serde_json::{Map, Value};
+
+use super::finding::{FieldPath, Finding};
+
+/// The fields of which requests to providers are made, by the names that they have with one provider or another, in lower
+/// case and without `_`. The server fills them in; a setting of such a name would go past approvals and lists of allowed
+/// models, or break the reading of the answer. From the references of OpenAI (chat completions, responses), Anthropic
+/// (messages), Google (generateContent), Ollama (chat) and the usual gateways.
+const STRUCTURAL: [&str; 29] = [
+    "background",
+    "batch",
+    "cachedcontent",
+    "container",
+    "contents",
+    "conversation",
+    "fallbacks",
+    "functioncall",
+    "functiondeclarations",
+    "functions",
+    "input",
+    "instructions",
+    "mcpservers",
+    "messages",
+    "model",
+    "models",
+    "n",
+    "previousresponseid",
+    "prompt",
+    "raw",
+    "stream",
+    "streamoptions",
+    "system",
+    "systeminstruction",
+    "template",
+    "toolchoice",
+    "toolconfig",
+    "toolresources",
+    "tools",
+];
+
+/// Whether a setting of this name would replace a part of the request that the server makes.
+pub fn is_structural_setting(name: &str) -> bool {
+    let plain: String =
+        name.chars().filter(|letter| *letter != '_').map(|letter| letter.to_ascii_lowercase()).collect();
+    STRUCTURAL.contains(&plain.as_str())
+}
+
+/// The settings in `field` that cannot be given.
+pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Finding> {
+    let message = "is a part of the request that the server makes itself, and cannot be a setting";
+    let structural = settings.keys().filter(|name| is_structural_setting(name));
+    structural.map(|name| Finding::error(field.then(name), message)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_the_request_is_told_from_what_tunes_it() {
+        for name in ["model", "messages", "tools", "stream", "tool_choice", "toolConfig", "system_instruction", "Model"]
+        {
+            assert!(is_structural_setting(name), "{name}");
+        }
+        for name in ["temperature", "max_tokens", "reasoning_effort", "options", "thinking", "response_format", "top_p"]
+        {
+            assert!(!is_structural_setting(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How long a request may take until its answer begins.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tokio::time::Instant;
+
+use super::error::ApiError;
+
+/// Answers 503 when the handler has not begun to answer within this time. It runs from the last byte of the request that
+/// came: how slowly a body may come is somebody else's question. Answers that wait and streams begin at once, so this is
+/// not about them. The handler is dropped then, as when the client leaves; a transaction that was handed in runs to its
+/// end.
+pub(super) async fn limit(State(limit): State<Duration>, request: Request, next: Next) -> Response {
+    let is_safe = request.method().is_safe();
+    let newest = Arc::new(Mutex::new(Instant::now()));
+    let seen = Arc::clone(&newest);
+    let answer = next.run(request.map(|body| Body::new(Watched { body, newest })));
+    tokio::pin!(answer);
+    loop {
+        let end = *seen.lock().unwrap_or_else(PoisonError::into_inner) + limit;
+        if end <= Instant::now() {
+            return ApiError::too_late(limit.as_secs_f64(), !is_safe).into_response();
+        }
+        if let Ok(response) = tokio::time::timeout_at(end, &mut answer).await {
+            return response;
+        }
+    }
+}
+
+/// A body that notes when something of it came.
+struct Watched {
+    body: Body,
+    newest: Arc<Mutex<Instant>>,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if polled.is_ready() {
+            *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}

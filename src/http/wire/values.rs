@@ -1,0 +1,230 @@
+//! The values of states, as texts that neighbours in a history share.
+//!
+//! A history of a thousand checkpoints holds nearly the same messages a thousand times. Each message, file and field is
+//! made text once; a checkpoint's values are pointers to such texts. So a history in memory is as large as what is
+//! different in it, and writing one checkpoint to a client copies bytes and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::domain::message::Message;
+use crate::domain::state::{File, State};
+
+/// The values of one state: what clients read under `values`.
+#[derive(Debug, Clone, Default)]
+pub struct Values(Vec<(Arc<str>, Part)>);
+
+#[derive(Debug, Clone)]
+enum Part {
+    /// A field.
+    Whole(Text),
+    /// The messages.
+    List(Vec<Text>),
+    /// The files, by path.
+    Map(Vec<(Arc<str>, Text)>),
+}
+
+/// The JSON of a value.
+#[derive(Debug, Clone)]
+struct Text(Arc<RawValue>);
+
+impl Text {
+    /// A value that cannot be written as JSON is null. Messages, files and fields are records of JSON, so there is none.
+    fn of(value: &impl Serialize) -> Self {
+        Self(Arc::from(to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned())))
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.get().len() + 1
+    }
+}
+
+impl Serialize for Text {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.as_ref().serialize(serializer)
+    }
+}
+
+impl Serialize for Values {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, part) in &self.0 {
+            map.serialize_entry(name.as_ref(), part)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Part {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Whole(text) => text.serialize(serializer),
+            Self::List(texts) => {
+                let mut list = serializer.serialize_seq(Some(texts.len()))?;
+                for text in texts {
+                    list.serialize_element(text)?;
+                }
+                list.end()
+            }
+            Self::Map(texts) => {
+                let mut map = serializer.serialize_map(Some(texts.len()))?;
+                for (name, text) in texts {
+                    map.serialize_entry(name.as_ref(), text)?;
+                }
+                map.end()
+            }
+        }
+    }
+}
+
+impl Values {
+    /// How many bytes their JSON has, roughly.
+    pub fn bytes(&self) -> usize {
+        let part = |part: &Part| match part {
+            Part::Whole(text) => text.bytes(),
+            Part::List(texts) => texts.iter().map(Text::bytes).sum(),
+            Part::Map(texts) => texts.iter().map(|(name, text)| name.len() + 4 + text.bytes()).sum::<usize>(),
+        };
+        self.0.iter().map(|(name, of)| name.len() + 6 + part(of)).sum()
+    }
+}
+
+/// Makes values of the states of a history, each of which is little different from the one before.
+#[derive(Default)]
+pub struct ValuesWriter {
+    /// The fields that are wanted; all when empty.
+    keys: Vec<String>,
+    messages: Vec<(Arc<Message>, Text)>,
+    files: BTreeMap<String, (Arc<File>, Arc<str>, Text)>,
+    fields: BTreeMap<String, (Arc<str>, Text)>,
+}
+
+impl ValuesWriter {
+    /// One that writes only these fields; all when there are none.
+    pub fn new(keys: Vec<String>) -> Self {
+        Self { keys, ..Self::default() }
+    }
+
+    /// These fields were written since the last state, or may have been: all of them when none is named.
+    pub fn fields_changed(&mut self, names: Option<&BTreeSet<&str>>) {
+        match names {
+            Some(names) => self.fields.retain(|name, _| !names.contains(name.as_str())),
+            None => self.fields.clear(),
+        }
+    }
+
+    /// The values of a state.
+    pub fn write(&mut self, state: &State) -> Values {
+        let mut parts = vec![];
+        if self.wants("messages") {
+            parts.push(("messages".into(), Part::List(self.messages(&state.messages))));
+        }
+        if self.wants("files") {
+            parts.push(("files".into(), Part::Map(self.files(&state.files))));
+        }
+        for (name, value) in state.fields.iter().filter(|(name, _)| !state.hides(name)) {
+            if self.wants(name) {
+                let known = self.fields.entry(name.clone());
+                let (name, text) = known.or_insert_with(|| (Arc::from(name.as_str()), Text::of(value)));
+                parts.push((Arc::clone(name), Part::Whole(text.clone())));
+            }
+        }
+        Values(parts)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.keys.is_empty() || self.keys.iter().any(|key| key == name)
+    }
+
+    fn messages(&mut self, messages: &[Arc<Message>]) -> Vec<Text> {
+        let mut before = std::mem::take(&mut self.messages);
+        let same = before.iter().zip(messages).take_while(|((known, _), message)| Arc::ptr_eq(known, message)).count();
+        // Behind the first that is different, the others may stand elsewhere now.
+        let behind: Vec<(Arc<Message>, Text)> = before.drain(same..).collect();
+        let moved: HashMap<*const Message, &Text> =
+            behind.iter().map(|(known, text)| (Arc::as_ptr(known), text)).collect();
+        for message in &messages[same..] {
+            let known = moved.get(&Arc::as_ptr(message));
+            let text = known.map_or_else(|| Text::of(message.as_ref()), |text| Text::clone(text));
+            before.push((Arc::clone(message), text));
+        }
+        self.messages = before;
+        self.messages.iter().map(|(_, text)| text.clone()).collect()
+    }
+
+    fn files(&mut self, files: &BTreeMap<String, Arc<File>>) -> Vec<(Arc<str>, Text)> {
+        self.files.retain(|path, _| files.contains_key(path));
+        let mut texts = Vec::with_capacity(files.len());
+        for (path, file) in files {
+            let known = self.files.get(path).filter(|(known, ..)| Arc::ptr_eq(known, file));
+            let (path, text) = match known {
+                Some((_, path, text)) => (Arc::clone(path), text.clone()),
+                None => {
+                    let (name, text): (Arc<str>, Text) = (Arc::from(path.as_str()), Text::of(file.as_ref()));
+                    self.files.insert(path.clone(), (Arc::clone(file), Arc::clone(&name), text.clone()));
+                    (name, text)
+                }
+            };
+            texts.push((path, text));
+        }
+        texts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::domain::state::Update;
+    use crate::domain::time::Timestamp;
+
+    fn step(state: &mut State, writer: &mut ValuesWriter, update: &Update) -> Value {
+        let names: BTreeSet<&str> = update.fields.keys().map(String::as_str).collect();
+        writer.fields_changed(Some(&names));
+        state.apply(update);
+        super::super::json(&writer.write(state))
+    }
+
+    #[test]
+    fn the_texts_are_those_of_the_state_whatever_was_written_replaced_or_removed() {
+        let (mut state, mut writer) = (State::default(), ValuesWriter::default());
+        let with_id = |id: &str, text: &str| Message { id: Some(id.to_owned()), ..Message::human(text) };
+        let removal = Message { role: crate::domain::message::Role::Remove, ..with_id("a", "") };
+        let file = |text: &str| Some(Arc::new(File::text(text, Timestamp(0))));
+        let updates = [
+            Update::messages([with_id("a", "one"), with_id("b", "two")]),
+            Update::messages([with_id("a", "ONE")]),
+            Update::field("todos", json!(["x"])),
+            Update { files: BTreeMap::from([("/a".to_owned(), file("1"))]), ..Update::none() },
+            Update {
+                files: BTreeMap::from([("/a".to_owned(), file("2")), ("/b".to_owned(), file("3"))]),
+                ..Update::none()
+            },
+            Update::messages([removal, with_id("c", "three")]),
+            Update::field("todos", json!([])),
+            Update { files: BTreeMap::from([("/a".to_owned(), None)]), ..Update::none() },
+            Update::field("_private", json!(1)),
+        ];
+        for update in &updates {
+            let shown = step(&mut state, &mut writer, update);
+            assert_eq!(shown, super::super::json(&state), "after {update:?}");
+        }
+        let text = serde_json::to_string(&writer.write(&state)).expect("JSON");
+        assert_eq!(text, serde_json::to_string(&state).expect("JSON"));
+        assert!(writer.write(&state).bytes().abs_diff(text.len()) < 64, "{} of {text}", writer.write(&state).bytes());
+    }
+
+    #[test]
+    fn only_the_wanted_fields_are_written() {
+        let mut state = State::default();
+        state.apply(&Update::messages([Message::human("x")]));
+        state.apply(&Update::field("todos", json!([1])));
+        let mut writer = ValuesWriter::new(vec!["todos".to_owned()]);
+        assert_eq!(super::super::json(&writer.write(&state)), json!({"todos": [1]}));
+    }
+}
