@@ -29,6 +29,8 @@ COPY --from=build /src/target/release/adjutant /usr/local/bin/adjutant
 # A configuration mounted at /data/adjutant.toml, or agents at /data/agents, are found; these settings precede them.
 ENV ADJUTANT_LISTEN=0.0.0.0:8123 \
     ADJUTANT_DATABASE_URL=sqlite:///data/adjutant.db
+# It listens on all addresses of the container, and has no authentication: it does not start before whoever runs it says
+# that this is wanted (ADJUTANT_INSECURE_NO_AUTH=1; docs/security.md, "In a container").
 USER adjutant
 WORKDIR /data
 VOLUME /data

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -22,8 +23,11 @@ use crate::domain::item::TextPath;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
-use crate::http::{self, Answers, Api, ApiSettings, CorsSettings, OpeningLimits, Openings};
+use crate::http::{
+    self, Answers, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
+};
 use crate::metrics::Metrics;
+use crate::model::limits::AnswerLimits;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
 use crate::peer::{AddressRules, Peers, Reach};
 use crate::runtime::{Ground, IndexParts, Parts, Retention, Runs, Store, StoreSettings, WebhookSettings, Webhooks};
@@ -90,7 +94,7 @@ impl App {
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
         let files = definitions::of_files(&config, Problems::default());
-        let servers = mcp_servers(client, &shutdown);
+        let servers = mcp_servers(client, config.answers.max_mcp_bytes, &shutdown);
         servers.replace(&files.all_servers()).map_err(|error| anyhow!("{error}"))?;
         servers.ready().await;
         let workshop = Workshop {
@@ -99,7 +103,7 @@ impl App {
             runnables: Arc::new(registered.runnables),
             policies: Arc::new(registered.policies),
             servers,
-            peers: peers(&config.peers, &shutdown).context("could not make a client for other servers")?,
+            peers: peers(&config, &shutdown).context("could not make a client for other servers")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
         let ground = Ground { workshop, around, files };
@@ -116,6 +120,8 @@ impl App {
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
+            max_calls: config.runtime.max_calls,
+            max_calls_per_run: config.runtime.max_calls_per_run,
         })
         .await
         .context("could not begin with the agents and their runs")?;
@@ -137,6 +143,7 @@ impl App {
     /// When the listener fails, an essential task broke, or tasks had to be dropped, by a second signal or at the deadline.
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
+        self.check_address(address)?;
         let api = Api {
             db: self.db.clone(),
             events: self.events.clone(),
@@ -144,21 +151,17 @@ impl App {
             store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
-            openings: Openings::new(OpeningLimits {
+            streams: StreamLimiter::new(StreamLimits {
                 per_thread: self.config.server.max_streams_per_thread,
                 per_client: self.config.server.max_streams_per_client,
             }),
             answers: Answers::new(self.config.server.max_answer_bytes),
-            settings: ApiSettings {
-                max_body_bytes: self.config.server.max_body_bytes,
-                heartbeat: self.config.server.keep_alive(),
-                cors: cors(&self.config.server),
-                request: self.config.server.request(),
-            },
+            settings: api_settings(&self.config.server, address),
         };
         tracing::info!(%address, database = %self.config.storage.url, "listening");
         let soft = self.shutdown.soft().clone();
-        let serving = http::serve(listener, http::router(api), soft);
+        let max_connections = self.config.server.max_connections.unwrap_or_else(http::fitting_connections);
+        let serving = http::serve(listener, http::router(api), max_connections, soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {
             hard.run_until_cancelled(serving.boxed()).await;
@@ -171,6 +174,34 @@ impl App {
         // Side by side: the deadline runs from the first signal on.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
         Ok(finished?)
+    }
+
+    /// Refuses to serve other machines without authentication, unless that is what the owner wants.
+    fn check_address(&self, address: SocketAddr) -> anyhow::Result<()> {
+        let may_be_public = self.config.files.settings.insecure_no_auth;
+        if may_be_public || address.ip().to_canonical().is_loopback() {
+            return Ok(());
+        }
+        Err(anyhow!("{address} {}", config::NEEDS_INSECURE_NO_AUTH))
+    }
+}
+
+/// What the owner of a server that is bound to `address` decided about its HTTP side.
+fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
+    // The server may be told to listen under a name, which then is one of its own.
+    let listen = server.listen.rsplit_once(':').map(|(host, _)| host.to_owned());
+    let named = listen.filter(|host| !host.starts_with('[') && host.parse::<IpAddr>().is_err());
+    let hosts: Vec<String> = server.hosts.iter().cloned().chain(named).collect();
+    ApiSettings {
+        bodies: BodyLimits {
+            max: server.max_body_bytes,
+            total: server.max_body_bytes_total,
+            timeout: server.body_timeout(),
+        },
+        heartbeat: server.keep_alive(),
+        cors: cors(server),
+        request: server.request(),
+        hosts: HostRules::new(&hosts, Some(address.ip())),
     }
 }
 
@@ -207,7 +238,8 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
 }
 
 /// The other servers that may do the work of subagents.
-fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> {
+fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
+    let section = &config.peers;
     let rules = AddressRules {
         allow_private: section.allow_private,
         private_hosts: section.private_hosts.clone(),
@@ -218,7 +250,9 @@ fn peers(section: &config::Peers, shutdown: &Shutdown) -> anyhow::Result<Peers> 
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
-    Ok(Peers::new(Reach { rules, headers: section.headers.clone(), patience: section.patience(), looks }, spawn)?)
+    let longest_answer = config.answers.max_remote_agent_bytes;
+    let (headers, patience) = (section.headers.clone(), section.patience());
+    Ok(Peers::new(Reach { rules, headers, patience, looks, longest_answer }, spawn)?)
 }
 
 /// The secret from where it is kept.
@@ -239,7 +273,7 @@ fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
 /// Whose pages may call the server.
 fn cors(server: &config::Server) -> CorsSettings {
     CorsSettings {
-        origins: server.cors_origins.clone(),
+        origins: OriginRules::new(&server.cors_origins),
         credentials: server.cors_credentials,
         expose_headers: server.cors_expose_headers.clone(),
         max_age: server.cors_max_age(),
@@ -265,7 +299,18 @@ fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::R
 /// The places where models come from.
 fn providers(config: &Config) -> Providers {
     let configured = config.providers.iter().map(|(name, section)| (name.clone(), provider(section)));
-    Providers::new(configured.collect(), config::variable)
+    Providers::new(configured.collect(), config::variable).with_limits(answer_limits(&config.answers))
+}
+
+/// The bounds of what models say.
+fn answer_limits(answers: &config::Answers) -> AnswerLimits {
+    AnswerLimits {
+        first_token: answers.first_token(),
+        between_tokens: answers.between_tokens(),
+        max_answer_bytes: answers.max_model_bytes,
+        max_line_bytes: answers.max_line_bytes,
+        max_error_bytes: answers.max_error_bytes,
+    }
 }
 
 fn provider(section: &ProviderSection) -> ProviderConfig {
@@ -286,18 +331,21 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
 }
 
 /// The MCP servers, of which there are none yet.
-fn mcp_servers(client: Client, shutdown: &Shutdown) -> McpServers {
+fn mcp_servers(client: Client, max_message_bytes: usize, shutdown: &Shutdown) -> McpServers {
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpGround { inherited: config::inherited(), client, spawn, soft })
+    McpServers::new(McpGround { inherited: config::inherited(), client, max_message_bytes, spawn, soft })
 }
 
 /// The declared tools.
 fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
     let tool = |(name, definition): (&String, &ToolDefinition)| {
         let made: Arc<dyn Tool> = match definition.kind {
-            ToolKind::Http => Arc::new(RemoteTool::new(name, definition, client.clone())?),
+            ToolKind::Http => {
+                let tool = RemoteTool::new(name, definition, client.clone())?;
+                Arc::new(tool.with_longest_answer(config.answers.max_tool_bytes))
+            }
             ToolKind::Builtin => demo::built_in(name, definition)
                 .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,
         };

@@ -66,9 +66,10 @@ fn nobody_is_told() -> WebhookSettings {
 fn peers() -> Peers {
     let reach = Reach {
         rules: AddressRules::default(),
-        headers: BTreeMap::new(),
         patience: Duration::from_secs(1),
         looks: Looks::default(),
+        longest_answer: 16 << 20,
+        headers: BTreeMap::new(),
     };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
 }
@@ -103,6 +104,8 @@ impl Lab {
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
+            max_calls: 512,
+            max_calls_per_run: 64,
         };
         let runs = Runs::open(parts).await.expect("the lease");
         Self { db, events, runs, file, shutdown, _directory: directory }

@@ -12,6 +12,7 @@ use super::Loop;
 use super::delegate::ChildEnd;
 use super::driver::{Left, Notes, asked_in_vain, with_ids};
 use super::journal::{Note, Stop};
+use crate::domain::Invalid;
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::event::Fact;
@@ -22,6 +23,7 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::middleware::NextCall;
 use crate::middleware::approval::Verdict;
+use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
 /// A call that is to be made.
@@ -58,6 +60,7 @@ impl Loop<'_> {
         notes: &mut Notes,
         ready: &[usize],
     ) -> Result<(), Left> {
+        self.growth.step_begins();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let (mut jobs, mut children) = (vec![], vec![]);
@@ -216,7 +219,10 @@ impl Loop<'_> {
         if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
+        // What stays inside the server is fast, and may wait for others.
+        let slot = if tool.has_effects() { Some(scope.slots.for_tool().await) } else { None };
         let called = AssertUnwindSafe(tool.call(scope, state, call)).catch_unwind().await;
+        drop(slot);
         let outcome = called.unwrap_or_else(|_| {
             tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
             Err(Failure::new("ToolPanicError", "the tool broke off").into())
@@ -309,11 +315,16 @@ impl Loop<'_> {
             None => answer,
         };
         // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
-        let mut answer = match (self.agent.declared.check(&answer.writes), machine.call(at)) {
+        let declared = &self.agent.declared;
+        let admitted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
+        let admitted =
+            admitted.map_err(|wrong| Invalid { field: format!("the state field `{}`", wrong.field), ..wrong });
+        let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
+        let mut answer = match (admitted, machine.call(at)) {
             (Err(wrong), Some(call)) => Answer::error(
                 &call,
                 format!(
-                    "The result of `{}` was not taken: it writes the state field `{}`, which {}.",
+                    "The result of `{}` was not taken: it writes {}, which {}.",
                     call.name, wrong.field, wrong.reason
                 ),
             ),

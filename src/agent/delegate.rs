@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
 use super::roster::Referred;
-use super::{Agent, Breakpoints, Ending, Loop};
+use super::{Agent, Breakpoints, Ending, Growth, Loop};
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{Answer, Fate};
 use crate::domain::definition::form_problem;
@@ -143,6 +143,7 @@ impl Loop<'_> {
             (Phase::Ended, None) => Ending::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
+                    growth: Growth::default(),
                     agent: &subagent.agent,
                     plan: subagent.plan(self.scope.step_limit),
                     lineage,

@@ -149,6 +149,7 @@ impl Loop<'_> {
         match self.hearing(machine, notes, policy.hook(moment, &scope, &machine.state)).await? {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
+                self.growth.note(&update);
                 machine.mark_reviewed(&reaction.reviewed);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
                 notes.extend(entry.map(|entry| Note::entry(entry, machine)));
@@ -165,6 +166,7 @@ impl Loop<'_> {
 
     async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
         let agent = self.agent;
+        self.growth.check(&machine.state).map_err(Halt::Fail)?;
         self.journal.begin(Work::Model);
         let request = ModelRequest {
             system: agent.system_prompt.clone(),
@@ -195,6 +197,7 @@ impl Loop<'_> {
             answer => answer?,
         };
         if !heard.is_empty() {
+            self.growth.note(&heard);
             let entry = machine.model_heard(with_ids(heard), CheckpointId::mint());
             notes.push(Note::entry(entry, machine));
         }
@@ -202,6 +205,8 @@ impl Loop<'_> {
         if message.id.is_none() {
             message.id = Some(mint_answer_id());
         }
+        self.growth.note(&extra);
+        self.growth.note_message(&message);
         let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
         notes.push(Note::entry(entry, machine));
         Ok(())
@@ -283,6 +288,8 @@ impl Loop<'_> {
     }
 
     async fn listen(&self, request: ModelRequest, speech: &mut Speech<'_>) -> Result<Heard, ModelError> {
+        // Work on another server takes as long as it takes.
+        let slot = if self.agent.model.stands_in() { None } else { Some(self.scope.slots.for_model().await) };
         let mut stream = self.agent.model.ask(request).await?;
         let (mut ids, mut heard) = (CallIds::default(), Update::none());
         // Who stands in says by itself which message it begins.
@@ -317,6 +324,7 @@ impl Loop<'_> {
             };
             speech.say(chunk);
         }
+        drop(slot);
         Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
     }
 }
@@ -363,6 +371,8 @@ fn shown(error: &ModelError) -> String {
         ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
         ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
         ModelError::Interrupted { .. } => "The model's answer broke off before it was complete.".to_owned(),
+        ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
+        ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
         ModelError::Elsewhere { message, .. } | ModelError::Misconfigured { message } => message.clone(),
     }
 }

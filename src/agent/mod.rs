@@ -45,6 +45,7 @@ mod calls;
 mod delegate;
 mod drawing;
 mod driver;
+mod growth;
 mod hearing;
 pub mod journal;
 pub mod roster;
@@ -53,6 +54,7 @@ mod speech;
 mod work;
 
 pub use driver::with_ids as identified;
+pub use growth::Growth;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 pub use roster::{Forks, Roster};
 pub use runnable::Runnable;
@@ -168,6 +170,8 @@ pub struct Loop<'a> {
     /// Tells when to leave at the next commit. Unlike `scope.stop` it does not break off a call whose outcome nobody would
     /// know then.
     pub leave: CancellationToken,
+    /// How large its state is.
+    pub growth: Growth,
 }
 
 /// How a loop came to its end.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use super::Embedded;
@@ -52,6 +53,10 @@ pub struct Settings {
     /// What to log, as in `info,adjutant=debug`.
     #[arg(long, value_name = "FILTER", env = "ADJUTANT_LOG")]
     pub log: Option<String>,
+    /// Listen on an address that other machines reach, although this server has no authentication: whoever reaches it may
+    /// do everything. For a server behind a proxy that authenticates its clients.
+    #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = FalseyValueParser::new())]
+    pub insecure_no_auth: bool,
     /// What the program brings along.
     #[arg(skip)]
     pub embedded: Embedded,

@@ -1,6 +1,7 @@
 //! What makes no sense in the configuration, although it has the right shape.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use secrecy::ExposeSecret;
 
@@ -22,7 +23,12 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     check.kept("threads", config.threads.ttl.as_ref());
     check.kept("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
-    for (section, problems) in [("webhooks", config.webhooks.problems()), ("peers", config.peers.problems())] {
+    let sections = [
+        ("webhooks", config.webhooks.problems()),
+        ("peers", config.peers.problems()),
+        ("answers", config.answers.problems()),
+    ];
+    for (section, problems) in sections {
         for (field, reason) in problems {
             let field = FieldPath::of([section].into_iter().chain(field));
             check.findings.push(Finding::error(field, reason));
@@ -92,6 +98,17 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around
 }
 
+/// What a server says that would be reached by other machines.
+pub const NEEDS_INSECURE_NO_AUTH: &str = "is reached by other machines, and this server has no authentication: whoever \
+    reaches it may do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates its clients, \
+    give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
+
+/// Whether other machines reach the address. What a name stands for is known when it is bound.
+fn is_public(listen: &str) -> bool {
+    let address = listen.parse::<SocketAddr>();
+    address.is_ok_and(|address| !address.ip().to_canonical().is_loopback())
+}
+
 struct Check {
     findings: Vec<Finding>,
 }
@@ -139,8 +156,31 @@ impl Check {
             let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
             self.error(&["server", "listen"], message);
         }
+        if is_public(&server.listen) && !config.files.settings.insecure_no_auth {
+            self.error(&["server", "listen"], format!("`{}` {NEEDS_INSECURE_NO_AUTH}", server.listen));
+        }
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
+        }
+        if server.max_body_bytes_total < server.max_body_bytes {
+            self.error(
+                &["server", "max_body_bytes_total"],
+                "must be at least `max_body_bytes`, so that the largest body fits",
+            );
+        }
+        if server.max_connections == Some(0) {
+            self.error(&["server", "max_connections"], "must be a whole number from 1 up");
+        }
+        self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
+        for (at, name) in server.hosts.iter().enumerate() {
+            let host = name.strip_prefix("*.").unwrap_or(name);
+            if name != "*" && url::Host::parse(host).is_err() && host.parse::<IpAddr>().is_err() {
+                let field = FieldPath::of(["server", "hosts"]).then(at);
+                let message = format!(
+                    "`{name}` must be a name without a port, as in `agents.example.org`, `*.example.org` or `*`"
+                );
+                self.findings.push(Finding::error(field, message));
+            }
         }
         if server.max_answer_bytes == 0 {
             self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
@@ -151,9 +191,10 @@ impl Check {
         self.seconds(&["server", "cors_max_age_s"], server.cors_max_age_s);
         for (at, origin) in server.cors_origins.iter().enumerate() {
             let is_origin = address_problem(origin).is_none() && !origin.ends_with('/');
-            if origin != "*" && !is_origin {
+            if origin != "*" && origin != "loopback" && !is_origin {
                 let field = FieldPath::of(["server", "cors_origins"]).then(at);
-                let message = format!("`{origin}` must be `*` or an origin, as in `https://chat.example.org`");
+                let message =
+                    format!("`{origin}` must be an origin, as in `https://chat.example.org`, `loopback` or `*`");
                 self.findings.push(Finding::error(field, message));
             }
         }
@@ -181,6 +222,11 @@ impl Check {
         let runtime = &config.runtime;
         if runtime.max_concurrent_runs == 0 {
             self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
+        }
+        for (name, given) in [("max_calls", runtime.max_calls), ("max_calls_per_run", runtime.max_calls_per_run)] {
+            if given == 0 {
+                self.error(&["runtime", name], "must be a whole number from 1 up");
+            }
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
         self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);

@@ -18,6 +18,7 @@ use crate::domain::definition::{
     AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, deprecated, is_echo, read,
 };
 
+mod answers;
 mod arguments;
 mod check;
 mod document;
@@ -34,8 +35,9 @@ mod verdict;
 mod watch;
 mod webhooks;
 
+pub use answers::Answers;
 pub use arguments::{Arguments, Command, Settings};
-pub use check::surroundings;
+pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::Peers;
@@ -86,6 +88,8 @@ pub struct Config {
     pub webhooks: Webhooks,
     /// Which other servers may do the work of subagents.
     pub peers: Peers,
+    /// How much models, tools and other servers may answer, and how long models may take.
+    pub answers: Answers,
     /// Whether clients may define agents, and what these may use.
     pub agents_api: AgentsApi,
     /// What is logged.

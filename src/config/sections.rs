@@ -16,8 +16,12 @@ use crate::domain::definition::ClientRules;
 pub struct Server {
     /// The address to listen on, as `host:port`. Port 0 takes any free one.
     pub listen: String,
-    /// The web origins whose pages may call the server; `*` allows all.
+    /// The web origins whose pages may call the server, besides its own: origins as in `https://chat.example.org`,
+    /// `loopback` for all pages of this machine, or `*` alone for all there are.
     pub cors_origins: Vec<String>,
+    /// The names under which the server is called, besides `localhost` and the address that it listens on: names,
+    /// `*.example.org` for all below a domain, or `*` for any.
+    pub hosts: Vec<String>,
     /// Whether those pages may send cookies along; only for origins that are named.
     pub cors_credentials: bool,
     /// Headers of answers that those pages may read, besides those that the SDKs need.
@@ -28,14 +32,21 @@ pub struct Server {
     pub cors_private_network: bool,
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// What the request bodies under way may take together, in bytes: their text, and 128 for each value in it, which is
+    /// about what it takes once it is parsed.
+    pub max_body_bytes_total: usize,
+    /// How long no byte of a request body may come, in seconds; ten times that for the whole of it.
+    pub body_timeout_s: f64,
+    /// How many connections may be open at once; as many as the limit of file descriptors allows, when absent.
+    pub max_connections: Option<usize>,
     /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
     /// never cut in two.
     pub max_answer_bytes: usize,
     /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
     pub request_s: f64,
-    /// How many streams of one thread may be open at once.
+    /// How many streams of one thread may be open at once: of its runs and of itself, waits and sockets.
     pub max_streams_per_thread: usize,
-    /// How many streams of threads one client may have open at once: who shows the same API key, or who shows none.
+    /// The same of one client, which is an address.
     pub max_streams_per_client: usize,
     /// How often a stream without news sends a sign of life, in seconds.
     pub keep_alive_s: f64,
@@ -47,12 +58,16 @@ impl Default for Server {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8123".to_owned(),
-            cors_origins: vec!["*".to_owned()],
+            cors_origins: vec!["loopback".to_owned()],
+            hosts: vec![],
             cors_credentials: false,
             cors_expose_headers: vec![],
             cors_max_age_s: 600.0,
             cors_private_network: false,
-            max_body_bytes: 32 * 1024 * 1024,
+            max_body_bytes: 4 * 1024 * 1024,
+            max_body_bytes_total: 64 * 1024 * 1024,
+            body_timeout_s: 30.0,
+            max_connections: None,
             max_answer_bytes: 32 * 1024 * 1024,
             request_s: 30.0,
             max_streams_per_thread: 256,
@@ -67,6 +82,11 @@ impl Server {
     /// [`Server::keep_alive_s`] as a duration.
     pub fn keep_alive(&self) -> Duration {
         seconds(self.keep_alive_s)
+    }
+
+    /// [`Server::body_timeout_s`] as a duration.
+    pub fn body_timeout(&self) -> Duration {
+        seconds(self.body_timeout_s)
     }
 
     /// [`Server::request_s`] as a duration.
@@ -164,6 +184,10 @@ impl fmt::Debug for DatabaseUrl {
 pub struct Runtime {
     /// How many runs this process carries out at the same time; others wait.
     pub max_concurrent_runs: u32,
+    /// How many calls of tools behind HTTP and of MCP servers this process makes at the same time; others wait.
+    pub max_calls: usize,
+    /// How many such calls and questions to models one run makes at the same time, with its subagents; others wait.
+    pub max_calls_per_run: usize,
     /// How long a claimed run stays claimed without a sign of life, in seconds. After a crash this is how long it
     /// takes until another process goes on with it.
     pub lease_s: f64,
@@ -175,7 +199,14 @@ pub struct Runtime {
 
 impl Default for Runtime {
     fn default() -> Self {
-        Self { max_concurrent_runs: 1000, lease_s: 15.0, heartbeat_s: 5.0, reload_s: 1.0 }
+        Self {
+            max_concurrent_runs: 1000,
+            max_calls: 512,
+            max_calls_per_run: 64,
+            lease_s: 15.0,
+            heartbeat_s: 5.0,
+            reload_s: 1.0,
+        }
     }
 }
 

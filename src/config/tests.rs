@@ -199,7 +199,7 @@ fn broken_lines_are_told_with_their_places() {
 fn the_command_line_precedes_the_file() {
     let place = Place::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
     let settings = Settings {
-        listen: Some("0.0.0.0:2".to_owned()),
+        listen: Some("127.0.0.2:2".to_owned()),
         database_url: Some("sqlite::memory:".to_owned()),
         log: Some("debug".to_owned()),
         ..Settings::default()
@@ -209,7 +209,7 @@ fn the_command_line_precedes_the_file() {
 
     assert_eq!(
         (config.server.listen.as_str(), config.storage.url.expose(), config.log.filter.as_str()),
-        ("0.0.0.0:2", "sqlite::memory:", "debug")
+        ("127.0.0.2:2", "sqlite::memory:", "debug")
     );
 }
 

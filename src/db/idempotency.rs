@@ -82,9 +82,9 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
         values ($1, $2, $3) on conflict (idempotency_key) do nothing";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(FORGET).bind(key.text()).bind(forgotten_at(now)).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(FORGET).bind(key.name()).bind(forgotten_at(now)).execute(conn).await.map(drop))?;
     let inserted = on_engine!(tx, |conn| query(INSERT)
-        .bind(key.text())
+        .bind(key.name())
         .bind(key.fingerprint())
         .bind(now.0)
         .execute(conn)
@@ -93,11 +93,11 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
     if inserted == 1 {
         return Ok(Once::First(()));
     }
-    let row: KeyRow = on_engine!(tx, |conn| query_as(FIND).bind(key.text()).fetch_one(conn).await)?;
+    let row: KeyRow = on_engine!(tx, |conn| query_as(FIND).bind(key.name()).fetch_one(conn).await)?;
     if row.fingerprint != key.fingerprint() {
         return Ok(Once::Reused);
     }
-    row.kept().map(Once::Again).ok_or_else(|| corrupt(TABLE, "body", key.text()))
+    row.kept().map(Once::Again).ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
 /// Keeps how the request of a claimed key was answered.
@@ -112,7 +112,7 @@ async fn keep(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
         Kept::Run { thread, run } => place = Some((thread.0, run.0)),
     }
     on_engine!(tx, |conn| query(SQL)
-        .bind(key.text())
+        .bind(key.name())
         .bind(answer.map(|(status, ..)| status))
         .bind(answer.map(|(_, body, _)| body))
         .bind(answer.and_then(|(.., location)| location))
@@ -127,7 +127,7 @@ async fn keep(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
 /// Gives a claimed key back: its request was refused and has left nothing behind.
 async fn release(tx: &mut Tx<'_>, key: &Key) -> DbResult<()> {
     const SQL: &str = "delete from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(SQL).bind(key.text()).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL).bind(key.name()).execute(conn).await.map(drop))?;
     Ok(())
 }
 

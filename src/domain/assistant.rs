@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Invalid;
 use super::id::AssistantId;
 use super::time::Timestamp;
+use super::{Invalid, metadata};
 
 /// The name of an assistant that was given none.
 pub const UNTITLED: &str = "Untitled";
@@ -12,7 +12,7 @@ pub const UNTITLED: &str = "Untitled";
 pub const LONGEST_NAME: usize = 512;
 /// How long a description may be, in characters.
 pub const LONGEST_DESCRIPTION: usize = 16 * 1024;
-/// How large `config`, `context` and `metadata` may be, each for itself, in bytes of JSON. They are copied into every run.
+/// How large `config` and `context` may be, each for itself, in bytes of JSON. They are copied into every run.
 pub const LARGEST_SETTING: usize = 128 * 1024;
 
 /// What clients run: an agent definition with settings. The settings are those of the version in use.
@@ -162,14 +162,14 @@ impl Settings {
             return Err(Invalid::new("description", format!("has more than {LONGEST_DESCRIPTION} characters")));
         }
         // A context that is too large stands in `config`, too, and shall be named as what it is.
-        for (field, value) in [("context", &self.context), ("config", &self.config), ("metadata", &self.metadata)] {
+        for (field, value) in [("context", &self.context), ("config", &self.config)] {
             let size = serde_json::to_vec(value).map_or(usize::MAX, |json| json.len());
             if size > LARGEST_SETTING {
                 let reason = format!("has {size} bytes of JSON; more than {LARGEST_SETTING} are not kept");
                 return Err(Invalid::new(field, reason));
             }
         }
-        Ok(())
+        metadata::check(&self.metadata)
     }
 
     /// The settings of one run: those of the request, and these where the request says nothing. Objects are merged key by

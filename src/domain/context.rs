@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-use jsonschema::Validator;
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::schema::Schema;
 
 /// A JSON Schema that the context of every run has to fit.
 pub struct ContextSchema {
     schema: Value,
-    validator: Option<Validator>,
+    compiled: Option<Schema>,
 }
 
 impl ContextSchema {
     /// The context has to fit `schema`. One that is no JSON Schema was refused when the definition was read, and checks
     /// nothing here.
     pub fn new(schema: Value) -> Self {
-        let validator = jsonschema::validator_for(&schema).ok();
-        Self { schema, validator }
+        let compiled = Schema::compile(&schema).ok();
+        Self { schema, compiled }
     }
 
     /// The schema itself.
@@ -31,12 +31,8 @@ impl ContextSchema {
     /// # Errors
     /// Names the first part that does not fit.
     pub fn check(&self, context: &Map<String, Value>) -> Result<(), Invalid> {
-        let context = Value::Object(context.clone());
-        let wrong = self.validator.as_ref().and_then(|validator| validator.iter_errors(&context).next());
-        wrong.map_or(Ok(()), |error| {
-            let place = error.instance_path().to_string().replace('/', ".");
-            Err(Invalid::new(format!("context{place}"), error.to_string()))
-        })
+        let Some(compiled) = &self.compiled else { return Ok(()) };
+        compiled.check("context", &Value::Object(context.clone()))
     }
 }
 

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use jsonschema::Validator;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::schema::Schema;
 use super::state::Update;
 
 /// What happens when a field that has a value is written.
@@ -145,13 +145,13 @@ impl FieldDefinition {
 
 /// The declared fields of an agent, ready to check what is written.
 #[derive(Default)]
-pub struct DeclaredFields(BTreeMap<String, (FieldDefinition, Option<Validator>)>);
+pub struct DeclaredFields(BTreeMap<String, (FieldDefinition, Option<Schema>)>);
 
 impl DeclaredFields {
     /// Checks by these definitions. A schema that is none was refused when the definition was read, and checks nothing.
     pub fn new(fields: &BTreeMap<String, FieldDefinition>) -> Self {
         let ready = |field: &FieldDefinition| {
-            (field.clone(), field.schema.as_ref().and_then(|schema| jsonschema::validator_for(schema).ok()))
+            (field.clone(), field.schema.as_ref().and_then(|schema| Schema::compile(schema).ok()))
         };
         Self(fields.iter().map(|(name, field)| (name.clone(), ready(field))).collect())
     }
@@ -177,7 +177,7 @@ impl DeclaredFields {
     /// Names the first field that does not fit.
     pub fn check(&self, update: &Update) -> Result<(), Invalid> {
         for (name, value) in &update.fields {
-            let Some((field, validator)) = self.0.get(name) else { continue };
+            let Some((field, schema)) = self.0.get(name) else { continue };
             if value.is_null() {
                 continue;
             }
@@ -190,13 +190,19 @@ impl DeclaredFields {
                 }
                 Merge::Append | Merge::ByKey | Merge::Last => {}
             }
-            let wrong = validator.as_ref().and_then(|validator| validator.iter_errors(value).next());
-            if let Some(error) = wrong {
-                let place = error.instance_path().to_string().replace('/', ".");
-                return Err(Invalid::new(format!("{name}{place}"), error.to_string()));
+            if let Some(schema) = schema {
+                schema.check(name, value)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether the check takes so long that it belongs on a thread of its own.
+    pub fn takes_long(&self, update: &Update) -> bool {
+        update.fields.iter().any(|(name, value)| {
+            let schema = self.0.get(name).and_then(|(_, schema)| schema.as_ref());
+            schema.is_some_and(|schema| schema.takes_long(value))
+        })
     }
 
     /// Checks what a client gives as input.

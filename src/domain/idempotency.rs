@@ -16,18 +16,19 @@ pub const LONGEST_KEY: usize = 255;
 /// The key under which a client sends a request, and which request it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
-    /// What the client wrote.
-    text: String,
+    /// Who wrote it, and what.
+    name: String,
     /// Stands for the request. Another request under the same key has another fingerprint.
     fingerprint: Uuid,
 }
 
 impl Key {
-    /// The key that a client wrote as `text` for the request of these `parts` (method, path, body).
+    /// The key that `client` wrote as `text` for the request of these `parts` (method, path, body).
     ///
     /// # Errors
     /// If the text is empty, too long, or has characters that cannot be seen.
-    pub fn new(text: &str, parts: &[&[u8]]) -> Result<Self, Invalid> {
+    pub fn new(client: &str, text: &str, parts: &[&[u8]]) -> Result<Self, Invalid> {
+        const CLIENTS: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
         const REQUESTS: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
         if text.is_empty() || text.len() > LONGEST_KEY || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             let reason = format!("must be 1 to {LONGEST_KEY} visible ASCII characters");
@@ -35,12 +36,14 @@ impl Key {
         }
         // Each part is hashed for itself, so that none can pretend to be the end of another.
         let fingerprint = parts.iter().fold(REQUESTS, |sum, part| Uuid::new_v5(&sum, part));
-        Ok(Self { text: text.to_owned(), fingerprint })
+        // Of fixed length, so that no client can write a key that looks like another one's.
+        let client = Uuid::new_v5(&CLIENTS, client.as_bytes()).simple();
+        Ok(Self { name: format!("{client}:{text}"), fingerprint })
     }
 
-    /// What the client wrote.
-    pub fn text(&self) -> &str {
-        &self.text
+    /// Under what it is stored: who wrote it, and what.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Stands for the request.
@@ -97,7 +100,7 @@ mod tests {
     use super::*;
 
     fn fingerprint(parts: &[&[u8]]) -> Uuid {
-        Key::new("k", parts).expect("a key").fingerprint()
+        Key::new("alice", "k", parts).expect("a key").fingerprint()
     }
 
     #[test]
@@ -109,10 +112,17 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_one_client_is_none_of_another() {
+        let name = |client: &str| Key::new(client, "k", &[]).expect("a key").name().to_owned();
+        assert_eq!(name("192.0.2.1"), name("192.0.2.1"));
+        assert_ne!(name("192.0.2.1"), name("192.0.2.2"));
+    }
+
+    #[test]
     fn keys_are_bounded() {
         for text in ["", "a b", "é", &"k".repeat(256)] {
-            assert!(Key::new(text, &[]).is_err_and(|error| error.field == "Idempotency-Key"), "{text}");
+            assert!(Key::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"), "{text}");
         }
-        assert!(Key::new(&"k".repeat(255), &[]).is_ok());
+        assert!(Key::new("alice", &"k".repeat(255), &[]).is_ok());
     }
 }

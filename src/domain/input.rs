@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::Invalid;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
+use super::size;
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
 /// How many messages one input may bring.
@@ -52,20 +53,22 @@ pub fn read_update(values: &Value) -> Result<Update, Invalid> {
     if depth(values) > MAX_DEPTH {
         return Err(Invalid::new("input", format!("nests deeper than {MAX_DEPTH} levels")));
     }
-    match values {
-        Value::Null => Ok(Update::none()),
-        Value::Object(fields) => read_fields(fields),
+    let update = match values {
+        Value::Null => Update::none(),
+        Value::Object(fields) => read_fields(fields)?,
         Value::Array(items) => {
             let mut all = Update::none();
             for (at, item) in items.iter().enumerate() {
                 all.merge(read_item(item).map_err(under(&format!("[{at}]")))?);
             }
-            Ok(all)
+            all
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            Err(under("input")(not("an object of state fields", values)))
+            return Err(under("input")(not("an object of state fields", values)));
         }
-    }
+    };
+    size::check_files(&update)?;
+    Ok(update)
 }
 
 /// One of several writes: an object, or a field with its value.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::Invalid;
 use super::id::{InterruptId, TaskId};
+use super::schema::Schema;
 
 /// A question that a run has asked and waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -156,16 +157,8 @@ impl Question {
         if self.wants_decisions() {
             self.check_decisions(answer)?;
         }
-        let Ok(validator) = jsonschema::validator_for(&self.schema) else {
-            return Ok(());
-        };
-        match validator.iter_errors(answer).next() {
-            None => Ok(()),
-            Some(error) => {
-                let place = error.instance_path().to_string();
-                Err(Invalid::new(format!("resume{}", place.replace('/', ".")), error.to_string()))
-            }
-        }
+        // One that was not admitted checks nothing.
+        Schema::compile(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
     }
 
     /// The mistakes that people make most often, said better than a schema can.

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderName, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
+
+use super::origins::{LOOPBACK, OriginRules};
 
 /// Which web pages may call the server.
 #[derive(Debug, Clone)]
 pub struct CorsSettings {
-    /// Their origins; `*` allows all.
-    pub origins: Vec<String>,
+    /// Their origins.
+    pub origins: OriginRules,
     /// Whether they may send cookies along; not with `*`.
     pub credentials: bool,
     /// Headers that they may read, besides those that the SDKs need.
@@ -23,7 +25,7 @@ pub struct CorsSettings {
 impl Default for CorsSettings {
     fn default() -> Self {
         Self {
-            origins: vec!["*".to_owned()],
+            origins: OriginRules::new(&[LOOPBACK.to_owned()]),
             credentials: false,
             expose_headers: vec![],
             max_age: Duration::from_secs(600),
@@ -45,12 +47,10 @@ const METHODS: [Method; 6] = [Method::GET, Method::POST, Method::PUT, Method::PA
 
 /// Answers the questions of browsers.
 pub(super) fn layer(settings: &CorsSettings) -> CorsLayer {
-    let any = settings.origins.iter().any(|origin| origin == "*");
-    let origins = if any {
-        AllowOrigin::from(Any)
-    } else {
-        AllowOrigin::list(settings.origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
-    };
+    let any = settings.origins.any();
+    let rules = settings.origins.clone();
+    let origins =
+        if any { AllowOrigin::from(Any) } else { AllowOrigin::predicate(move |origin, _| rules.allows(origin)) };
     let exposed = settings.expose_headers.iter().filter_map(|name| name.parse().ok());
     CorsLayer::new()
         .allow_origin(origins)

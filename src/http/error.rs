@@ -196,7 +196,7 @@ impl ApiError {
     /// A web page of another origin asks for something that it may not do.
     pub fn foreign_origin(origin: &str) -> Self {
         let message = format!(
-            "Pages of the origin {origin:?} may not do this: it is not in `cors_origins` of the section [server] of the \
+            "Pages of {origin} may not do this: the origin is not in `cors_origins` of the section [server] of the \
              server's configuration"
         );
         Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)

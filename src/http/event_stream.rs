@@ -2,13 +2,13 @@
 
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::Value;
 
 use super::Api;
+use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ThreadPath, client_of};
+use super::extract::ThreadPath;
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
 use super::wire::command::ThreadStreamRequest;
@@ -26,16 +26,16 @@ use super::wire::command::ThreadStreamRequest;
 pub(super) async fn post(
     State(api): State<Api>,
     path: ThreadPath,
-    headers: HeaderMap,
+    client: ClientId,
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
     let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
-    let ticket = api.openings.admit(path.thread_id, &client_of(&headers))?;
+    let permit = api.streams.acquire(Some(path.thread_id), client)?;
     let since = whole_number(&request, "since").unwrap_or(0);
     let after = if since == 0 { 0 } else { api.events.anchor(path.thread_id, since / FRAMES).await? };
     let presenter = Presenter::new(Wanted { filters: vec![filter], since });
     let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);
     let tail = api.events.tail_of_thread(path.thread_id, after);
-    Ok(thread::respond(reader, tail, api.settings.heartbeat, ticket))
+    Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
 }

@@ -94,7 +94,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
 /// # Errors
 /// If one has the wrong type, or is missing.
 pub fn fields<T: DeserializeOwned>(object: &serde_json::Map<String, Value>) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(Value::Object(object.clone())).map_err(json_error)
+    serde_path_to_error::deserialize(object).map_err(json_error)
 }
 
 /// A thread, named in the path.
@@ -428,12 +428,6 @@ impl Select {
         }
         item
     }
-}
-
-/// Who is asking, as far as that can be told: the key that is shown, a digest of it to be exact.
-pub fn client_of(headers: &HeaderMap) -> String {
-    let shown = ["x-api-key", "authorization"].into_iter().find_map(|name| headers.get(name));
-    shown.map_or_else(String::new, |key| Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string())
 }
 
 /// Answers 204.

@@ -2,7 +2,8 @@
 //!
 //! An endpoint that makes something takes [`Keyed`] around its body, hands the key on to whoever makes it
 //! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
-//! dies before it could answer has not lost the answer. A second request that comes while the first is at work waits for
+//! dies before it could answer has not lost the answer. A key belongs to the client that sends it: under the same key another
+//! client has another request. A second request that comes while the first is at work waits for
 //! it. Refusals are not kept: they made nothing, and may turn out otherwise.
 
 use axum::body::Bytes;
@@ -13,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
+use super::client::ClientId;
 use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
 use crate::domain::idempotency::{Kept, Key, Once};
@@ -39,27 +41,27 @@ pub(super) trait Body: Sized {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    fn read(bytes: &[u8]) -> Result<Self, ApiError>;
+    fn read(bytes: &Bytes) -> Result<Self, ApiError>;
 }
 
 impl<T: DeserializeOwned> Body for ApiJson<T> {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+    fn read(bytes: &Bytes) -> Result<Self, ApiError> {
         extract::object(bytes).map(Self)
     }
 }
 
 impl<T: DeserializeOwned> Body for ApiList<T> {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+    fn read(bytes: &Bytes) -> Result<Self, ApiError> {
         extract::list(bytes).map(Self)
     }
 }
 
 /// A body as it came, for who reads it in another way, or not at all.
-pub(super) struct Raw(pub(super) Vec<u8>);
+pub(super) struct Raw(pub(super) Bytes);
 
 impl Body for Raw {
-    fn read(bytes: &[u8]) -> Result<Self, ApiError> {
-        Ok(Self(bytes.to_vec()))
+    fn read(bytes: &Bytes) -> Result<Self, ApiError> {
+        Ok(Self(bytes.clone()))
     }
 }
 
@@ -72,11 +74,12 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Keyed<B> {
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let named = request.headers().get(KEY).cloned();
         let method = request.method().clone();
+        let client = ClientId::of(request.extensions()).name();
         let place = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
         let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
-        let key = named.map(|named| Key::new(named.to_str().unwrap_or_default(), &parts)).transpose()?;
+        let key = named.map(|named| Key::new(&client, named.to_str().unwrap_or_default(), &parts)).transpose()?;
         Ok(Self(key, body))
     }
 }

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -26,6 +27,8 @@ mod agents;
 mod answers;
 mod approvals;
 mod assistants;
+mod bodies;
+mod client;
 mod commands;
 mod connections;
 mod cors;
@@ -35,9 +38,10 @@ mod deliveries;
 pub mod error;
 mod event_stream;
 pub mod extract;
+mod guarded;
 mod idempotency;
 pub mod openapi;
-mod openings;
+mod origins;
 mod runs;
 mod scene;
 mod socket;
@@ -45,6 +49,7 @@ mod state;
 mod stateless;
 mod store;
 pub mod stream;
+mod stream_limits;
 mod subagents;
 mod thread_stream;
 mod threads;
@@ -53,10 +58,13 @@ mod waiting;
 pub mod wire;
 
 pub use answers::Answers;
-pub use connections::serve;
+pub use bodies::BodyLimits;
+pub use connections::{fitting as fitting_connections, serve};
 pub use cors::CorsSettings;
-pub use openings::{OpeningLimits, Openings};
+pub use origins::{HostRules, LOOPBACK, OriginRules};
+pub use stream_limits::{StreamLimiter, StreamLimits};
 
+use bodies::BodyReader;
 use connections::Lasting;
 use error::ApiError;
 
@@ -75,8 +83,8 @@ pub struct Api {
     pub clock: Arc<dyn Clock>,
     /// What is counted.
     pub metrics: Metrics,
-    /// The open streams of threads.
-    pub openings: Openings,
+    /// Counts the open streams.
+    pub streams: StreamLimiter,
     /// The memory for large answers.
     pub answers: Answers,
     /// What the owner of the server decided.
@@ -86,12 +94,14 @@ pub struct Api {
 /// What the owner of the server may decide about its HTTP side.
 #[derive(Debug, Clone)]
 pub struct ApiSettings {
-    /// The largest request body, in bytes.
-    pub max_body_bytes: usize,
+    /// How large bodies of requests may be, and how slow.
+    pub bodies: BodyLimits,
     /// How often a waiting request or a quiet stream gives a sign of life.
     pub heartbeat: Duration,
     /// Whose pages may call the server.
     pub cors: CorsSettings,
+    /// Under which names the server is called.
+    pub hosts: HostRules,
     /// How long a request may take until its answer begins.
     pub request: Duration,
 }
@@ -99,9 +109,10 @@ pub struct ApiSettings {
 impl Default for ApiSettings {
     fn default() -> Self {
         Self {
-            max_body_bytes: 32 * 1024 * 1024,
+            bodies: BodyLimits::default(),
             heartbeat: Duration::from_secs(5),
             cors: CorsSettings::default(),
+            hosts: HostRules::new(&[], None),
             request: Duration::from_secs(30),
         }
     }
@@ -193,18 +204,43 @@ fn table() -> OpenApiRouter<Api> {
 /// The whole HTTP side of the server.
 pub fn router(api: Api) -> Router {
     let settings = api.settings.clone();
+    let checks = Arc::new(RequestChecks {
+        origins: settings.cors.origins.clone(),
+        hosts: settings.hosts.clone(),
+        bodies: BodyReader::new(settings.bodies, api.events.clone()),
+    });
     let (routes, document) = table().split_for_parts();
     let document = Arc::new(openapi::complete(document));
     routes
         .merge(openapi::pages(document))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        .layer(DefaultBodyLimit::max(settings.max_body_bytes))
+        // The bound is kept where bodies are read.
+        .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(settings.request, deadline::limit))
+        .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), traffic::measure))
         .with_state(api)
+}
+
+/// What is looked at before a request reaches its handler.
+struct RequestChecks {
+    origins: OriginRules,
+    hosts: HostRules,
+    bodies: BodyReader,
+}
+
+/// Refuses requests that come from where they may not, and reads the bodies of the others.
+async fn admit(State(checks): State<Arc<RequestChecks>>, request: Request, next: Next) -> Response {
+    let mut response = match origins::check(&checks.origins, &checks.hosts, &request) {
+        Ok(()) => checks.bodies.admit(request, next).await,
+        Err(error) => error.into_response(),
+    };
+    // A browser takes an answer for what it is called, and for nothing that it looks like.
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 async fn no_route() -> ApiError {

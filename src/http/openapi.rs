@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Path;
-use axum::http::header;
+use axum::http::{HeaderName, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use utoipa::OpenApi;
@@ -62,10 +62,14 @@ pub fn document() -> openapi::OpenApi {
 /// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     selected::loosen(&mut document);
-    for operation in document.paths.paths.values_mut().flat_map(operations) {
-        name(operation);
-        numbers_are_json(operation);
-        add_errors(operation);
+    for item in document.paths.paths.values_mut() {
+        for operation in operations(item) {
+            name(operation);
+            numbers_are_json(operation);
+        }
+        item.get.iter_mut().for_each(|operation| add_errors(operation, false));
+        let changing = [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
+        changing.into_iter().flatten().for_each(|operation| add_errors(operation, true));
     }
     document
 }
@@ -98,7 +102,7 @@ fn numbers_are_json(operation: &mut Operation) {
     }
 }
 
-fn add_errors(operation: &mut Operation) {
+fn add_errors(operation: &mut Operation, changes: bool) {
     let takes_body = operation.request_body.is_some();
     let takes_input = takes_body || operation.parameters.as_ref().is_some_and(|all| !all.is_empty());
     let mut add = |status: &str, text: &str| {
@@ -106,9 +110,16 @@ fn add_errors(operation: &mut Operation) {
         let response = ResponseBuilder::new().description(text).content("application/json", content).build();
         operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(response));
     };
-    if takes_body {
-        add("413", "The body is larger than this server accepts");
+    if changes {
+        add("403", "A web page of an origin that is not in `cors_origins` asks");
     }
+    if takes_body {
+        add("408", "The body did not come in time");
+        add("413", "The body is larger than this server accepts");
+        add("415", "The body is no `application/json`");
+        add("503", "The server is busy with other bodies, or stops; `Retry-After` says when to try again");
+    }
+    add("421", "The server does not answer under this name: it is not in `hosts`");
     if takes_input {
         add("422", "Something in the request cannot be accepted; `detail` names it");
     }
@@ -126,19 +137,31 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
         .route("/docs/{*file}", get(async move |Path(file): Path<String>| asset(&file, config)))
 }
 
+/// What a page of the server may load and do: its own parts only, and in no frame.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
+    img-src 'self' data:; font-src 'self' data:; connect-src 'self'; base-uri 'self'; form-action 'none'; \
+    frame-ancestors 'none'";
+
+/// The headers of everything that belongs to a page.
+const PAGE_HEADERS: [(HeaderName, &str); 3] = [
+    (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+];
+
 /// The page itself. It is shown at a path without a slash at the end, so it is told where its parts are.
 fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let page = utoipa_swagger_ui::serve("index.html", config).map_err(|error| ApiError::fault(&error))?;
     let page = page.ok_or_else(ApiError::no_route)?;
     let page = String::from_utf8_lossy(&page.bytes).replacen("<head>", "<head><base href=\"/docs/\">", 1);
-    Ok(Html(page).into_response())
+    Ok((PAGE_HEADERS, Html(page)).into_response())
 }
 
 /// A part of the page.
 fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
     let found = found.ok_or_else(ApiError::no_route)?;
-    Ok(([(header::CONTENT_TYPE, found.content_type)], found.bytes.into_owned()).into_response())
+    Ok((PAGE_HEADERS, [(header::CONTENT_TYPE, found.content_type)], found.bytes.into_owned()).into_response())
 }
 
 #[cfg(test)]

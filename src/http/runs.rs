@@ -6,9 +6,11 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
+use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
+use super::origins;
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
 use super::subagents;
 use super::waiting::{self, Leave};
@@ -59,14 +61,18 @@ fn place(run: &Run) -> String {
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
     path: ThreadPath,
+    client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
-    Ok(wait_for(api, begun))
+    let checked = body.check(Door::Thread(path.thread_id))?;
+    let permit = api.streams.acquire(Some(path.thread_id), client)?;
+    let begun = begin(&api, checked, key).await?;
+    Ok(permit.hold(wait_for(api, begun)))
 }
 
 /// Starts a run and streams its events.
@@ -78,15 +84,19 @@ pub(super) async fn wait(
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
     path: ThreadPath,
+    client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Thread(path.thread_id))?, key).await?;
+    let checked = body.check(Door::Thread(path.thread_id))?;
+    let permit = api.streams.acquire(Some(path.thread_id), client)?;
+    let begun = begin(&api, checked, key).await?;
     let headers = located(&begun.run, Some("stream"));
-    Ok((headers, stream_of(&api, begun)).into_response())
+    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
 }
 
 /// A run that has begun.
@@ -256,12 +266,23 @@ pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Resp
     params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn join(State(api): State<Api>, path: RunPath, params: Params) -> Result<Response, ApiError> {
+        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+pub(super) async fn join(
+    State(api): State<Api>,
+    path: RunPath,
+    params: Params,
+    headers: HeaderMap,
+    client: ClientId,
+) -> Result<Response, ApiError> {
+    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
     let run = find(&api, path).await?;
-    let leave = Leave::stops(params.flag("cancel_on_disconnect")?, &api.runs, &run);
-    let (headers, beat) = (located(&run, Some("join")), api.settings.heartbeat);
-    Ok((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response())
+    let permit = api.streams.acquire(Some(run.thread), client)?;
+    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let headers = located(&run, Some("join"));
+    let beat = api.settings.heartbeat;
+    Ok(permit.hold((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response()))
 }
 
 /// Follows the events of a run.
@@ -276,26 +297,40 @@ pub(super) async fn join(State(api): State<Api>, path: RunPath, params: Params) 
         ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
+        (status = 404, description = "There is no such thread or run", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join_stream(
     State(api): State<Api>,
     path: RunPath,
     params: Params,
     headers: HeaderMap,
+    client: ClientId,
 ) -> Result<Response, ApiError> {
     let filter = modes(&params)?;
-    let cancel_on_disconnect = params.flag("cancel_on_disconnect")?;
+    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
     let seen = last_event(&headers)?;
     let run = find(&api, path).await?;
+    let permit = api.streams.acquire(Some(run.thread), client)?;
     if run.lineage.depth > 0 {
         let answer = subagents::follow(&api, &run, (seen, filter), cancel_on_disconnect).await?;
-        return Ok((located(&run, Some("stream")), answer).into_response());
+        return Ok(permit.hold((located(&run, Some("stream")), answer).into_response()));
     }
     let seen = seen.filter(|_| run.request.stream_resumable);
     let after = if seen.is_some() { After::Start } else { After::Now };
     let request = StreamRequest { seen, filter, ..follow(&api, &run, cancel_on_disconnect) };
     let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
-    Ok((located(&run, Some("stream")), answer).into_response())
+    Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
+}
+
+/// Whether the client wants the run to stop when it leaves. That would be a GET that changes something, so a foreign page
+/// may not ask for it: its visitor's browser would send that as readily as any link.
+fn cancels_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let wanted = params.flag("cancel_on_disconnect")?;
+    if wanted {
+        origins::check_reader(&api.settings.cors.origins, headers)?;
+    }
+    Ok(wanted)
 }
 
 /// The modes that a reader wants: one or several names, or JSON arrays of names.
@@ -329,17 +364,24 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
             headers(("location" = String), ("content-location" = String))),
         (status = 202, description = "It was told to stop"),
         (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
-        (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody)))]
-pub(super) async fn cancel(State(api): State<Api>, path: RunPath, params: Params) -> Result<Response, ApiError> {
+        (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+pub(super) async fn cancel(
+    State(api): State<Api>,
+    path: RunPath,
+    params: Params,
+    client: ClientId,
+) -> Result<Response, ApiError> {
     let action = action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
+    let permit = if wait { Some(api.streams.acquire(Some(thread_id), client)?) } else { None };
     let read = api.db.read(move |tx| Box::pin(runs::find(tx, thread_id, run_id))).await?;
     if read.as_ref().is_some_and(|run| run.lineage.visibility == Visibility::Hidden) {
         return Err(ApiError::not_found("run_not_found"));
     }
     api.runs.cancel(thread_id, run_id, action).await?;
-    let Some(run) = read.filter(|_| wait) else {
+    let (Some(run), Some(permit)) = (read, permit) else {
         return Ok(StatusCode::ACCEPTED.into_response());
     };
     let (headers, beat) = (located(&run, Some("join")), api.settings.heartbeat);
@@ -347,7 +389,7 @@ pub(super) async fn cancel(State(api): State<Api>, path: RunPath, params: Params
         waiting::over(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
-    Ok((headers, waiting::respond(stopped, beat, Leave::default())).into_response())
+    Ok(permit.hold((headers, waiting::respond(stopped, beat, Leave::default())).into_response()))
 }
 
 /// What shall become of the work of a cancelled run.

@@ -2,9 +2,9 @@
 
 use std::future::pending;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -12,13 +12,15 @@ use serde_json::{Value, json};
 use tokio::time::Interval;
 
 use super::Api;
+use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
+use super::connections::{ConnectionHandle, RequestGuard};
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ThreadPath, client_of};
-use super::openings::Ticket;
+use super::extract::ThreadPath;
 use super::stream::beat;
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
+use super::stream_limits::StreamPermit;
 use super::wire::command::{CommandAnswer, Refusal, ThreadCommand};
 use crate::db::DbResult;
 use crate::domain::event::Event;
@@ -41,12 +43,15 @@ const MOST: usize = 64;
 pub(super) async fn get(
     State(api): State<Api>,
     path: ThreadPath,
-    headers: HeaderMap,
+    client: ClientId,
+    connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, ApiError> {
-    let ticket = api.openings.admit(path.thread_id, &client_of(&headers))?;
-    let most = api.settings.max_body_bytes;
-    let line = move |socket| Line::new(api, path.thread_id, socket, ticket).hold();
+    let permit = api.streams.acquire(Some(path.thread_id), client)?;
+    let most = api.settings.bodies.max;
+    // The connection stays open, and busy, for as long as the socket.
+    let connection = connection.map(|Extension(connection)| connection.begin());
+    let line = move |socket| Line::new(api, path.thread_id, socket, permit, connection).hold();
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(line))
 }
 
@@ -68,15 +73,33 @@ struct Line {
     heard: i64,
     subscriptions: Vec<(String, Filter)>,
     heartbeat: Interval,
-    _ticket: Ticket,
+    _permit: StreamPermit,
+    _connection: Option<RequestGuard>,
 }
 
 impl Line {
-    fn new(api: Api, thread: ThreadId, socket: WebSocket, ticket: Ticket) -> Self {
+    fn new(
+        api: Api,
+        thread: ThreadId,
+        socket: WebSocket,
+        permit: StreamPermit,
+        connection: Option<RequestGuard>,
+    ) -> Self {
         let reader = ThreadReader::new(api.events.clone(), thread, Presenter::default());
         let heartbeat = beat(api.settings.heartbeat);
         let (live, subscriptions) = (None, vec![]);
-        Self { api, thread, socket, live, reader, heard: 0, subscriptions, heartbeat, _ticket: ticket }
+        Self {
+            api,
+            thread,
+            socket,
+            live,
+            reader,
+            heard: 0,
+            subscriptions,
+            heartbeat,
+            _permit: permit,
+            _connection: connection,
+        }
     }
 
     /// Serves until the client leaves, or the server does.

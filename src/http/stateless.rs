@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
 use super::Api;
+use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
@@ -36,13 +37,17 @@ pub(super) async fn create(
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "There is no such assistant", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
+    client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
-    Ok(wait_for(api, begun))
+    let checked = body.check(Door::Stateless)?;
+    let permit = api.streams.acquire(None, client)?;
+    let begun = begin(&api, checked, key).await?;
+    Ok(permit.hold(wait_for(api, begun)))
 }
 
 /// Starts a run on a thread of its own and streams its events, as on a thread.
@@ -51,17 +56,21 @@ pub(super) async fn wait(
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "There is no such assistant", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
+    client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&api, body.check(Door::Stateless)?, key).await?;
+    let checked = body.check(Door::Stateless)?;
+    let permit = api.streams.acquire(None, client)?;
+    let begun = begin(&api, checked, key).await?;
     let mut headers = located(&begun.run, Some("stream"));
     if let Ok(place) = HeaderValue::from_str(&short_place(&begun.run)) {
         headers.insert(header::CONTENT_LOCATION, place);
     }
-    Ok((headers, stream_of(&api, begun)).into_response())
+    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
 }
 
 /// Names the run without its thread, which is of no interest.

@@ -6,10 +6,12 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::json;
 
+use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Params, ThreadPath};
 use super::stream::frame::{Said, unseen};
 use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
+use super::stream_limits::StreamPermit;
 use super::{Api, runs, state};
 use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
@@ -55,24 +57,31 @@ impl Wanted {
         ("stream_mode" = Option<String>, Query, description = "lifecycle, run_modes (default), state_update; several"),
         ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "There is no such thread", body = ErrorBody),
+        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn follow(
     State(api): State<Api>,
     path: ThreadPath,
     params: Params,
     headers: HeaderMap,
+    client: ClientId,
 ) -> Result<Response, ApiError> {
     let (thread, wanted) = (path.thread_id, Wanted::of(&params)?);
     let seen = runs::last_event(&headers)?;
     let found = api.db.read(move |tx| Box::pin(async move { threads::find(tx, thread).await })).await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
+    let permit = api.streams.acquire(Some(thread), client)?;
     let source = match &seen {
         Some(place) => Follow::from_seq(&api.events, thread, place.cursor.seq).await?,
         None => Follow::from_now(&api.events, thread).await?,
     };
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
-    Ok(stream::respond_lastingly(HappeningFeed { api, thread, wanted, presenter: None, seen }, source, heartbeat))
+    Ok(stream::respond_lastingly(
+        HappeningFeed { api, thread, wanted, presenter: None, seen, _permit: permit },
+        source,
+        heartbeat,
+    ))
 }
 
 /// One client that follows what happens on a thread.
@@ -84,6 +93,7 @@ struct HappeningFeed {
     presenter: Option<Presenter>,
     /// The last frame that the client has seen, and what was said then of the answers that were not finished.
     seen: (Option<Cursor>, Option<Vec<Said>>),
+    _permit: StreamPermit,
 }
 
 impl Feed for HappeningFeed {

@@ -19,6 +19,7 @@ use super::wire::{self, Object};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
+use crate::domain;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::Kept;
@@ -84,9 +85,23 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
     let (id, now) = (path.thread_id, api.clock.now());
-    let (metadata, ttl) = (body.metadata.unwrap_or_default(), body.ttl.map(TtlWish::check).transpose()?);
-    let patch = api.db.write(move |tx| Box::pin(async move { threads::patch(tx, id, &metadata, ttl, now).await }));
-    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    let metadata = body.metadata.unwrap_or_default();
+    let ttl = body.ttl.map(TtlWish::check).transpose()?;
+    let patch = api.db.write(move |tx| {
+        Box::pin(async move {
+            if !metadata.is_empty()
+                && let Some(found) = threads::find(tx, id).await?
+            {
+                let mut all = found.metadata;
+                all.extend(metadata.clone());
+                if let Err(invalid) = domain::metadata::check(&all) {
+                    return Ok(Err(invalid));
+                }
+            }
+            threads::patch(tx, id, &metadata, ttl, now).await.map(Ok)
+        })
+    });
+    patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
 }

@@ -1,15 +1,12 @@
 //! Sees to it that every request is counted, under the template of its route.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tokio::time::Instant;
 
+use super::guarded::guarded;
 use crate::metrics::{Metrics, OpenStream};
 
 /// The label of what has no route: what a client asked for there is its own choice.
@@ -29,7 +26,7 @@ pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, ne
     } else {
         Watch { _stream: None, _exchange: Some(exchange) }
     };
-    response.map(|body| Body::new(Watched { body, _watch: watch }))
+    guarded(response, watch)
 }
 
 /// What ends with the body of an answer.
@@ -52,31 +49,5 @@ impl Drop for Exchange {
         let route = self.route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
         let took = self.begun.elapsed();
         self.metrics.traffic().answered(self.method.as_str(), route, self.status.as_u16(), took);
-    }
-}
-
-/// A body that is watched to its end.
-struct Watched {
-    body: Body,
-    _watch: Watch,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
     }
 }

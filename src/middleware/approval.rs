@@ -15,6 +15,7 @@ use crate::domain::definition::{ApprovalRule, FileRules};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
 use crate::domain::machine::Moment;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
+use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update};
 use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
@@ -314,7 +315,12 @@ fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
         "required": ["name", "args"],
     });
     if !rules.is_empty() {
+        let plain = schema.clone();
         schema["allOf"] = Value::Array(rules);
+        // Each is small enough, but all together may not be.
+        if Schema::compile(&schema).is_err() {
+            return plain;
+        }
     }
     schema
 }
@@ -329,7 +335,7 @@ fn stands_alone(schema: &Value) -> bool {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
         }
     }
-    !has_references(schema) && jsonschema::validator_for(schema).is_ok()
+    !has_references(schema) && Schema::compile(schema).is_ok()
 }
 
 #[cfg(test)]

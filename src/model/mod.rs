@@ -19,6 +19,7 @@ use crate::domain::message::Message;
 use crate::domain::state::Update;
 
 pub mod embedding;
+pub mod limits;
 pub mod providers;
 pub mod retry;
 pub mod scripted;
@@ -191,6 +192,18 @@ pub enum ModelError {
         /// What happened.
         message: String,
     },
+    /// The provider hung: nothing came for as long as anybody waits.
+    #[error("the model takes too long: {message}")]
+    TimedOut {
+        /// What happened.
+        message: String,
+    },
+    /// The provider said more than is taken in.
+    #[error("the model's answer is too large: {message}")]
+    TooLarge {
+        /// What happened.
+        message: String,
+    },
     /// An agent that stands in for a model came to no answer. The text may be shown.
     #[error("{message}")]
     Elsewhere {
@@ -216,6 +229,8 @@ impl ModelError {
             Self::TooLong { .. } => "ContextOverflowError",
             Self::Unavailable { .. } => "ModelUnavailableError",
             Self::Interrupted { .. } => "ModelInterruptedError",
+            Self::TimedOut { .. } => "ModelTimeoutError",
+            Self::TooLarge { .. } => "ModelAnswerTooLargeError",
             Self::Elsewhere { class, .. } => class,
             Self::Misconfigured { .. } => "ModelConfigurationError",
         }
@@ -225,7 +240,13 @@ impl ModelError {
     pub fn may_retry(&self) -> bool {
         match self {
             Self::RateLimited { .. } | Self::Unavailable { .. } | Self::Interrupted { .. } => true,
-            Self::Refused { .. } | Self::TooLong { .. } | Self::Elsewhere { .. } | Self::Misconfigured { .. } => false,
+            // Who waited for one that hung does not wait as long again.
+            Self::Refused { .. }
+            | Self::TooLong { .. }
+            | Self::TimedOut { .. }
+            | Self::TooLarge { .. }
+            | Self::Elsewhere { .. }
+            | Self::Misconfigured { .. } => false,
         }
     }
 }

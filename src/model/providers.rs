@@ -9,17 +9,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use rig_core::http_client::DynHttpClient;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
+use super::limits::AnswerLimits;
 use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
 use super::{Model, ModelError};
+use bounded::BoundedClient;
 
 mod adapter;
+mod bounded;
 mod build;
 mod content;
 mod embedding;
@@ -29,9 +31,6 @@ mod native;
 mod reply;
 mod request;
 mod transport;
-
-/// Time to establish a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Models kept at once. Clients may name any model, so their number must have an end.
 const MOST_MODELS: usize = 256;
@@ -135,6 +134,7 @@ pub enum Key {
 pub struct Providers {
     configs: BTreeMap<String, ProviderConfig>,
     policy: RetryPolicy,
+    limits: AnswerLimits,
     http: DynHttpClient,
     /// Those of the embedding program, by the name before the colon.
     own: BTreeMap<String, Source>,
@@ -164,12 +164,18 @@ impl Providers {
             all.insert(name, config);
         }
         let (policy, own) = (RetryPolicy::default(), BTreeMap::new());
-        Self { configs: all, policy, http: client(), own, models: Mutex::default() }
+        let limits = AnswerLimits::default();
+        Self { configs: all, policy, limits, http: client(limits), own, models: Mutex::default() }
     }
 
     /// The same providers with another patience.
     pub fn with_retries(self, policy: RetryPolicy) -> Self {
         Self { policy, ..self }
+    }
+
+    /// The same providers with other bounds of what they say.
+    pub fn with_limits(self, limits: AnswerLimits) -> Self {
+        Self { limits, http: client(limits), ..self }
     }
 
     /// The same providers, and those of the embedding program. One of these precedes another of its name.
@@ -212,7 +218,7 @@ impl Providers {
             return Ok(Arc::new(Scripted::new(model)));
         }
         let key = key(provider, config)?;
-        Ok(build::model(config, model, key, self.http.clone()))
+        Ok(build::model(config, model, key, (self.http.clone(), self.limits)))
     }
 
     /// The provider of a name, its model, and how to reach it.
@@ -304,9 +310,12 @@ fn misconfigured(message: String) -> ModelError {
 }
 
 /// One connection pool for all providers. A client that cannot be built reports why on every request.
-fn client() -> DynHttpClient {
-    let built = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).build();
-    DynHttpClient::new(built.map(rig_reqwest::ReqwestClient::from).unwrap_or_default())
+fn client(limits: AnswerLimits) -> DynHttpClient {
+    match BoundedClient::new(limits) {
+        Ok(client) => DynHttpClient::new(client),
+        // It reports at each request why no client can be built.
+        Err(_) => rig_reqwest::shared(),
+    }
 }
 
 #[cfg(test)]

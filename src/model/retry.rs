@@ -72,6 +72,8 @@ impl RetryPolicy {
             | ModelError::Refused { .. }
             | ModelError::TooLong { .. }
             | ModelError::Interrupted { .. }
+            | ModelError::TimedOut { .. }
+            | ModelError::TooLarge { .. }
             | ModelError::Elsewhere { .. }
             | ModelError::Misconfigured { .. } => own,
         }

@@ -25,8 +25,6 @@ use crate::domain::definition::Headers;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take to be connected.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes.
-const LONGEST_ANSWER: usize = 16 * 1024 * 1024;
 /// How much of a refusal is passed on.
 const SHOWN_CHARS: usize = 500;
 /// How many runs elsewhere are listened to at once; more are asked now and then whether they are over.
@@ -51,6 +49,8 @@ pub struct Reach {
     pub patience: Duration,
     /// When work is looked at that nobody waits for.
     pub looks: Looks,
+    /// The longest answer that is read, in bytes.
+    pub longest_answer: usize,
 }
 
 /// Other servers, and how they are reached. Cheap to clone.
@@ -62,6 +62,7 @@ pub struct Peers {
     headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
     looks: Looks,
+    longest_answer: usize,
     pub(super) ears: Arc<Semaphore>,
     pub(super) spawn: Spawn,
 }
@@ -85,6 +86,7 @@ impl Peers {
             headers: Arc::new(reach.headers),
             patience: reach.patience,
             looks: reach.looks,
+            longest_answer: reach.longest_answer,
             ears,
             spawn,
         })
@@ -126,7 +128,8 @@ impl Peers {
         let mut all =
             self.headers.get(&url.origin().ascii_serialization()).map(|all| all.0.clone()).unwrap_or_default();
         all.extend(given.iter().map(|(name, value)| (name.clone(), value.clone())));
-        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(&all)?, timeout })
+        let (url, headers, longest_answer) = (Arc::new(url), headers(&all)?, self.longest_answer);
+        Ok(Peer { client: client.clone(), url, headers, timeout, longest_answer })
     }
 }
 
@@ -138,6 +141,8 @@ pub struct Peer {
     headers: HeaderMap,
     /// How long one request may take.
     timeout: Duration,
+    /// The longest answer that is read, in bytes.
+    longest_answer: usize,
 }
 
 /// What a run there shall do.
@@ -324,7 +329,7 @@ impl Peer {
         match response.status() {
             StatusCode::NOT_FOUND => Ok(None),
             status if status.is_success() => {
-                let body = read(response, LONGEST_ANSWER).await?;
+                let body = read(response, self.longest_answer).await?;
                 let read = serde_json::from_slice(&body);
                 read.map(Some).map_err(|error| PeerError::Misunderstood(error.to_string()))
             }

@@ -4,12 +4,13 @@ use serde_json::{Map, Value, json};
 
 use super::answers::PeerInterrupt;
 use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
+use crate::domain::schema::Schema;
 
 /// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
 /// here like those of our own agents.
 pub fn passed_on(interrupt: PeerInterrupt) -> Question {
     let PeerInterrupt { id, value, response_schema } = interrupt;
-    let schema = response_schema.filter(Value::is_object);
+    let schema = response_schema.filter(|schema| schema.is_object() && Schema::compile(schema).is_ok());
     let list = |name: &str| value.get(name).and_then(Value::as_array).filter(|list| !list.is_empty());
     let (kind, calls, own) = match (list("action_requests"), list("review_configs")) {
         (Some(requests), Some(configs)) => {

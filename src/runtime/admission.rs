@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::ahead::Checked;
 use super::assistants::{self, Cast};
 use super::registry::Registry;
 use super::sweeper::{HELD, TEMPORARY};
@@ -49,6 +50,8 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
 pub(super) struct House {
     pub(super) registry: Arc<Registry>,
     pub(super) webhooks: Arc<Webhooks>,
+    /// What was checked before the write.
+    pub(super) checked: Vec<Checked>,
 }
 
 /// What does not depend on the wish.
@@ -60,6 +63,8 @@ pub(super) struct Occasion {
     pub(super) now: Timestamp,
     /// How long a thread is kept that is made for the run.
     pub(super) ttl: Option<Ttl>,
+    /// Which of the requests that are admitted together.
+    pub(super) number: usize,
 }
 
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
@@ -78,14 +83,16 @@ pub(super) async fn start_as(
     id: RunId,
     wish: &Wish,
     house: &House,
-    Occasion { worker, now, ttl }: Occasion,
+    Occasion { worker, now, ttl, number }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal)),
     };
     cast.known = house.registry.bound(tx, wish, cast.known).await?;
-    if let Err(invalid) = check(wish, &cast.known.agent) {
+    if !house.has_checked(number, &cast.known.digest)
+        && let Err(invalid) = check(wish, &cast.known.agent)
+    {
         return Ok(Err(invalid.into()));
     }
     let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
@@ -102,7 +109,9 @@ pub(super) async fn start_as(
         return Ok(Err(StartError::NoCheckpoint(checkpoint)));
     }
     let settings = settings(wish, &cast, &thread);
-    if let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context)) {
+    if !house.has_checked_context(number, &cast.known.digest, &settings.context)
+        && let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context))
+    {
         return Ok(Err(invalid.into()));
     }
     let mut run = lay_out(id, wish, &cast, (&thread, settings), now);
@@ -185,7 +194,7 @@ async fn find_thread(
 
 /// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
 /// of the thread's last run, where it brings none.
-fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
+pub(super) fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &wish.request;
     let assistant = &cast.assistant.settings;
     match thread.config.get("configurable") {
@@ -437,7 +446,7 @@ pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
+pub(super) fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
         agent.declared.check_input(&read_input(input)?)?;
     }

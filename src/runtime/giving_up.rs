@@ -108,8 +108,8 @@ pub(super) async fn follow(tx: &mut Tx<'_>, desk: &Desk, at: Timestamp) -> DbRes
     if children.is_empty() {
         return Ok(());
     }
-    let house = House { registry: desk.registry.clone(), webhooks: desk.webhooks.clone() };
-    let occasion = Occasion { worker: None, now: at, ttl: None };
+    let house = House { registry: desk.registry.clone(), webhooks: desk.webhooks.clone(), checked: vec![] };
+    let occasion = Occasion { worker: None, now: at, ttl: None, number: 0 };
     let started = start(tx, (run.thread, run.assistant), &children, (&house, occasion)).await?;
     if let Some(admitted) = started {
         for child in children {

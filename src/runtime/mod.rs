@@ -25,6 +25,7 @@ use crate::metrics::{Backlog, Metrics};
 use crate::shutdown::Shutdown;
 
 mod admission;
+mod ahead;
 mod answering;
 mod assistants;
 mod background;
@@ -159,6 +160,10 @@ pub struct Parts {
     pub heartbeat: Duration,
     /// How many runs may be at work at once in this process.
     pub max_concurrent_runs: usize,
+    /// How many calls of tools may be under way at once in this process.
+    pub max_calls: usize,
+    /// How many calls of tools and questions to models may be under way at once for one run with its subagents.
+    pub max_calls_per_run: usize,
 }
 
 /// Starts a task without which the server is of no use, and which ends only with the server.

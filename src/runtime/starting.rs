@@ -21,10 +21,14 @@ impl Runs {
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
         self.0.webhooks.check(&wish.request)?;
+        let wish = Arc::new(vec![wish]);
+        let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(|runs| async move {
-            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
-            let write =
-                runs.0.db.write(move |tx| Box::pin(async move { admission::start(tx, &wish, &house, occasion).await }));
+            let (permit, occasion) = runs.occasion();
+            let write = runs
+                .0
+                .db
+                .write(move |tx| Box::pin(async move { admission::start(tx, &wish[0], &house, occasion).await }));
             Ok(write.await?.map(|admitted| runs.take_up(admitted, permit)))
         });
         work.await?
@@ -37,8 +41,10 @@ impl Runs {
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
         self.0.webhooks.check(&wish.request)?;
+        let wish = Arc::new(vec![wish]);
+        let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(move |runs| async move {
-            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let (permit, occasion) = runs.occasion();
             let now = occasion.now;
             let kept = move |admitted: &Admitted| match shown {
                 Some(shown) => shown(std::slice::from_ref(&admitted.run)),
@@ -46,7 +52,7 @@ impl Runs {
             };
             let write = runs.0.db.write_once(Some(key), now, kept, move |tx| {
                 Box::pin(async move {
-                    let mut admitted = admission::start(tx, &wish, &house, occasion).await?;
+                    let mut admitted = admission::start(tx, &wish[0], &house, occasion).await?;
                     if let (Ok(admitted), None) = (&mut admitted, shown) {
                         admission::hold(tx, &mut admitted.run, now).await?;
                     }
@@ -73,7 +79,8 @@ impl Runs {
             self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
-        let (house, occasion) = (self.0.house(), self.0.occasion());
+        let wishes = Arc::new(wishes);
+        let (house, occasion) = (self.checked_ahead(&wishes).await?, self.0.occasion());
         let job = self.0.db.write_once(
             key,
             occasion.now,
@@ -130,7 +137,7 @@ async fn admit_all(
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
     let mut runs: Vec<Run> = vec![];
     for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, house, occasion).await? {
+        match admission::start(tx, wish, house, Occasion { number: at, ..occasion }).await? {
             Ok(admitted) => runs.push(admitted.run),
             Err(refusal) => {
                 for run in runs {

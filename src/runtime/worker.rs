@@ -20,7 +20,7 @@ use super::opening::{self, Opening};
 use super::registry::Registry;
 use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
-use crate::agent::{Breakpoints, Ending, Journal, Loop, Note, Stop};
+use crate::agent::{Breakpoints, Ending, Growth, Journal, Loop, Note, Stop};
 use crate::db::runs::Claim;
 use crate::db::{self, Db, DbError, DbResult, Engine};
 use crate::domain::event::Fact;
@@ -62,6 +62,9 @@ pub(super) struct Worker {
     pub(super) slots: Arc<Semaphore>,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
+    /// How many tools may be called at once in this process, and by one run.
+    pub(super) calls: Arc<Semaphore>,
+    pub(super) calls_per_run: usize,
     /// Rung when a run may begin.
     pub(super) bell: Notify,
     active: Mutex<HashMap<RunId, Active>>,
@@ -103,6 +106,8 @@ impl Worker {
             waker: Waker::default(),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
+            calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
+            calls_per_run: parts.max_calls_per_run,
             bell: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
@@ -114,12 +119,12 @@ impl Worker {
     }
 
     pub(super) fn house(&self) -> House {
-        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks) }
+        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks), checked: vec![] }
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
-        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads }
+        Occasion { worker: None, now: self.clock.now(), ttl: self.retention.threads, number: 0 }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -300,6 +305,7 @@ impl Worker {
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
         let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
         let driving = Loop {
+            growth: Growth::default(),
             agent: &agent,
             plan,
             lineage: &run.lineage,

@@ -10,6 +10,7 @@ use crate::domain::checkpoint::{Lane, Source};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
+use crate::domain::size::{self, MAX_STATE_BYTES};
 use crate::domain::state::Update;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -43,6 +44,10 @@ pub(super) async fn write(
         Err(refusal) => return Ok(Err(refusal)),
     };
     let Base { mut machine, segment, last } = base;
+    if size::of_state(&machine.state) + size::of_update(&update) > MAX_STATE_BYTES {
+        let reason = format!("would make the state of the thread larger than {MAX_STATE_BYTES} bytes");
+        return Ok(Err(Invalid::new("values", reason).into()));
+    }
     let node = write.as_node.clone().unwrap_or(last);
     if !knows(&plan, &node) {
         return Ok(Err(StateWriteError::NoNode(node)));

@@ -2,10 +2,12 @@
 
 use std::sync::OnceLock;
 
+use jsonschema::ValidationError;
 use jsonschema::error::{TypeKind, ValidationErrorKind};
-use jsonschema::{ValidationError, Validator};
 use serde_json::{Map, Value};
+use tokio::runtime::RuntimeFlavor;
 
+use crate::domain::schema::{Schema, Verdict};
 use crate::model::ToolSpec;
 
 /// How many wrong fields are named at most.
@@ -15,13 +17,17 @@ const MOST_LINES: usize = 20;
 pub struct ArgumentCheck {
     tool: String,
     schema: Value,
-    validator: OnceLock<Option<Validator>>,
+    compiled: OnceLock<Option<Schema>>,
 }
 
 impl ArgumentCheck {
     /// A check against the parameters of `spec`.
     pub fn new(spec: &ToolSpec) -> Self {
-        Self { tool: spec.name.clone(), schema: spec.parameters.clone(), validator: OnceLock::new() }
+        Self { tool: spec.name.clone(), schema: spec.parameters.clone(), compiled: OnceLock::new() }
+    }
+
+    fn compiled(&self) -> Option<&Schema> {
+        self.compiled.get_or_init(|| Schema::compile(&self.schema).ok()).as_ref()
     }
 
     /// Checks `args`. A schema that cannot be compiled checks nothing: it was refused when the tool was declared, or
@@ -30,14 +36,14 @@ impl ArgumentCheck {
     /// # Errors
     /// The text for the model: one line for each wrong field.
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
-        let Some(validator) = self.validator.get_or_init(|| jsonschema::validator_for(&self.schema).ok()) else {
-            return Ok(());
-        };
+        let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
-        let mut lines: Vec<String> = validator.iter_errors(&args).flat_map(|error| complaints(&error)).collect();
-        if lines.is_empty() {
-            return Ok(());
-        }
+        let verdict = aside(compiled.takes_long(&args), || compiled.judge(&args));
+        let mut lines: Vec<String> = match verdict {
+            Verdict::Fits => return Ok(()),
+            Verdict::Wrong(errors) => errors.iter().flat_map(complaints).collect(),
+            Verdict::Unexplained(reason) => vec![format!("- the whole {reason}")],
+        };
         lines.dedup();
         let left_out = lines.len().saturating_sub(MOST_LINES);
         lines.truncate(MOST_LINES);
@@ -49,6 +55,15 @@ impl ArgumentCheck {
             self.tool,
             lines.join("\n")
         ))
+    }
+}
+
+/// Does `work`, and lets other tasks go on meanwhile on other threads if it takes long.
+pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
+    let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    match flavor {
+        Ok(RuntimeFlavor::MultiThread) if takes_long => tokio::task::block_in_place(work),
+        Ok(_) | Err(_) => work(),
     }
 }
 

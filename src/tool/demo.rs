@@ -130,7 +130,7 @@ mod tests {
                 ToolDefinition { kind: ToolKind::Builtin, builtin: Some(name.to_owned()), ..ToolDefinition::default() };
             let tool = built_in("mine", &definition).expect("the tool exists");
             assert_eq!(tool.spec().name, "mine");
-            assert!(jsonschema::validator_for(&tool.spec().parameters).is_ok());
+            assert!(crate::domain::schema::Schema::compile(&tool.spec().parameters).is_ok());
         }
     }
 

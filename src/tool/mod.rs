@@ -31,12 +31,14 @@ pub mod literal;
 pub mod mcp;
 pub mod remote;
 pub mod scope;
+pub mod slots;
 pub mod store;
 pub mod voice;
 
 pub use arguments::ArgumentCheck;
 pub use items::Items;
 pub use scope::Scope;
+pub use slots::CallSlots;
 pub use voice::{Voice, Word};
 
 /// A tool.

@@ -22,6 +22,7 @@ use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 
@@ -29,7 +30,7 @@ use crate::model::ToolSpec;
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// The header that tells the call from all others, also where a provider uses the ids of calls again.
 const TASK_ID: &str = "adjutant-task-id";
-/// The longest answer that is read.
+/// The longest answer that is read, in bytes, unless the owner says otherwise.
 const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
 /// How much of a refusal is shown to the model.
 const SHOWN_CHARS: usize = 2_000;
@@ -49,6 +50,7 @@ pub struct RemoteTool {
     url: Url,
     headers: HeaderMap,
     timeout: Duration,
+    longest_answer: usize,
     after_crash: AfterCrash,
     on_error: OnError,
 }
@@ -69,7 +71,7 @@ impl RemoteTool {
         if definition.parameters.get("type").and_then(Value::as_str) != Some("object") {
             return Err(Invalid::new("parameters", "must be a JSON Schema with \"type\": \"object\""));
         }
-        jsonschema::validator_for(&definition.parameters)
+        Schema::compile(&definition.parameters)
             .map_err(|error| Invalid::new("parameters", format!("is not a JSON Schema: {error}")))?;
         let timeout = Duration::try_from_secs_f64(definition.timeout_s)
             .ok()
@@ -86,9 +88,16 @@ impl RemoteTool {
             url,
             headers: headers(&definition.headers.0)?,
             timeout,
+            longest_answer: LONGEST_ANSWER,
             after_crash: definition.after_crash,
             on_error: definition.on_error,
         })
+    }
+
+    /// The same tool, of whose answers so many bytes are read.
+    #[must_use]
+    pub fn with_longest_answer(self, longest_answer: usize) -> Self {
+        Self { longest_answer, ..self }
     }
 
     async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
@@ -132,7 +141,7 @@ impl RemoteTool {
         let (mut line, mut length) = (Vec::new(), 0);
         while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
             length += chunk.len();
-            if length > LONGEST_ANSWER {
+            if length > self.longest_answer {
                 return Err(self.too_long());
             }
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
@@ -193,7 +202,7 @@ impl RemoteTool {
             if !is_ok && body.len() >= SHOWN_CHARS * 4 {
                 break;
             }
-            if body.len() > LONGEST_ANSWER {
+            if body.len() > self.longest_answer {
                 return Err(self.too_long());
             }
         }
@@ -248,7 +257,7 @@ impl RemoteTool {
     }
 
     fn too_long(&self) -> Failure {
-        self.misunderstood(&format!("the answer is longer than {LONGEST_ANSWER} bytes"))
+        self.misunderstood(&format!("the answer is longer than {} bytes", self.longest_answer))
     }
 
     fn misunderstood(&self, why: &str) -> Failure {

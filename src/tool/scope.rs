@@ -12,7 +12,7 @@ use crate::domain::time::{Clock, Timestamp};
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
-use crate::tool::{Items, Voice};
+use crate::tool::{CallSlots, Items, Voice};
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
 #[derive(Clone)]
@@ -52,6 +52,8 @@ pub struct Scope {
     pub stop: CancellationToken,
     /// What the agent may still use.
     pub budget: Budget,
+    /// Who takes turns with it at calls.
+    pub slots: CallSlots,
     /// Tells clients something while the work goes on.
     pub voice: Voice,
     /// JSON Schema of what a program has to come to, if whoever delegated to it asks for a form.
@@ -108,6 +110,7 @@ impl Scope {
             step_limit: None,
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
+            slots: CallSlots::default(),
             voice: Voice::default(),
             form: None,
             answer: None,

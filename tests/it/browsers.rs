@@ -24,6 +24,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_from_anywhere_may_send_the_headers_of_the_sdk() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    server.is_configured("cors_origins = [\"*\"]").await;
     let wanted = "authorization,content-type,last-event-id,x-api-key,x-auth-scheme";
     let allowed = preflight(&server.client(), "https://chat.example.org", wanted).await;
     assert_eq!(text(&allowed, "access-control-allow-origin"), Some("*"));

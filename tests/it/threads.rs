@@ -169,7 +169,8 @@ on_both_engines! {
         assert_eq!(unknown.refused(404), format!("Thread with ID {nowhere} not found"));
         let patch = client.patch(&format!("/threads/{nowhere}"), json!({"metadata": {}})).await;
         assert_eq!(patch.status, 404);
-        let body = client.request(reqwest::Method::POST, "/threads").body("{").send().await.unwrap();
+        let body = client.request(reqwest::Method::POST, "/threads").header("content-type", "application/json").body("{");
+        let body = body.send().await.unwrap();
         assert_eq!(body.status(), 422);
         assert_eq!(client.get("/nowhere").await.refused(404), "Not Found");
     }

@@ -356,7 +356,7 @@ on_both_engines! {
     async fn bad_commands_are_refused_with_the_codes_of_the_protocol(server: TestServer) {
         let viewer = Viewer::of_new(&server);
         let (client, path) = (server.client(), format!("/threads/{}/commands", viewer.thread));
-        let text = client.request(reqwest::Method::POST, &path).body("{nope");
+        let text = client.request(reqwest::Method::POST, &path).header("content-type", "application/json").body("{nope");
         assert_eq!(crate::support::client::reply(text).await.refused(400), "Invalid JSON body");
         for (body, id) in [
             (json!({"method": "run.start"}), Value::Null),

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Breakpoints, Ending, Loop, Note, Stop, identified};
+use super::{Agent, Breakpoints, Ending, Growth, Loop, Note, Stop, identified};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
@@ -102,6 +102,7 @@ impl Stage {
         let lineage = Lineage::root(run, &self.agent.name);
         let journal = Memory::new(&self.store, Lane::Main, run, run);
         let driving = Loop {
+            growth: Growth::default(),
             agent: &self.agent,
             plan,
             lineage: &lineage,
@@ -131,6 +132,7 @@ impl Stage {
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             step_limit: None,
+            slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),
             voice: crate::tool::Voice::default(),

@@ -18,7 +18,7 @@ on_both!(
 const BEGIN: Timestamp = Timestamp(1_000_000);
 
 fn key(text: &str, body: &str) -> Key {
-    Key::new(text, &[b"POST", body.as_bytes()]).expect("a key")
+    Key::new("alice", text, &[b"POST", body.as_bytes()]).expect("a key")
 }
 
 fn answer(number: i32) -> Kept {

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::super::schema::Schema;
 use super::finding::{FieldPath, Finding, Segment};
 use super::read;
 
@@ -159,9 +160,9 @@ fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Finding> {
 
 /// Why `schema` is no JSON Schema; `None` when it is one.
 pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Finding> {
-    let error = jsonschema::validator_for(schema).err()?;
+    let error = Schema::compile(schema).err()?;
     let mut place = field.clone();
-    for step in error.instance_path().to_string().split('/').filter(|step| !step.is_empty()) {
+    for step in error.place.split('/').filter(|step| !step.is_empty()) {
         place.0.push(step.parse().map_or_else(|_| Segment::from(step), Segment::Index));
     }
     Some(Finding::error(place, format!("is not valid in a JSON Schema: {error}")))

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::super::field::FieldDefinition;
 use super::super::limits::Limits;
+use super::super::schema::Schema;
 use super::super::state::is_private;
 use super::answer;
 use super::finding::{FieldPath, Finding, suggestion};
@@ -283,7 +284,7 @@ impl Check<'_> {
             } else if is_private(name) || STANDARD_FIELDS.contains(&name.as_str()) {
                 self.error(&field, format!("the name `{name}` belongs to the server; choose another"));
             }
-            if let Some(Err(error)) = definition.schema.as_ref().map(jsonschema::validator_for) {
+            if let Some(Err(error)) = definition.schema.as_ref().map(Schema::compile) {
                 self.error(&field.then("schema"), format!("is not a JSON Schema: {error}"));
             }
         }

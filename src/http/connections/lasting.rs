@@ -8,7 +8,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::response::Parts;
@@ -18,7 +17,6 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::TryStreamExt;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -33,17 +31,19 @@ pub(in crate::http) struct Lasting;
 pub(super) struct Handover(Arc<Mutex<Option<Response>>>);
 
 impl Handover {
-    /// Answers requests by `router`; an answer that lasts is put here instead.
-    pub(super) fn service(
+    /// Answers requests by `inner`; an answer that lasts is put here instead.
+    pub(super) fn service<S>(
         self,
-        router: Router,
+        inner: S,
     ) -> impl Service<
         Request<Incoming>,
         Response = Response,
         Error = Infallible,
         Future = impl Future<Output = Result<Response, Infallible>> + Send + 'static,
-    > + Send {
-        let inner = TowerToHyperService::new(router);
+    > + Send
+    where
+        S: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send + 'static> + Send,
+    {
         service_fn(move |request: Request<Incoming>| {
             // To older clients an answer without a length is written otherwise, and `HEAD` gets none.
             let may_last = request.version() == Version::HTTP_11 && request.method() != Method::HEAD;

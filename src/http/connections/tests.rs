@@ -27,7 +27,7 @@ async fn served(router: Router) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let leaving = CancellationToken::new();
-    let serving = tokio::spawn(serve(listener, router, leaving.clone()));
+    let serving = tokio::spawn(serve(listener, router, usize::MAX, leaving.clone()));
     Served { address, leaving, serving }
 }
 
@@ -55,7 +55,7 @@ fn hello() -> Router {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_says_nothing_loses_its_connection() {
     let server = served(hello()).await;
-    let begun = tokio::time::Instant::now();
+    let begun = Instant::now();
     assert_eq!(rest(&mut server.connect().await).await, b"");
     assert!(begun.elapsed() >= SILENCE, "{:?}", begun.elapsed());
 }

@@ -24,13 +24,13 @@ pub struct AssistantCreate {
     /// Its id; minted when absent.
     #[schema(format = Uuid)]
     pub assistant_id: Option<String>,
-    /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context` and `metadata`.
+    /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context`.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
     /// What tools may know about the caller; also known as `config.configurable`, and kept alike with it.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
-    /// The owner's own notes, searchable. Copied to every run.
+    /// The owner's own notes, searchable, 64 KiB at most. Copied to every run.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
     /// What to do if the assistant exists.

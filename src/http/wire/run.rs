@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, word};
-use crate::domain::Invalid;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
+use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::stream::Mode;
 use crate::runtime::{AssistantRef, Target, Wish};
@@ -87,7 +87,7 @@ pub struct RunCreate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// On a thread.
-    Thread(crate::domain::id::ThreadId),
+    Thread(domain::id::ThreadId),
     /// Without a thread.
     Stateless,
 }
@@ -106,7 +106,7 @@ impl RunCreate {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(self, door: Door) -> Result<CheckedRun, ApiError> {
+    pub fn check(mut self, door: Door) -> Result<CheckedRun, ApiError> {
         let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
         let assistant = AssistantRef::read(assistant);
         let target = self.target(door)?;
@@ -116,9 +116,9 @@ impl RunCreate {
             .map_err(|_| Invalid::new("after_seconds", "must be a number of seconds, 0 or more"))?;
         let resume = self.command.as_ref().and_then(|command| command.resume.clone());
         let request = self.request(door)?;
-        let mut metadata = Object::new();
-        metadata.extend(object(&request.config, "metadata").unwrap_or_default());
+        let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
+        domain::metadata::check(&metadata)?;
         let wish = Wish { target, assistant, request, resume, metadata, after };
         Ok(CheckedRun { wish, cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false) })
     }
@@ -133,14 +133,15 @@ impl RunCreate {
         })
     }
 
-    fn request(&self, door: Door) -> Result<RunRequest, ApiError> {
+    fn request(&mut self, door: Door) -> Result<RunRequest, ApiError> {
         let (config, context) = self.config_and_context()?;
+        let input = self.input.take().filter(|_| self.command.is_none());
         let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
             .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
             background: None,
-            input: self.input.clone().filter(|_| self.command.is_none()),
+            input,
             command: self.command.as_ref().map(CommandBody::read).transpose()?,
             config,
             context,
@@ -159,11 +160,11 @@ impl RunCreate {
     }
 
     /// `config` and `context`, each mirrored into the other.
-    fn config_and_context(&self) -> Result<(Object, Object), ApiError> {
-        let mut config = self.config.clone().unwrap_or_default();
+    fn config_and_context(&mut self) -> Result<(Object, Object), ApiError> {
+        let mut config = self.config.take().unwrap_or_default();
         check_config(&config)?;
         let configurable = object(&config, "configurable").unwrap_or_default();
-        let context = self.context.clone().unwrap_or_default();
+        let context = self.context.take().unwrap_or_default();
         if !configurable.is_empty() && !context.is_empty() {
             return Err(ApiError::two_contexts());
         }

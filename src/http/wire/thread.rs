@@ -10,10 +10,10 @@ use uuid::Uuid;
 use super::Object;
 use super::retention::{TtlView, TtlWish};
 use crate::db::threads as rows;
-use crate::domain::Invalid;
 use crate::domain::filter::Filter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
+use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 use crate::runtime::{NodeWrite, Superstep, ThreadWish};
@@ -92,6 +92,8 @@ impl ThreadCreate {
     /// # Errors
     /// If the id is none, or a field asks for what cannot be done.
     pub fn into_wish(self) -> Result<ThreadWish, ApiError> {
+        let metadata = self.metadata.unwrap_or_default();
+        domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
         if supersteps.len() > MAX_SUPERSTEPS
             || supersteps.iter().map(|step| step.updates.len()).sum::<usize>() > MAX_SUPERSTEPS
@@ -101,7 +103,7 @@ impl ThreadCreate {
         let supersteps = supersteps.into_iter().enumerate();
         Ok(ThreadWish {
             id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
-            metadata: self.metadata.unwrap_or_default(),
+            metadata,
             ttl: self.ttl.map(TtlWish::check).transpose()?,
             supersteps: supersteps.map(|(at, superstep)| superstep.check(at)).collect::<Result<_, _>>()?,
         })

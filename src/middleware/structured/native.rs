@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use jsonschema::Validator;
 use serde_json::Value;
 
 use super::super::reminder::Reminder;
@@ -15,6 +14,7 @@ use crate::domain::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Moment};
 use crate::domain::message::Message;
+use crate::domain::schema::{Schema, Verdict};
 use crate::domain::state::{State, Update};
 use crate::middleware::{Contribution, Middleware, ModelAnswer, NextModel, Reaction};
 use crate::model::ModelRequest;
@@ -23,15 +23,15 @@ use crate::tool::{Halt, Scope};
 /// The policy.
 pub struct NativeAnswer {
     format: Arc<AnswerFormat>,
-    validator: Option<Validator>,
+    schema: Option<Schema>,
 }
 
 impl NativeAnswer {
     /// The answer has to have this form.
     pub fn new(format: &AnswerFormat) -> Self {
         // A schema that is none was refused when the definition was read.
-        let validator = jsonschema::validator_for(&format.schema).ok();
-        Self { format: Arc::new(format.clone()), validator }
+        let schema = Schema::compile(&format.schema).ok();
+        Self { format: Arc::new(format.clone()), schema }
     }
 
     /// The answer in a message that calls no tools.
@@ -63,11 +63,12 @@ impl NativeAnswer {
     }
 
     fn fitting(&self, value: Value) -> Result<Value, String> {
-        let wrong = self.validator.as_ref().and_then(|validator| validator.iter_errors(&value).next());
-        match wrong {
-            None => Ok(value),
-            Some(error) => Err(format!("`{}`: {error}", error.instance_path())),
-        }
+        let problem = match self.schema.as_ref().map(|schema| schema.judge(&value)) {
+            None | Some(Verdict::Fits) => None,
+            Some(Verdict::Wrong(errors)) => errors.first().map(|error| format!("`{}`: {error}", error.instance_path())),
+            Some(Verdict::Unexplained(reason)) => Some(format!("it {reason}")),
+        };
+        problem.map_or(Ok(value), Err)
     }
 }
 

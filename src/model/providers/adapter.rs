@@ -1,7 +1,6 @@
 //! A provider's model behind our trait: one request goes out, its reply comes back as events.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -16,10 +15,11 @@ use secrecy::SecretString;
 
 use super::transport::{CallIds, Watched};
 use super::{Kind, errors, reply, request};
+use crate::model::limits::AnswerLimits;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
-/// The longest silence in a reply; reasoning models may think for minutes before the first piece.
-const SILENCE: Duration = Duration::from_secs(600);
+/// What the beginning of a call counts toward the length of an answer, beside its arguments.
+const CALL_BYTES: usize = 64;
 
 /// A model of one provider, over the wire `W`.
 pub(super) struct Adapter<W> {
@@ -27,14 +27,20 @@ pub(super) struct Adapter<W> {
     model: String,
     wire: W,
     http: DynHttpClient,
+    limits: AnswerLimits,
     key: Option<SecretString>,
 }
 
 impl<W> Adapter<W> {
     /// A model that sends what `wire` encodes through `http`. `key` is only known here so that it can be cut out of
     /// error texts.
-    pub(super) fn new(kind: Kind, model: &str, wire: W, http: DynHttpClient, key: Option<SecretString>) -> Self {
-        Self { kind, model: model.to_owned(), wire, http, key }
+    pub(super) fn new(
+        (kind, model): (Kind, &str),
+        wire: W,
+        (http, limits): (DynHttpClient, AnswerLimits),
+        key: Option<SecretString>,
+    ) -> Self {
+        Self { kind, model: model.to_owned(), wire, http, limits, key }
     }
 }
 
@@ -62,6 +68,7 @@ where
             streamed: Some(streamed),
             pieces: Pieces { ids, ..Pieces::default() },
             kind: self.kind,
+            limits: self.limits,
             model: self.model.clone(),
             key: self.key.clone(),
         };
@@ -75,6 +82,7 @@ struct Reading {
     streamed: Option<CompletionStream>,
     pieces: Pieces,
     kind: Kind,
+    limits: AnswerLimits,
     model: String,
     key: Option<SecretString>,
 }
@@ -86,8 +94,18 @@ impl Reading {
                 return Some(Ok(event));
             }
             let streamed = self.streamed.as_mut()?;
-            match tokio::time::timeout(SILENCE, streamed.next()).await {
-                Ok(Some(Ok(Item::Event(event)))) => self.pieces.absorb(event),
+            // The client below waits for bytes; signs of life are bytes, too, but no pieces of an answer.
+            let silence = self.limits.first_token.max(self.limits.between_tokens);
+            match tokio::time::timeout(silence, streamed.next()).await {
+                Ok(Some(Ok(Item::Event(event)))) => {
+                    self.pieces.absorb(event);
+                    if self.pieces.length > self.limits.max_answer_bytes {
+                        self.streamed = None;
+                        self.pieces.ready.clear();
+                        let message = format!("it is longer than {} bytes", self.limits.max_answer_bytes);
+                        return Some(Err(ModelError::TooLarge { message }));
+                    }
+                }
                 Ok(Some(Ok(Item::Unknown(_)))) => {}
                 Ok(Some(Err(error))) => {
                     self.streamed = None;
@@ -96,8 +114,8 @@ impl Reading {
                 Ok(None) => return self.finish().await,
                 Err(_) => {
                     self.streamed = None;
-                    let message = format!("nothing arrived for {} s", SILENCE.as_secs());
-                    return Some(Err(ModelError::Interrupted { message }));
+                    let message = format!("nothing arrived for {} s", silence.as_secs_f64());
+                    return Some(Err(ModelError::TimedOut { message }));
                 }
             }
         }
@@ -121,6 +139,8 @@ struct Pieces {
     calls: Vec<Call>,
     ready: VecDeque<ModelEvent>,
     begun: bool,
+    /// How many bytes were said.
+    length: usize,
 }
 
 struct Call {
@@ -133,6 +153,11 @@ struct Call {
 
 impl Pieces {
     fn absorb(&mut self, event: StreamEvent) {
+        self.length += match &event {
+            StreamEvent::Text { text, .. } | StreamEvent::Reasoning { text, .. } => text.len(),
+            StreamEvent::Arguments { json, .. } => json.len(),
+            StreamEvent::Start { .. } | StreamEvent::End { .. } => CALL_BYTES,
+        };
         match event {
             StreamEvent::Text { text, .. } => self.push(ModelEvent::Text(text)),
             StreamEvent::Reasoning { text, .. } => self.push(ModelEvent::Reasoning(text)),

@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::adapter::Adapter;
 use super::{Kind, ProviderConfig};
 use crate::model::Model;
+use crate::model::limits::AnswerLimits;
 use crate::model::scripted::Scripted;
 
 /// Sent where a protocol demands a key but the server behind it wants none.
@@ -25,12 +26,12 @@ pub(super) fn model(
     config: &ProviderConfig,
     model: &str,
     key: Option<SecretString>,
-    http: DynHttpClient,
+    (http, limits): (DynHttpClient, AnswerLimits),
 ) -> Arc<dyn Model> {
     match config.kind {
         Kind::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new(config.kind, model, wire, http, key))
+            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
@@ -40,15 +41,15 @@ pub(super) fn model(
             // An agent sends the same beginning again and again; marking it costs little and is repaid at once.
             let mut wire = anthropic.connect(http.clone()).completion(model).wire.with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new(config.kind, model, wire, http, key))
+            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::GoogleGenAi => {
             let wire = gemini(config, key.as_ref()).connect(http.clone()).completion(model).wire;
-            Arc::new(Adapter::new(config.kind, model, wire, http, key))
+            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::Ollama => {
             let wire = ollama(config, key.as_ref()).connect(http.clone()).completion(model).wire;
-            Arc::new(Adapter::new(config.kind, model, wire, http, key))
+            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::Scripted => Arc::new(Scripted::new(model)),
     }

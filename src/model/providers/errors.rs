@@ -9,6 +9,7 @@ use rig_core::error::ProviderError;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
+use super::bounded::Exceeded;
 use crate::model::ModelError;
 
 /// The longest part of a provider's own words that is kept, in characters.
@@ -29,6 +30,13 @@ const TOO_LONG: [&str; 7] = [
 /// text should the provider repeat it.
 #[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; see the last arm")]
 pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
+    if let Some(exceeded) = exceeded(error) {
+        let message = exceeded.to_string();
+        return match exceeded {
+            Exceeded::Silent(_) => ModelError::TimedOut { message },
+            Exceeded::TooLarge(_) => ModelError::TooLarge { message },
+        };
+    }
     let message = |text: &str| words(text, key);
     match error {
         ProviderError::ProviderResponse(reply)
@@ -45,6 +53,19 @@ pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>
         // The rest are requests that could not be built: nothing was sent.
         _ => ModelError::Refused { status: 400, message: message(&error.to_string()) },
     }
+}
+
+/// The bound that the answer exceeded, if that is what happened.
+fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
+    let ProviderError::Http(transport) = error else { return None };
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(transport.as_ref());
+    while let Some(error) = cause {
+        if let Some(exceeded) = error.downcast_ref() {
+            return Some(exceeded);
+        }
+        cause = error.source();
+    }
+    None
 }
 
 fn lost(begun: bool, message: String) -> ModelError {

@@ -1,6 +1,7 @@
 //! A small HTTP server that plays fixed replies, and what the tests of all wires share.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;

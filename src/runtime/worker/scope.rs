@@ -9,7 +9,7 @@ use crate::agent::assemble::Known;
 use crate::domain::run::Run;
 use crate::runtime::Runs;
 use crate::tool::budget::Budget;
-use crate::tool::{Scope, Voice};
+use crate::tool::{CallSlots, Scope, Voice};
 
 impl Worker {
     pub(super) fn scope(
@@ -36,6 +36,7 @@ impl Worker {
             step_limit: run.request.step_limit(),
             stop,
             budget,
+            slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),
             voice: Voice::default(),
             form: None,
             answer: None,

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{Desk, Found, file_path, normalise, text};
 use crate::domain::definition::FileOperation;
 use crate::domain::message::Content;
+use crate::domain::size::MAX_FILE_BYTES;
 use crate::domain::state::{Encoding, File};
 
 /// The arguments of `write_file`.
@@ -50,6 +51,7 @@ pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String>
         return Err("Error: '/' is a directory, not a file".to_owned());
     }
     desk.rules.check(FileOperation::Write, &path)?;
+    check_size(&path, wish.content.len())?;
     let mut file = File::text(wish.content, desk.now);
     if let Some(old) = desk.workspace.read(desk.state, &path).await? {
         file.created_at = old.created_at.clone().or(file.created_at);
@@ -68,11 +70,25 @@ pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
         return Err(format!("Error: '{path}' is a binary file; only text can be edited"));
     }
     let count = occurrences(&path, &old.content, &wish)?;
+    // Before anything is allocated: a few edits in a row can make a file grow a thousand times.
+    let kept = old.content.len() - count * wish.old_string.len();
+    check_size(&path, count.saturating_mul(wish.new_string.len()).saturating_add(kept))?;
     let mut file = File::text(old.content.replace(&wish.old_string, &wish.new_string), desk.now);
     file.created_at = old.created_at.clone().or(file.created_at);
     let writes = desk.workspace.write(&path, file).await?;
     let report = format!("Replaced {count} occurrence{} in '{path}'", if count == 1 { "" } else { "s" });
     Ok(Found { content: Content::Text(report), writes })
+}
+
+/// Refuses a file that would become too large.
+fn check_size(path: &str, length: usize) -> Result<(), String> {
+    if length <= MAX_FILE_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "Error: '{path}' would become {length} bytes long; at most {MAX_FILE_BYTES} are allowed. Nothing was changed. \
+         Write it in several files."
+    ))
 }
 
 /// How often the old text stands in the file, when that is as often as it may.

@@ -9,7 +9,7 @@ use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde_json::Value;
 
 use super::message::{self, Said, VERSION};
-use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use super::wire::{Signs, Wire, WireError};
 use crate::domain::sse::Frames;
 use crate::tool::remote::without_secrets;
 
@@ -24,13 +24,15 @@ pub(super) struct Session {
     url: Url,
     /// Sent with every message. They may hold secrets.
     headers: HeaderMap,
+    /// The longest answer that is read, in bytes.
+    max_message: usize,
     id: Mutex<Option<HeaderValue>>,
     signs: Signs,
 }
 
 impl Session {
-    pub(super) fn new(client: Client, url: Url, headers: HeaderMap) -> Self {
-        Self { client, url, headers, id: Mutex::default(), signs: Signs::default() }
+    pub(super) fn new(client: Client, url: Url, (headers, max_message): (HeaderMap, usize)) -> Self {
+        Self { client, url, headers, max_message, id: Mutex::default(), signs: Signs::default() }
     }
 
     fn session(&self) -> Option<HeaderValue> {
@@ -52,7 +54,7 @@ impl Session {
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
             return self.answer_in_stream(id, response).await;
         }
-        let body = read(response, LONGEST_MESSAGE).await?;
+        let body = read(response, self.max_message).await?;
         let message = serde_json::from_slice(&body)
             .map_err(|error| WireError::Garbled(format!("the answer is not JSON ({error})")))?;
         match message::read(&message) {
@@ -64,11 +66,11 @@ impl Session {
     }
 
     async fn answer_in_stream(&self, id: u64, mut response: Response) -> Result<Value, WireError> {
-        let (mut frames, mut length) = (Frames::up_to(LONGEST_MESSAGE), 0);
+        let (mut frames, mut length) = (Frames::up_to(self.max_message), 0);
         while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
             length += chunk.len();
-            if length > LONGEST_MESSAGE {
-                return Err(too_long());
+            if length > self.max_message {
+                return Err(too_long(self.max_message));
             }
             for frame in frames.take(&chunk) {
                 let Ok(message) = serde_json::from_str(&frame.data) else { continue };
@@ -133,12 +135,12 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, WireError>
     while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
         body.extend_from_slice(&chunk);
         if body.len() > most {
-            return if is_whole { Err(too_long()) } else { Ok(body) };
+            return if is_whole { Err(too_long(most)) } else { Ok(body) };
         }
     }
     Ok(body)
 }
 
-pub(super) fn too_long() -> WireError {
-    WireError::Garbled(format!("the answer is longer than {LONGEST_MESSAGE} bytes"))
+pub(super) fn too_long(most: usize) -> WireError {
+    WireError::Garbled(format!("the answer is longer than {most} bytes"))
 }

@@ -37,6 +37,8 @@ pub struct McpGround {
     pub inherited: BTreeMap<String, String>,
     /// Talks to servers behind HTTP.
     pub client: Client,
+    /// The longest message that is read of a server, in bytes.
+    pub max_message_bytes: usize,
     /// Starts the keepers.
     pub spawn: Spawn,
     /// Ends them.
@@ -52,7 +54,8 @@ impl McpGround {
     /// Starts the keeper of a server, which stands in the place of `old` from now on.
     fn start(&self, name: &str, definition: &McpServerDefinition, old: Option<Running>) -> Result<Running, Invalid> {
         let (spawn, stop) = (&self.spawn, self.soft.child_token());
-        let server = McpServer::new(name, definition, self.place(name, definition)?, Arc::clone(spawn));
+        let place = self.place(name, definition)?;
+        let server = McpServer::new(name, definition, (place, self.max_message_bytes), Arc::clone(spawn));
         let server = Arc::new(server);
         spawn(Box::pin(Arc::clone(&server).keep(stop.clone())));
         let before = old.map(|old| {

@@ -29,6 +29,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A connection that holds for so long was a good one: the next pause is the first.
 const STEADY: Duration = Duration::from_secs(10);
+/// The shortest time between two questions for the tools.
+const PAUSE_BETWEEN_LISTS: Duration = Duration::from_secs(1);
+/// The longest time that a message takes which nobody waits for.
+const LONGEST_TELL: Duration = Duration::from_secs(30);
 /// How many tools a server may have.
 const MOST_TOOLS: usize = 1_000;
 /// In how many parts it may tell them.
@@ -72,6 +76,8 @@ impl Place {
 pub(super) struct McpServer {
     pub(super) name: String,
     place: Place,
+    /// The longest message that is read of it, in bytes.
+    max_message: usize,
     filter: McpFilter,
     pub(super) timeout: Duration,
     start_timeout: Duration,
@@ -90,11 +96,17 @@ pub(super) struct McpServer {
 }
 
 impl McpServer {
-    pub(super) fn new(name: &str, definition: &McpServerDefinition, place: Place, spawn: Spawn) -> Self {
+    pub(super) fn new(
+        name: &str,
+        definition: &McpServerDefinition,
+        (place, max_message): (Place, usize),
+        spawn: Spawn,
+    ) -> Self {
         let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(FIRST_PAUSE);
         Self {
             name: name.to_owned(),
             place,
+            max_message,
             filter: McpFilter::of(definition),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
@@ -156,6 +168,11 @@ impl McpServer {
     /// Asks for the tools again whenever they have changed, until the connection or the server ends.
     async fn follow(self: &Arc<Self>, wire: &Arc<dyn Wire>, soft: &CancellationToken) {
         loop {
+            // However often a server says that its tools have changed: it is asked so often and not more.
+            let pause = timeout(PAUSE_BETWEEN_LISTS, wire.signs().closed.cancelled());
+            if soft.run_until_cancelled(pause).await.is_none_or(|closed| closed.is_ok()) {
+                return;
+            }
             tokio::select! {
                 () = soft.cancelled() => return,
                 () = wire.signs().closed.cancelled() => return,
@@ -172,12 +189,12 @@ impl McpServer {
     /// A new connection over which the tools were told.
     async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Wire>, WireError> {
         let wire: Arc<dyn Wire> = match &self.place {
-            Place::Program(program) => Arc::new(Pipes::open(&self.name, program)?),
+            Place::Program(program) => Arc::new(Pipes::open(&self.name, program, self.max_message)?),
             Place::Address { client, url, headers, transport } => {
                 let parts = (client.clone(), url.clone(), headers.clone());
                 match transport {
-                    McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, parts.2)),
-                    McpTransport::Sse => Arc::new(sse::Channel::open(parts, &self.spawn).await?),
+                    McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, (parts.2, self.max_message))),
+                    McpTransport::Sse => Arc::new(sse::Channel::open(parts, self.max_message, &self.spawn).await?),
                 }
             }
         };
@@ -265,7 +282,7 @@ impl Drop for TakenBack<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id.filter(|_| !self.wire.signs().closed.is_cancelled()) {
             let wire = Arc::clone(self.wire);
-            (self.spawn)(Box::pin(async move { wire.tell(message::cancelled(id)).await }));
+            (self.spawn)(Box::pin(async move { drop(timeout(LONGEST_TELL, wire.tell(message::cancelled(id))).await) }));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! messages are posted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
@@ -12,8 +13,11 @@ use super::Spawn;
 use super::http::too_long;
 use super::message::{self, Said};
 use super::waiting::Waiting;
-use super::wire::{LONGEST_MESSAGE, Signs, Wire, WireError};
+use super::wire::{Signs, Wire, WireError};
 use crate::domain::sse::Frames;
+
+/// How long it may take to post a message: what is answered comes over the stream.
+const POST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A connection: a stream that is open, and where to post.
 pub(super) struct Channel(Arc<Shared>);
@@ -31,6 +35,7 @@ impl Channel {
     /// Opens the stream at `url` and waits until it has told where to post.
     pub(super) async fn open(
         (client, url, headers): (Client, Url, HeaderMap),
+        max_message: usize,
         spawn: &Spawn,
     ) -> Result<Self, WireError> {
         let get = client.get(url.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
@@ -38,7 +43,7 @@ impl Channel {
         if response.status() != StatusCode::OK {
             return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
         }
-        let mut stream = Stream { response, frames: Frames::up_to(usize::MAX) };
+        let mut stream = Stream { response, frames: Frames::up_to(usize::MAX), max_message };
         let mut events = stream.next().await?.into_iter();
         let post = events.next().and_then(|told| url.join(told.trim()).ok());
         // The headers are meant for this server and no other.
@@ -86,7 +91,8 @@ impl Shared {
     async fn post(&self, message: &Value) -> Result<Response, WireError> {
         let post = self.client.post(self.post.clone()).headers(self.headers.clone());
         // What is told of an error may hold the address, which may hold a secret.
-        let sent = post.header(CONTENT_TYPE, "application/json").body(message.to_string()).send().await;
+        let sent =
+            post.header(CONTENT_TYPE, "application/json").body(message.to_string()).timeout(POST_TIMEOUT).send().await;
         sent.map_err(|_| WireError::Closed)
     }
 
@@ -121,6 +127,7 @@ struct Stream {
     response: Response,
     /// What is too long ends the stream, and is not passed over.
     frames: Frames,
+    max_message: usize,
 }
 
 impl Stream {
@@ -129,8 +136,8 @@ impl Stream {
         loop {
             let chunk = self.response.chunk().await.map_err(|_| WireError::Closed)?.ok_or(WireError::Closed)?;
             let frames = self.frames.take(&chunk);
-            if self.frames.pending() > LONGEST_MESSAGE {
-                return Err(too_long());
+            if self.frames.pending() > self.max_message {
+                return Err(too_long(self.max_message));
             }
             if !frames.is_empty() {
                 return Ok(frames.into_iter().map(|frame| frame.data).collect());

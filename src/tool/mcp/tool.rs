@@ -11,6 +11,7 @@ use crate::domain::call::Answer;
 use crate::domain::definition::{AfterCrash, OnError, mcp};
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
+use crate::domain::schema::Schema;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
@@ -32,10 +33,11 @@ impl McpTool {
     pub(super) fn described(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
         let word = |name: &str| tool.get(name).and_then(Value::as_str).filter(|text| !text.trim().is_empty());
         let name = word("name")?;
-        let parameters = match tool.get("inputSchema") {
-            Some(schema) if schema["type"] == "object" && jsonschema::validator_for(schema).is_ok() => schema.clone(),
-            _ => {
-                tracing::warn!(server = server.name, tool = name, "a tool without a usable `inputSchema` is left out");
+        let parameters = match usable(tool.get("inputSchema")) {
+            Ok(schema) => schema.clone(),
+            Err(reason) => {
+                let server = &server.name;
+                tracing::warn!(server, tool = name, reason, "a tool without a usable `inputSchema` is left out");
                 return None;
             }
         };
@@ -63,6 +65,14 @@ impl McpTool {
             "context": (!context.is_empty()).then_some(context),
         }})
     }
+}
+
+/// The schema of a tool's arguments, when it can be used.
+fn usable(schema: Option<&Value>) -> Result<&Value, String> {
+    let schema = schema.filter(|schema| schema["type"] == "object");
+    let schema = schema.ok_or_else(|| "it is not the schema of an object".to_owned())?;
+    Schema::compile(schema).map_err(|error| error.to_string())?;
+    Ok(schema)
 }
 
 #[async_trait]

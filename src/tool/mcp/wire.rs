@@ -7,9 +7,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::Refusal;
 
-/// The longest message that is read of a server, in bytes.
-pub(super) const LONGEST_MESSAGE: usize = 8 * 1024 * 1024;
-
 /// A connection. It is of no use any more once it is closed.
 #[async_trait]
 pub(super) trait Wire: Send + Sync {

@@ -1,1 +1,191 @@
 //! Bodies of requests: too large, too slow, too many at once; and connections that do nothing.
+
+use std::time::Duration;
+
+use futures::stream;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::support::client::{Client, reply};
+use crate::support::server::run_with_descriptors;
+use crate::support::{Engine, TestServer, eventually, on_both_engines};
+
+/// Long enough for anything that does not wait for a time limit of its own, which are thirty seconds and more.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Connects and sends the head of a POST whose body has `length` bytes, and the beginning of the body.
+async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8]) -> TcpStream {
+    let address = client.base().replacen("http://", "", 1);
+    let mut stream = TcpStream::connect(&address).await.expect("a connection");
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.expect("the server listens");
+    stream.write_all(beginning).await.expect("the server listens");
+    stream
+}
+
+/// Everything until the server closes the connection.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut bytes = vec![];
+    // A connection that is reset was closed, too.
+    let _ = stream.read_to_end(&mut bytes).await;
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Metadata whose JSON has so many bytes.
+fn metadata(bytes: usize) -> Value {
+    json!({"x": "y".repeat(bytes - r#"{"x":""}"#.len())})
+}
+
+on_both_engines! {
+    async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let large = metadata((64 << 10) + 1);
+        let input = json!({"messages": [{"role": "user", "content": "hi"}]});
+        let run = json!({"assistant_id": "agent", "input": input, "metadata": large});
+        let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": input, "metadata": large});
+        let posts = [
+            ("/threads".to_owned(), json!({"metadata": large})),
+            (alice.path("/runs"), run.clone()),
+            (alice.path("/runs/stream"), run.clone()),
+            (alice.path("/runs"), json!({"assistant_id": "agent", "input": input, "config": {"metadata": large}})),
+            ("/runs".to_owned(), run.clone()),
+            ("/runs/batch".to_owned(), json!([run])),
+            ("/assistants".to_owned(), json!({"graph_id": "agent", "metadata": large})),
+            ("/runs/crons".to_owned(), cron.clone()),
+            (alice.path("/runs/crons"), cron),
+        ];
+        for (path, body) in posts {
+            let text = client.post(&path, body).await.refused(422);
+            assert!(text.contains("metadata: is larger than 65536 bytes"), "{path}: {text}");
+        }
+        let text = client.patch(&alice.path(""), json!({"metadata": large})).await.refused(422);
+        assert!(text.starts_with("metadata: is larger"), "{text}");
+        let assistant = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
+        let path = format!("/assistants/{}", assistant["assistant_id"].as_str().expect("an id"));
+        client.patch(&path, json!({"metadata": large})).await.refused(422);
+        client.patch(&alice.path(""), json!({"metadata": metadata(64 << 10)})).await.ok();
+        assert_eq!(alice.runs().await, Vec::<Value>::new());
+    }
+
+    async fn a_body_without_a_length_is_bounded_like_any_other(server: TestServer) {
+        let client = server.client();
+        let pieces = (0..64).map(|_| Ok::<_, std::io::Error>(vec![b' '; 64 << 10]));
+        let body = reqwest::Body::wrap_stream(stream::iter(pieces));
+        let request = client.request(Method::POST, "/threads").header("content-type", "application/json").body(body);
+        match request.send().await {
+            Ok(response) => assert_eq!(response.status(), 413),
+            // The server closed the connection while there was more to send.
+            Err(error) => assert!(error.is_request(), "{error:?}"),
+        }
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+    }
+
+    async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
+        server.is_configured("body_timeout_s = 0.1").await;
+        let client = server.client();
+        let mut half = half_body(&client, "/threads", 100, b"{\"metadata\":").await;
+        let answer = timeout(SOON, rest(&mut half)).await.expect("it is not waited for");
+        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+        assert!(answer.contains("body_timeout"), "{answer}");
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+    }
+
+    async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
+        let client = server.client();
+        let mut halves = vec![];
+        for path in ["/threads", "/runs/wait", "/store/items", "/threads/search"] {
+            halves.push(half_body(&client, path, 100, b"{").await);
+        }
+        client.post("/threads", json!({})).await.ok();
+        timeout(SOON, server.is_stopped_and_started_again()).await.expect("nobody waits for half bodies");
+        for half in &mut halves {
+            let answer = rest(half).await;
+            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{answer}");
+        }
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 1);
+    }
+
+    async fn bodies_under_way_are_bounded_together(server: TestServer) {
+        server.is_configured("max_body_bytes_total = 2097152").await;
+        let client = server.client();
+        let large = 2_000_000;
+        let half = half_body(&client, "/threads", large, &vec![b' '; large - 1]).await;
+        let other = json!({"metadata": metadata(60_000), "supersteps": [{"updates": [{"values": {"messages": "x".repeat(200_000)}}]}]});
+        eventually(async || {
+            let reply = client.post("/threads", other.clone()).await;
+            if reply.status == 503 {
+                assert_eq!(reply.body["code"], "bodies_busy");
+                assert_eq!(reply.header("retry-after"), Some("1"));
+            }
+            reply.status == 503
+        })
+        .await;
+        client.get("/ok").await.ok();
+        client.post("/threads/count", json!({})).await.ok();
+        drop(half);
+        eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    server.is_configured("max_body_bytes_total = 2097152").await;
+    let client = server.client();
+    // 20,000 values count as 2.5 MB: with such a body under way there is room for no other.
+    let many = format!("{{\"metadata\": {{\"x\": [{}", "0,".repeat(20_000));
+    let half = half_body(&client, "/threads", many.len() + 100, many.as_bytes()).await;
+    eventually(async || client.post("/threads/count", json!({})).await.status == 503).await;
+    drop(half);
+    eventually(async || client.post("/threads/count", json!({})).await.status == 200).await;
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_do_nothing_make_room_for_those_that_ask() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let (base, mut child) = run_with_descriptors(256, folder.path());
+    let client = Client::new(&base);
+    let address = base.replacen("http://", "", 1);
+    let mut silent = vec![];
+    for at in 0..400 {
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        match at % 3 {
+            0 => {}
+            1 => stream.write_all(b"GET /ok HTTP/1.1\r\nhost: loc").await.expect("the server listens"),
+            _ => drop(std::mem::replace(&mut stream, half_body(&client, "/threads", 100, b"{").await)),
+        }
+        silent.push(stream);
+    }
+    for _ in 0..20 {
+        // Each on a connection of its own.
+        let asked = Client::new(&base);
+        timeout(SOON, asked.get("/ok")).await.expect("it is answered").ok();
+    }
+    let made = timeout(SOON, client.post("/threads", json!({}))).await.expect("it is answered");
+    made.ok();
+    child.kill().expect("it runs");
+    child.wait().expect("it is dead");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_too_many_is_closed_and_those_at_work_are_left_alone() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    server.is_configured("max_connections = 1").await;
+    let viewer = crate::support::viewer::Viewer::of_new(&server);
+    let busy = viewer.looks().await;
+    let other = Client::new(&server.client().base());
+    let refused = other.request(Method::GET, "/ok").send().await;
+    assert!(refused.is_err(), "{refused:?}");
+    drop(busy);
+    eventually(async || other.request(Method::GET, "/ok").send().await.is_ok()).await;
+    drop(other);
+    let plain = reply(server.client().request(Method::GET, "/ok")).await;
+    assert_eq!(plain.status, 200);
+    server.finish().await;
+}

@@ -13,7 +13,7 @@ use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 use tokio::net::TcpListener;
 
-use crate::support::server::address_in;
+use crate::support::server::port_in;
 use crate::support::{TestServer, call, eventually, on_both_engines, script};
 
 /// A process of the server, of whose log becomes what the scene wants.
@@ -25,11 +25,11 @@ impl Process {
         let mut child = command(server).env("ADJUTANT_LOG", filter).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut line = String::new();
-        while address_in(&line).is_none() {
+        while port_in(&line).is_none() {
             line.clear();
             assert_ne!(log.read_line(&mut line).expect("text"), 0, "it did not listen");
         }
-        server.client().moved_to(&format!("http://{}", address_in(&line).expect("an address")));
+        server.client().moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
         (Self(child), log)
     }
 

@@ -16,4 +16,5 @@ mod quotas;
 mod rows;
 mod schemas;
 mod searches;
+mod streams;
 mod tools;

@@ -1,1 +1,92 @@
 //! Tools behind HTTP and MCP servers that say too much, hang, or leave processes behind.
+
+use serde_json::{Value, json};
+
+use crate::support::wild::Wild;
+use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, transcript};
+
+/// The server has a tool for each of these ways of misbehaving.
+async fn wild(server: &TestServer, ways: &[&str]) -> Wild {
+    let wild = Wild::start().await;
+    let tool = |way: &&str| {
+        format!(
+            "[tools.{way}]\nkind = \"http\"\ndescription = \"Wild.\"\nurl = \"{}/{way}\"\ntimeout_s = 20\n\
+             parameters = {{ type = \"object\" }}\n",
+            wild.base
+        )
+    };
+    let tools: String = ways.iter().map(tool).collect();
+    let agent = format!("[agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = {ways:?}\n");
+    server.is_configured_with(&format!("{tools}{agent}{HELPER}")).await;
+    wild
+}
+
+const HELPER: &str =
+    "[[agents.wild.subagents]]\nname = \"helper\"\ndescription = \"Helps.\"\nsystem_prompt = \"Help.\"\n";
+
+/// What the tools of these names come to, one after the other.
+async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
+    let alice = server.human("wild").await;
+    let calls = tools.iter().enumerate().map(|(at, tool)| call(&format!("c{at}"), tool, json!({})));
+    let plan = calls.fold(script(), |script, call| script.calls(call)).says("done");
+    let said = transcript(&alice.says(plan).await);
+    assert_eq!(said.last().map(String::as_str), Some("ai: done"), "{said:#?}");
+    tools.iter().enumerate().map(|(at, _)| said[2 + 2 * at].clone()).collect()
+}
+
+on_both_engines! {
+    async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
+        let tools = ["zeros", "endless"];
+        let _wild = wild(&server, &tools).await;
+        server.moves_into_a_process().await;
+        let before = server.peak_memory().await;
+        for said in results(&server, &tools).await {
+            assert!(said.contains("longer than 8388608 bytes"), "{said}");
+        }
+        let grown = server.peak_memory().await - before;
+        assert!(grown < 128, "it grew by {grown} MiB");
+    }
+
+    async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(server: TestServer) {
+        server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 3\n");
+        server.is_stopped_and_started_again().await;
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let slow = (0..10).map(|at| call(&format!("c{at}"), "slow", json!({"at": at})));
+        let run = alice.asks(script().calls_all(slow).says("done")).await;
+        server.tools.called("slow", 3).await;
+        // A whole other run comes and goes meanwhile.
+        let bob = server.human("plain").await;
+        bob.says(script().calls(crate::support::lookup("l1", "x")).says("done")).await;
+        assert_eq!(server.tools.calls_of("slow").len(), 3);
+        server.tools.let_go("slow");
+        run.finishes().await;
+        let state = alice.state().await;
+        let messages = state["values"]["messages"].as_array().unwrap();
+        let answered: Vec<&Value> = messages[2..12].iter().map(|message| &message["tool_call_id"]).collect();
+        assert_eq!(json!(answered), json!((0..10).map(|at| format!("c{at}")).collect::<Vec<_>>()));
+        assert_eq!(server.tools.calls_of("slow").len(), 10);
+    }
+
+    async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
+        let Some(program) = mcp::program(&server) else { return };
+        let place = std::env::temp_dir().join(format!("adjutant-grandchild-{}", server.client().base().replace(['/', ':'], "-")));
+        let (command, script) = (program["command"].as_str().unwrap(), program["args"][0].as_str().unwrap());
+        let line = format!("sleep 1000 & echo $! > {}; exec {command} {script} {}", place.display(), server.tools.base);
+        let path = std::env::var("PATH").unwrap_or_default();
+        let section = format!(
+            "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n"
+        );
+        server.is_configured_with(&section).await;
+        let pid = std::fs::read_to_string(&place).expect("it has begun").trim().to_owned();
+        let is_alive = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+        };
+        assert!(is_alive());
+        server.configuration_changes(&section, "");
+        server.is_stopped_and_started_again().await;
+        eventually(async || !is_alive()).await;
+        std::fs::remove_file(&place).expect("it was there");
+    }
+}

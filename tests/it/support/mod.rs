@@ -15,6 +15,7 @@ pub(crate) mod server;
 pub(crate) mod sse;
 pub(crate) mod tools;
 pub(crate) mod viewer;
+pub(crate) mod wild;
 
 pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};

@@ -150,6 +150,15 @@ impl TestServer {
         self.client.moved_to(&base);
     }
 
+    /// The most memory that the process of the server ever had, in MiB.
+    pub(crate) async fn peak_memory(&self) -> u64 {
+        let running = self.place.running.lock().await;
+        let Running::There(child) = &*running else { panic!("only of a process it is known") };
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is alive");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+        line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") / 1024
+    }
+
     /// The process dies at once, and another one begins where it was.
     pub(crate) async fn is_killed_and_started_again(&self) {
         let mut running = self.place.running.lock().await;
@@ -183,6 +192,12 @@ impl TestServer {
         let place = self.configuration();
         let old = std::fs::read_to_string(&place).expect("a configuration");
         std::fs::write(&place, old.replacen("[server]\n", &format!("[server]\n{lines}\n"), 1)).expect("it can change");
+        self.is_stopped_and_started_again().await;
+    }
+
+    /// The server stops in good order and another one begins, whose configuration says `new` where it said `old`.
+    pub(crate) async fn is_configured_by(&self, old: &str, new: &str) {
+        self.configuration_changes(old, new);
         self.is_stopped_and_started_again().await;
     }
 
@@ -376,6 +391,23 @@ pub(crate) fn run_in_a_folder(arguments: &[&str], folder: &Path) -> (String, Chi
     start(command)
 }
 
+/// Starts the program on all addresses of this machine, as its owner may want behind a proxy.
+pub(crate) fn run_public(folder: &Path) -> (String, Child) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    command.args(["--listen", "0.0.0.0:0", "--insecure-no-auth"]);
+    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
+/// Starts the program with no more than so many file descriptors.
+pub(crate) fn run_with_descriptors(limit: usize, folder: &Path) -> (String, Child) {
+    let mut command = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_adjutant");
+    command.args(["-c", &format!("ulimit -n {limit} && exec '{program}' --listen 127.0.0.1:0")]);
+    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    start(command)
+}
+
 /// Waits for the line in which the program says where it listens.
 fn start(mut command: Command) -> (String, Child) {
     command.env("ADJUTANT_LOG", "info").env("NO_COLOR", "1");
@@ -384,8 +416,8 @@ fn start(mut command: Command) -> (String, Child) {
     let mut said = vec![];
     let base = loop {
         let line = lines.next().unwrap_or_else(|| panic!("it did not listen: {said:#?}")).expect("text");
-        if let Some(address) = address_in(&line) {
-            break format!("http://{address}");
+        if let Some(port) = port_in(&line) {
+            break format!("http://127.0.0.1:{port}");
         }
         said.push(line);
     };
@@ -394,12 +426,12 @@ fn start(mut command: Command) -> (String, Child) {
     (base, child)
 }
 
-/// The address in the line `listening`, in either form of the log.
-pub(crate) fn address_in(line: &str) -> Option<&str> {
-    let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
+/// The port in the line `listening`, in either form of the log.
+pub(crate) fn port_in(line: &str) -> Option<&str> {
+    let listens = line.contains("listening");
+    let rest = listens.then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??.1;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-    let start = line.len() - rest.len() - "127.0.0.1:".len();
-    line.get(start..start + "127.0.0.1:".len() + end)
+    rest.get(..end)
 }
 
 async fn stop(running: Running) {

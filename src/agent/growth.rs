@@ -1,0 +1,139 @@
+//! How large the state of a loop is, without looking at all of it at each step.
+//!
+//! What is written is added up, so the sum is at least the size of the state: what is replaced or removed stays counted.
+//! Only when the sum exceeds what is allowed is the state measured anew.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::domain::Invalid;
+use crate::domain::machine::Failure;
+use crate::domain::message::Message;
+use crate::domain::size::{self, MAX_STATE_BYTES};
+use crate::domain::state::{State, Update};
+
+/// The size of the state of one loop.
+#[derive(Debug, Default)]
+pub struct Growth(Mutex<Sums>);
+
+#[derive(Debug, Default)]
+struct Sums {
+    /// What the state holds at most; none before it was measured.
+    state: Option<usize>,
+    /// What the results of the step under way will write.
+    waiting: usize,
+}
+
+impl Sums {
+    /// Whether `more` has room in the state beside what waits to be written.
+    fn has_room(&mut self, state: &State, more: usize) -> bool {
+        let needed = self.waiting.saturating_add(more);
+        let known = self.state.unwrap_or(usize::MAX);
+        if known.saturating_add(needed) > MAX_STATE_BYTES {
+            self.state = Some(size::of_state(state));
+        }
+        self.state.unwrap_or(usize::MAX).saturating_add(needed) <= MAX_STATE_BYTES
+    }
+}
+
+impl Growth {
+    /// A step begins whose results will be written together.
+    pub(super) fn step_begins(&self) {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = std::mem::take(&mut sums.waiting);
+        sums.state = sums.state.map(|known| known.saturating_add(waiting));
+    }
+
+    /// Takes in what a result will write into `state`.
+    ///
+    /// # Errors
+    /// When a file or the state would become too large; nothing is counted then.
+    pub(super) fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
+        size::check_files(writes)?;
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_update(writes);
+        if !sums.has_room(state, more) {
+            let reason = format!(
+                "would become larger than {MAX_STATE_BYTES} bytes with this result of {more} bytes; delete files, or ask \
+                 for less"
+            );
+            return Err(Invalid::new("the state", reason));
+        }
+        sums.waiting += more;
+        Ok(())
+    }
+
+    /// Notes what was written past [`Growth::admit`].
+    pub(super) fn note(&self, writes: &Update) {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_update(writes);
+        sums.state = sums.state.map(|known| known.saturating_add(more));
+    }
+
+    /// The same for a message.
+    pub(super) fn note_message(&self, message: &Message) {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_message(message);
+        sums.state = sums.state.map(|known| known.saturating_add(more));
+    }
+
+    /// Whether the loop may go on with this state.
+    ///
+    /// # Errors
+    /// The state is too large.
+    pub(super) fn check(&self, state: &State) -> Result<(), Failure> {
+        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sums.has_room(state, 0) {
+            return Ok(());
+        }
+        let message = format!(
+            "The state of the thread is larger than {MAX_STATE_BYTES} bytes. Remove messages or files from it, or go on \
+             with a new thread."
+        );
+        Err(Failure::new("StateTooLargeError", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUARTER: usize = MAX_STATE_BYTES / 4;
+
+    fn said(length: usize) -> Update {
+        Update::messages([Message::ai("x".repeat(length))])
+    }
+
+    #[test]
+    fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
+        let (growth, mut state) = (Growth::default(), State::default());
+        assert_eq!(growth.check(&state), Ok(()));
+        growth.step_begins();
+        for _ in 0..3 {
+            let writes = said(QUARTER);
+            assert_eq!(growth.admit(&state, &writes), Ok(()));
+            state.apply(&writes);
+        }
+        // They wait until the step is over.
+        let before = State::default();
+        assert!(growth.admit(&before, &said(QUARTER)).is_err());
+        growth.step_begins();
+        assert!(growth.admit(&state, &said(QUARTER)).is_err());
+        state.messages.truncate(1);
+        assert_eq!(growth.admit(&state, &said(QUARTER)), Ok(()));
+    }
+
+    #[test]
+    fn a_state_that_grew_by_what_models_say_stops_the_loop() {
+        let (growth, mut state) = (Growth::default(), State::default());
+        for _ in 0..3 {
+            let writes = said(QUARTER);
+            growth.note(&writes);
+            state.apply(&writes);
+            assert_eq!(growth.check(&state), Ok(()));
+        }
+        let writes = said(QUARTER);
+        growth.note(&writes);
+        state.apply(&writes);
+        assert_eq!(growth.check(&state).map_err(|failure| failure.class), Err("StateTooLargeError".to_owned()));
+    }
+}

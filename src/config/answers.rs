@@ -1,0 +1,77 @@
+//! The section of the configuration file about answers, and what makes no sense in it.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::sections::seconds;
+
+/// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long models may take. Tools and
+/// MCP servers have a `timeout_s` each.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Answers {
+    /// The longest time from a question to the first piece of a model's answer, in seconds. Models that think for long
+    /// without a word need more.
+    pub first_token_s: f64,
+    /// The longest time between two pieces of a model's answer, in seconds.
+    pub between_tokens_s: f64,
+    /// The longest answer of a model: text, reasoning and arguments of calls, in bytes.
+    pub max_model_bytes: usize,
+    /// The longest line or event of a model's answer, in bytes.
+    pub max_line_bytes: usize,
+    /// How much is read of what a model provider says about an error, in bytes.
+    pub max_error_bytes: usize,
+    /// The longest answer of a tool behind HTTP, in bytes.
+    pub max_tool_bytes: usize,
+    /// The longest message of an MCP server, in bytes.
+    pub max_mcp_bytes: usize,
+    /// The longest answer of a remote agent's server, in bytes.
+    pub max_remote_agent_bytes: usize,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            first_token_s: 120.0,
+            between_tokens_s: 120.0,
+            max_model_bytes: 8 * 1024 * 1024,
+            max_line_bytes: 8 * 1024 * 1024,
+            max_error_bytes: 1024 * 1024,
+            max_tool_bytes: 8 * 1024 * 1024,
+            max_mcp_bytes: 8 * 1024 * 1024,
+            max_remote_agent_bytes: 16 * 1024 * 1024,
+        }
+    }
+}
+
+impl Answers {
+    /// [`Answers::first_token_s`] as a duration.
+    pub fn first_token(&self) -> Duration {
+        seconds(self.first_token_s)
+    }
+
+    /// [`Answers::between_tokens_s`] as a duration.
+    pub fn between_tokens(&self) -> Duration {
+        seconds(self.between_tokens_s)
+    }
+
+    /// What makes no sense: the field, and why.
+    pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
+        let times = [("first_token_s", self.first_token_s), ("between_tokens_s", self.between_tokens_s)];
+        let wrong_times = times.into_iter().filter(|(_, given)| !(*given > 0.0 && *given <= 86_400.0));
+        let sizes = [
+            ("max_model_bytes", self.max_model_bytes),
+            ("max_line_bytes", self.max_line_bytes),
+            ("max_error_bytes", self.max_error_bytes),
+            ("max_tool_bytes", self.max_tool_bytes),
+            ("max_mcp_bytes", self.max_mcp_bytes),
+            ("max_remote_agent_bytes", self.max_remote_agent_bytes),
+        ];
+        let wrong_sizes = sizes.into_iter().filter(|(_, given)| *given == 0);
+        let wrong_times =
+            wrong_times.map(|(field, _)| (vec![field], "must be more than 0 and at most 86400 seconds".to_owned()));
+        let wrong_sizes = wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number from 1 up".to_owned()));
+        wrong_times.chain(wrong_sizes).collect()
+    }
+}

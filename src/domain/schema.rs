@@ -1,0 +1,506 @@
+//! JSON Schemas that others wrote: admitted within bounds, and applied within bounds.
+//!
+//! Clients, MCP servers, tools and remote agents bring schemas, and a small one can cost any amount of memory: of two
+//! references to the definition before it, n deep, 2^n errors come. So a schema is admitted only when no value is checked
+//! against more than [`MAX_CHECKS_PER_VALUE`] parts of it with all references followed, when it has no more than
+//! [`MAX_EXPANDED_PARTS`] parts then, and when neither its text nor the way
+//! through its references is too long. Whether a value fits is asked first, which is cheap since the library remembers what it
+//! found out about each reference. What is wrong is asked only where the number of errors has a bound.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use jsonschema::{PatternOptions, ValidationError, Validator};
+use serde_json::{Map, Value};
+
+use super::Invalid;
+use super::json_limits;
+
+/// The longest schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP servers are below a
+/// fifth of it.
+pub const MAX_BYTES: usize = 256 * 1024;
+/// Against how many parts of a schema one value may be checked, references followed.
+pub const MAX_CHECKS_PER_VALUE: u64 = 1_000;
+/// How many parts a schema may have with each reference replaced by what it leads to, which some providers demand of the
+/// schemas of tools.
+pub const MAX_EXPANDED_PARTS: u64 = 20_000;
+/// How deeply a schema may nest, references followed. The compiler of schemas recurses once for each level.
+const MAX_EXPANDED_DEPTH: usize = 128;
+/// How many parts in a row may be about the same value: references and alternatives. A check recurses so often for each
+/// level of the value.
+const MAX_DEPTH_PER_VALUE: usize = 32;
+/// How many regular expressions a schema may hold.
+const MAX_PATTERNS: usize = 100;
+/// The longest regular expression, in bytes.
+const MAX_PATTERN_BYTES: usize = 2_000;
+/// The largest compiled regular expression, in bytes.
+const MAX_COMPILED_PATTERN_BYTES: usize = 1024 * 1024;
+/// After how many wrong guesses a regular expression with look-around or back-references gives up.
+const MAX_BACKTRACKS: usize = 10_000;
+/// How many checks one judgement may take: values times the parts that each is checked against. About a second.
+const MAX_CHECKS: u64 = 20_000_000;
+/// Up to how many checks the errors are made. One error takes up to 3 KiB.
+const MAX_CHECKS_EXPLAINED: u64 = 10_000;
+/// From how many checks on a judgement belongs on a thread of its own. About 5 ms.
+const MANY_CHECKS: u64 = 100_000;
+
+/// A schema that was admitted.
+pub struct Schema {
+    validator: Validator,
+    size: Size,
+}
+
+/// Why a schema is not admitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaError {
+    /// Where in the schema, as a JSON pointer; empty for the whole.
+    pub place: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for SchemaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl SchemaError {
+    fn whole(reason: impl Into<String>) -> Self {
+        Self { place: String::new(), reason: reason.into() }
+    }
+}
+
+/// What a value is to a schema.
+pub enum Verdict<'a> {
+    /// It fits.
+    Fits,
+    /// It does not fit, for these reasons.
+    Wrong(Vec<ValidationError<'a>>),
+    /// It does not fit, or is too large to be judged; all that can be said is this.
+    Unexplained(&'static str),
+}
+
+/// What is said of a value whose errors would be too many.
+const UNEXPLAINED: &str = "does not fit its schema, which has too many alternatives to say where";
+/// What is said of a value that is not judged.
+const TOO_LARGE: &str = "is too large to be checked against its schema";
+
+impl Schema {
+    /// Admits a schema.
+    ///
+    /// # Errors
+    /// When it is no JSON Schema, or beyond the bounds.
+    pub fn compile(schema: &Value) -> Result<Self, SchemaError> {
+        json_limits::check(schema).map_err(|exceeded| SchemaError::whole(exceeded.to_string()))?;
+        let mut texts = Texts::default();
+        texts.read(schema)?;
+        let size = Measure { texts: &texts, known: HashMap::new(), size: Size::default() }.take(schema)?;
+        let patterns = PatternOptions::fancy_regex()
+            .backtrack_limit(MAX_BACKTRACKS)
+            .size_limit(MAX_COMPILED_PATTERN_BYTES)
+            .dfa_size_limit(MAX_COMPILED_PATTERN_BYTES);
+        let built = jsonschema::options().with_pattern_options(patterns).build(schema);
+        let validator = built
+            .map_err(|error| SchemaError { place: error.instance_path().to_string(), reason: error.to_string() })?;
+        Ok(Self { validator, size })
+    }
+
+    /// Judges a value.
+    pub fn judge<'a>(&'a self, value: &'a Value) -> Verdict<'a> {
+        let checks = self.checks(value);
+        if checks > MAX_CHECKS {
+            return Verdict::Unexplained(TOO_LARGE);
+        }
+        if self.validator.is_valid(value) {
+            return Verdict::Fits;
+        }
+        if self.size.is_linear() {
+            if checks <= MAX_CHECKS_EXPLAINED {
+                return Verdict::Wrong(self.validator.iter_errors(value).collect());
+            }
+            if self.size.per_value <= 1 {
+                // Without alternatives the first error is made alone.
+                return self.validator.validate(value).err().map_or(Verdict::Fits, |error| Verdict::Wrong(vec![error]));
+            }
+        }
+        Verdict::Unexplained(UNEXPLAINED)
+    }
+
+    /// Checks the value of `field`.
+    ///
+    /// # Errors
+    /// Names the first part that does not fit.
+    pub fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
+        match self.judge(value) {
+            Verdict::Fits => Ok(()),
+            Verdict::Wrong(errors) => {
+                let Some(error) = errors.first() else { return Ok(()) };
+                let place = error.instance_path().to_string().replace('/', ".");
+                Err(Invalid::new(format!("{field}{place}"), error.to_string()))
+            }
+            Verdict::Unexplained(reason) => Err(Invalid::new(field, reason)),
+        }
+    }
+
+    /// Whether judging this value takes so long that it belongs on a thread of its own.
+    pub fn takes_long(&self, value: &Value) -> bool {
+        self.checks(value) > MANY_CHECKS
+    }
+
+    /// How many checks it takes at most to judge this value. For a schema that refers to itself it is about that many,
+    /// since what was found out about a reference is remembered.
+    fn checks(&self, value: &Value) -> u64 {
+        self.size.per_value.saturating_mul(count(value))
+    }
+}
+
+impl fmt::Debug for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Schema").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+/// How many values a value holds, itself included.
+fn count(value: &Value) -> u64 {
+    let inner = match value {
+        Value::Array(items) => items.iter().map(count).sum(),
+        Value::Object(fields) => fields.values().map(count).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    };
+    inner + 1
+}
+
+/// How large a schema is with its references followed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    /// Against how many parts one value is checked at most.
+    per_value: u64,
+    /// Whether it refers to itself, or to what cannot be looked into.
+    is_recursive: bool,
+    /// Whether a value may be checked in more than one way.
+    has_alternatives: bool,
+}
+
+impl Size {
+    /// Whether the number of errors has a bound that is known: so many parts for each value.
+    fn is_linear(self) -> bool {
+        !self.is_recursive || !self.has_alternatives
+    }
+}
+
+/// What stands in a schema, wherever it stands: its length, its patterns, and the places that have names.
+#[derive(Default)]
+struct Texts<'a> {
+    bytes: usize,
+    patterns: usize,
+    /// Places with a name of their own (`$anchor`), without the `#`.
+    anchors: HashMap<&'a str, &'a Value>,
+    /// Schemas inside with an address of their own (`$id`).
+    resources: HashMap<&'a str, &'a Value>,
+}
+
+impl<'a> Texts<'a> {
+    fn read(&mut self, schema: &'a Value) -> Result<(), SchemaError> {
+        let mut open = vec![schema];
+        while let Some(value) = open.pop() {
+            self.bytes += match value {
+                Value::String(text) => text.len() + 3,
+                Value::Number(_) => 8,
+                Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => 5,
+            };
+            match value {
+                Value::Array(items) => open.extend(items),
+                Value::Object(fields) => {
+                    self.bytes += fields.keys().map(|key| key.len() + 4).sum::<usize>();
+                    self.read_fields(value, fields)?;
+                    open.extend(fields.values());
+                }
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+            }
+        }
+        if self.bytes > MAX_BYTES {
+            return Err(SchemaError::whole(format!("the schema is longer than {MAX_BYTES} bytes")));
+        }
+        Ok(())
+    }
+
+    fn read_fields(&mut self, place: &'a Value, fields: &'a Map<String, Value>) -> Result<(), SchemaError> {
+        let own = fields.get("pattern").and_then(Value::as_str);
+        let of_names = fields.get("patternProperties").and_then(Value::as_object);
+        for pattern in
+            own.into_iter().chain(of_names.into_iter().flat_map(|patterns| patterns.keys().map(String::as_str)))
+        {
+            self.patterns += 1;
+            if pattern.len() > MAX_PATTERN_BYTES {
+                let reason = format!("a regular expression in it is longer than {MAX_PATTERN_BYTES} bytes");
+                return Err(SchemaError::whole(reason));
+            }
+            if self.patterns > MAX_PATTERNS {
+                return Err(SchemaError::whole(format!("the schema has more than {MAX_PATTERNS} regular expressions")));
+            }
+        }
+        for name in ["$anchor", "$dynamicAnchor"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
+            self.anchors.insert(name, place);
+        }
+        for id in ["$id", "id"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
+            match id.strip_prefix('#') {
+                // So the older drafts name places.
+                Some(name) => self.anchors.insert(name, place),
+                None => self.resources.insert(id.trim_end_matches('#'), place),
+            };
+        }
+        Ok(())
+    }
+
+    /// The schema inside that has this address. An address may be given from its last part on.
+    fn resource(&self, address: &str) -> Option<&'a Value> {
+        let exact = self.resources.get(address).copied();
+        exact.or_else(|| {
+            let is_meant = |id: &str| id.strip_suffix(address).is_some_and(|before| before.ends_with('/'));
+            self.resources.iter().find(|(id, _)| is_meant(id)).map(|(_, place)| *place)
+        })
+    }
+}
+
+/// Where a reference leads.
+enum Lead<'a> {
+    /// To this place, in the schema inside that begins here.
+    To(&'a Value, &'a Value),
+    /// To a schema that the library brings along.
+    Outside,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// What is known of a part of a schema.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Against how many parts the value that it is about is checked, itself included.
+    same: u64,
+    /// Against how many parts any value inside that value is checked at most.
+    inside: u64,
+    /// How many parts it has altogether, each counted as often as it is referred to.
+    parts: u64,
+    /// How many parts in a row are about the same value.
+    per_value_depth: usize,
+    /// How many levels are below it, itself included.
+    depth: usize,
+}
+
+/// Measures a schema. Each part is looked at once, however often it is referred to.
+struct Measure<'a> {
+    texts: &'a Texts<'a>,
+    /// The parts that were looked at, by their places in memory; none while it is under way.
+    known: HashMap<*const Value, Option<Part>>,
+    size: Size,
+}
+
+/// Keywords whose schemas, in a list, are about the same value.
+const LISTS_ON_SAME: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Keywords whose schema is about the same value.
+const ON_SAME: [&str; 4] = ["not", "if", "then", "else"];
+/// Keywords whose schemas, by name, are about the same value.
+const MAPS_ON_SAME: [&str; 2] = ["dependentSchemas", "dependencies"];
+/// Keywords whose schema is about parts of the value that other keywords may be about, too.
+const ON_SHARED: [&str; 4] = ["propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"];
+/// Keywords of which only one is about each part of the value.
+const ON_OWN: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
+
+impl<'a> Measure<'a> {
+    fn take(mut self, schema: &'a Value) -> Result<Size, SchemaError> {
+        let whole = self.part(schema, schema, (0, 0))?;
+        self.size.per_value = whole.checks();
+        Ok(self.size)
+    }
+
+    /// Looks at a part. `root` is the schema inside that it belongs to; `(depth, in_row)` says how many levels are above it,
+    /// and how many of them in a row are about the same value.
+    fn part(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
+        let (depth, in_row) = above;
+        let part = match self.known.get(&std::ptr::from_ref(schema)) {
+            Some(Some(part)) => *part,
+            Some(None) => {
+                self.size.is_recursive = true;
+                Part { same: 0, inside: 0, parts: 0, per_value_depth: 0, depth: 0 }
+            }
+            None => {
+                too_deep(depth, in_row)?;
+                self.known.insert(std::ptr::from_ref(schema), None);
+                let part = self.look_into(schema, root, above)?;
+                self.known.insert(std::ptr::from_ref(schema), Some(part));
+                part
+            }
+        };
+        too_deep(depth + part.depth, in_row + part.per_value_depth)?;
+        if part.checks() > MAX_CHECKS_PER_VALUE {
+            return Err(SchemaError::whole(format!(
+                "the schema is too large: with all references followed, a value is checked against more than \
+                 {MAX_CHECKS_PER_VALUE} parts of it. Have fewer alternatives (`anyOf`, `oneOf`, `allOf`, `$ref`)"
+            )));
+        }
+        if part.parts > MAX_EXPANDED_PARTS {
+            return Err(SchemaError::whole(format!(
+                "the schema is too large: with all references followed, it has more than {MAX_EXPANDED_PARTS} parts"
+            )));
+        }
+        Ok(part)
+    }
+
+    fn look_into(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
+        let mut part = Part { same: 1, inside: 0, parts: 1, per_value_depth: 1, depth: 1 };
+        let Value::Object(fields) = schema else { return Ok(part) };
+        let is_resource = fields.get("$id").and_then(Value::as_str).is_some_and(|id| !id.starts_with('#'));
+        let root = if is_resource { schema } else { root };
+        let (depth, in_row) = (above.0 + 1, above.1 + 1);
+        for keyword in ["$ref", "$dynamicRef", "$recursiveRef"] {
+            let Some(to) = fields.get(keyword).and_then(Value::as_str) else { continue };
+            if keyword != "$ref" {
+                self.size.is_recursive = true;
+            }
+            match self.follow(to, root) {
+                Lead::To(place, root) => {
+                    let found = self.part(place, root, (depth, in_row))?;
+                    part.add(found);
+                }
+                Lead::Outside => self.size.is_recursive = true,
+                Lead::Nowhere => {
+                    return Err(SchemaError::whole(format!("the reference `{to}` leads nowhere in the schema")));
+                }
+            }
+        }
+        for alternative in on_same(fields) {
+            self.size.has_alternatives = true;
+            let found = self.part(alternative, root, (depth, in_row))?;
+            part.add(found);
+        }
+        let (mut shared, mut own) = (0, 0);
+        for inner in on_shared(fields) {
+            self.size.has_alternatives = true;
+            let found = self.part(inner, root, (depth, 0))?;
+            shared += found.checks();
+            part.parts += found.parts;
+            part.depth = part.depth.max(found.depth + 1);
+        }
+        for inner in on_own(fields) {
+            let found = self.part(inner, root, (depth, 0))?;
+            own = own.max(found.checks());
+            part.parts += found.parts;
+            part.depth = part.depth.max(found.depth + 1);
+        }
+        part.inside += shared + own;
+        Ok(part)
+    }
+
+    /// Where a reference leads that stands in the schema inside that begins at `root`.
+    fn follow(&self, to: &str, root: &'a Value) -> Lead<'a> {
+        let (address, fragment) = to.split_once('#').unwrap_or((to, ""));
+        let root = match address {
+            "" => root,
+            address => match self.texts.resource(address) {
+                Some(resource) => resource,
+                None if address.contains("://json-schema.org/") => return Lead::Outside,
+                None => return Lead::Nowhere,
+            },
+        };
+        if fragment.is_empty() {
+            return Lead::To(root, root);
+        }
+        let Some(pointer) = fragment.strip_prefix('/') else {
+            return self.texts.anchors.get(fragment).map_or(Lead::Nowhere, |place| Lead::To(place, root));
+        };
+        let mut at = (root, root);
+        for step in pointer.split('/') {
+            let Some(inner) = enter(at.0, step) else { return Lead::Nowhere };
+            let is_resource = inner.get("$id").and_then(Value::as_str).is_some_and(|id| !id.starts_with('#'));
+            at = (inner, if is_resource { inner } else { at.1 });
+        }
+        Lead::To(at.0, at.1)
+    }
+}
+
+impl Part {
+    /// Against how many parts one value is checked at most.
+    fn checks(self) -> u64 {
+        self.same.max(self.inside)
+    }
+
+    /// Counts a part that is about the same value.
+    fn add(&mut self, other: Self) {
+        self.same += other.same;
+        self.inside += other.inside;
+        self.parts += other.parts;
+        self.per_value_depth = self.per_value_depth.max(other.per_value_depth + 1);
+        self.depth = self.depth.max(other.depth + 1);
+    }
+}
+
+/// One step of a JSON pointer in an address.
+fn enter<'a>(place: &'a Value, step: &str) -> Option<&'a Value> {
+    let plain = unescaped(step).replace("~1", "/").replace("~0", "~");
+    match place {
+        Value::Object(fields) => fields.get(&plain),
+        Value::Array(items) => items.get(plain.parse::<usize>().ok()?),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    }
+}
+
+/// The text of an address without its `%xx`.
+fn unescaped(text: &str) -> String {
+    let mut bytes = vec![];
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        bytes.extend_from_slice(before.as_bytes());
+        match after.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(b'%');
+                rest = after;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
+    if depth > MAX_EXPANDED_DEPTH {
+        let reason = format!(
+            "the schema is too large: it nests deeper than {MAX_EXPANDED_DEPTH} levels with all references followed"
+        );
+        return Err(SchemaError::whole(reason));
+    }
+    if in_row > MAX_DEPTH_PER_VALUE {
+        return Err(SchemaError::whole(format!(
+            "the schema is too large: more than {MAX_DEPTH_PER_VALUE} references and alternatives in it follow upon each \
+             other for one value"
+        )));
+    }
+    Ok(())
+}
+
+fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let lists = LISTS_ON_SAME.iter().filter_map(|keyword| fields.get(*keyword)?.as_array()).flatten();
+    let single = ON_SAME.iter().filter_map(|keyword| fields.get(*keyword));
+    let maps = MAPS_ON_SAME.iter().filter_map(|keyword| fields.get(*keyword)?.as_object());
+    lists.chain(single).chain(maps.flat_map(Map::values))
+}
+
+fn on_shared(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let patterns = fields.get("patternProperties").and_then(Value::as_object);
+    let patterns = patterns.into_iter().flat_map(Map::values);
+    patterns.chain(ON_SHARED.iter().filter_map(|keyword| fields.get(*keyword)))
+}
+
+fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let properties = fields.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::values);
+    let places = ["prefixItems", "items"].iter().filter_map(|keyword| fields.get(*keyword)?.as_array()).flatten();
+    let single = ON_OWN.iter().filter_map(|keyword| fields.get(*keyword)).filter(|inner| !inner.is_array());
+    properties.chain(places).chain(single)
+}
+
+#[cfg(test)]
+mod tests;

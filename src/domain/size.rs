@@ -1,0 +1,112 @@
+//! How large files and states may become.
+//!
+//! Sizes are in bytes of texts, names and numbers, without the punctuation of JSON: what is stored is a little longer.
+
+use serde_json::{Map, Value};
+
+use super::Invalid;
+use super::message::{Content, Message, Role};
+use super::state::{State, Update};
+
+/// The largest file of a workspace, in bytes of its content.
+pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;
+/// The largest state of a thread: its conversation, files and fields together.
+pub const MAX_STATE_BYTES: usize = 32 * 1024 * 1024;
+
+/// What a message counts beside its texts: it has an id, a name, a role.
+const MESSAGE_BYTES: usize = 64;
+
+/// The size of a JSON value.
+pub fn of_value(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) => 4,
+        Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(of_value).sum::<usize>() + 2,
+        Value::Object(fields) => of_fields(fields) + 2,
+    }
+}
+
+fn of_fields(fields: &Map<String, Value>) -> usize {
+    fields.iter().map(|(name, value)| name.len() + 2 + of_value(value)).sum()
+}
+
+/// The size of a message.
+pub fn of_message(message: &Message) -> usize {
+    let content = match &message.content {
+        Content::Text(text) => text.len(),
+        Content::Blocks(blocks) => blocks.iter().map(of_value).sum(),
+    };
+    let said = match &message.role {
+        Role::Ai { tool_calls, invalid_tool_calls, usage_metadata: _ } => {
+            let calls: usize = tool_calls.iter().map(|call| MESSAGE_BYTES + of_fields(&call.args)).sum();
+            let unread = invalid_tool_calls.iter().map(|call| call.args.as_ref().map_or(0, String::len));
+            calls + unread.sum::<usize>()
+        }
+        Role::Tool { artifact, .. } => artifact.as_ref().map_or(0, of_value),
+        Role::Human | Role::System | Role::Remove => 0,
+    };
+    MESSAGE_BYTES + content + said + of_fields(&message.additional_kwargs) + of_fields(&message.response_metadata)
+}
+
+/// The size of what an update writes.
+pub fn of_update(update: &Update) -> usize {
+    let messages: usize = update.messages.iter().map(|message| of_message(message)).sum();
+    let files = update.files.iter().map(|(path, file)| path.len() + file.as_ref().map_or(0, |file| file.content.len()));
+    let fields = update.fields.iter().map(|(name, value)| name.len() + of_value(value));
+    messages + files.sum::<usize>() + fields.sum::<usize>()
+}
+
+/// The size of a state. This looks at all of it.
+pub fn of_state(state: &State) -> usize {
+    let messages: usize = state.messages.iter().map(|message| of_message(message)).sum();
+    let files = state.files.iter().map(|(path, file)| path.len() + file.content.len());
+    let fields = state.fields.iter().map(|(name, value)| name.len() + of_value(value));
+    messages + files.sum::<usize>() + fields.sum::<usize>()
+}
+
+/// Checks that no file that is written is too large.
+///
+/// # Errors
+/// Names the first that is.
+pub fn check_files(update: &Update) -> Result<(), Invalid> {
+    let written = update.files.iter().filter_map(|(path, file)| Some((path, file.as_ref()?)));
+    for (path, file) in written {
+        if file.content.len() > MAX_FILE_BYTES {
+            let reason = format!("is {} bytes long; at most {MAX_FILE_BYTES} are allowed", file.content.len());
+            return Err(Invalid::new(format!("files.{path}"), reason));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::time::Timestamp;
+
+    #[test]
+    fn what_an_update_writes_is_what_the_state_grows_by() {
+        let mut update = Update::messages([Message::human("hello"), Message::ai("x".repeat(1000))]);
+        let file = crate::domain::state::File::text("y".repeat(500), Timestamp(0));
+        update.files.insert("/a".to_owned(), Some(std::sync::Arc::new(file)));
+        update.fields.insert("list".to_owned(), json!([1, "two", {"three": 3}]));
+        let mut state = State::default();
+        state.apply(&update);
+        assert_eq!(of_state(&state), of_update(&update));
+        assert!(of_state(&state) > 1500);
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_named() {
+        let written = |length: usize| {
+            let file = crate::domain::state::File::text("y".repeat(length), Timestamp(0));
+            let files = [("/a".to_owned(), Some(std::sync::Arc::new(file)))].into();
+            check_files(&Update { files, ..Update::none() }).map_err(|invalid| invalid.field)
+        };
+        assert_eq!(written(MAX_FILE_BYTES), Ok(()));
+        assert_eq!(written(MAX_FILE_BYTES + 1), Err("files./a".to_owned()));
+    }
+}

@@ -1,0 +1,246 @@
+//! Bodies of requests: only JSON, bounded one by one and all together, and not waited for without end.
+//!
+//! A body is read before the handler runs, so that everything that takes one is bounded by the same code. What it holds
+//! of the common budget is given back when the handler has answered: by then it is parsed, admitted and stored.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
+use futures::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::connections::ConnectionHandle;
+use super::error::ApiError;
+use crate::events::Events;
+
+/// What one JSON value counts in the budget beside its text, in bytes: about what it takes parsed, with the copies that
+/// are made of it on its way.
+const VALUE_BYTES: usize = 128;
+
+/// The unit of the budget, in bytes.
+const UNIT: usize = 1024;
+
+/// How long a body waits for its share of the budget.
+const BUDGET_WAIT: Duration = Duration::from_secs(1);
+
+/// How many times the time without a byte a whole body may take.
+const WHOLE_BODY: u32 = 10;
+
+/// The bounds of bodies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyLimits {
+    /// The largest body, in bytes.
+    pub max: usize,
+    /// What all bodies under way may take together, in bytes of text and [`VALUE_BYTES`] for each value.
+    pub total: usize,
+    /// How long no byte of a body may come.
+    pub timeout: Duration,
+}
+
+impl Default for BodyLimits {
+    fn default() -> Self {
+        Self { max: 4 * 1024 * 1024, total: 64 * 1024 * 1024, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Reads bodies. Cloning copies a pointer.
+#[derive(Clone)]
+pub(super) struct BodyReader {
+    limits: BodyLimits,
+    budget: Arc<Semaphore>,
+    /// How many units the budget has.
+    units: u32,
+    events: Events,
+}
+
+impl BodyReader {
+    /// A reader that gives up when the server stops, which `events` tell.
+    pub(super) fn new(limits: BodyLimits, events: Events) -> Self {
+        let units = units(limits.total);
+        let budget = Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)));
+        Self { limits, budget, units, events }
+    }
+
+    /// Hands the request on when its body has come, and refuses one that cannot be taken.
+    pub(super) async fn admit(&self, request: Request, next: Next) -> Response {
+        let may_have_body = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH | Method::DELETE);
+        if !may_have_body || request.body().is_end_stream() {
+            return next.run(request).await;
+        }
+        let (parts, body) = request.into_parts();
+        match self.read(&parts, body).await {
+            Ok((bytes, share)) => {
+                let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+                drop(share);
+                response
+            }
+            Err(error) => error.into_response(),
+        }
+    }
+
+    async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, Share), ApiError> {
+        let refusal = check_content_type(&parts.headers).err();
+        let size = body.size_hint();
+        if let (Some(1..), Some(refusal)) = (size.exact(), &refusal) {
+            return Err(refusal.clone());
+        }
+        if size.lower() > u64::try_from(self.limits.max).unwrap_or(u64::MAX) {
+            return Err(ApiError::too_large());
+        }
+        // While a body is awaited, its connection may be closed in favour of others.
+        let _receiving = parts.extensions.get::<ConnectionHandle>().map(ConnectionHandle::receive);
+        tokio::select! {
+            biased;
+            read = self.collect(body, refusal) => read,
+            () = self.events.left() => Err(ApiError::body_cut_off()),
+        }
+    }
+
+    /// Waits for the whole body. One that is not empty is answered with `refusal`, if there is one.
+    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, Share), ApiError> {
+        let whole = Instant::now() + self.limits.timeout.saturating_mul(WHOLE_BODY);
+        let mut pieces = body.into_data_stream();
+        let mut first = Bytes::new();
+        let mut rest = BytesMut::new();
+        let mut share = Share(None);
+        let mut length = 0;
+        let mut values = 0;
+        loop {
+            let silent = Instant::now() + self.limits.timeout;
+            let next = timeout_at(silent.min(whole), pieces.next()).await;
+            let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(silent > whole)))?;
+            let Some(piece) = next.transpose().map_err(|_| ApiError::broken_body())? else { break };
+            if let Some(refusal) = refusal.clone().filter(|_| !piece.is_empty()) {
+                return Err(refusal);
+            }
+            length += piece.len();
+            if length > self.limits.max {
+                return Err(ApiError::too_large());
+            }
+            values += count_values(&piece);
+            self.grow(&mut share, length + values * VALUE_BYTES).await?;
+            if first.is_empty() {
+                // Most bodies come in one piece, which needs no copy.
+                first = piece;
+                continue;
+            }
+            if rest.is_empty() {
+                rest.extend_from_slice(&first);
+            }
+            rest.extend_from_slice(&piece);
+        }
+        Ok((if rest.is_empty() { first } else { rest.freeze() }, share))
+    }
+
+    fn timeout_reason(&self, is_whole: bool) -> String {
+        let seconds = self.limits.timeout.as_secs_f64();
+        if is_whole {
+            return format!("it took longer than {} seconds", seconds * f64::from(WHOLE_BODY));
+        }
+        format!("no byte of it came for {seconds} seconds")
+    }
+
+    /// Takes as much more of the budget as a body of this cost needs.
+    async fn grow(&self, share: &mut Share, cost: usize) -> Result<(), ApiError> {
+        let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let held = u32::try_from(held).unwrap_or(u32::MAX);
+        // One that needs more than all there is waits until it is alone.
+        let wanted = units(cost).min(self.units).saturating_sub(held);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let more = match Arc::clone(&self.budget).try_acquire_many_owned(wanted) {
+            Ok(more) => more,
+            Err(_) => {
+                let waiting = timeout(BUDGET_WAIT, Arc::clone(&self.budget).acquire_many_owned(wanted)).await;
+                waiting.ok().and_then(Result::ok).ok_or_else(ApiError::bodies_busy)?
+            }
+        };
+        match &mut share.0 {
+            Some(share) => share.merge(more),
+            None => share.0 = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// What a body holds of the budget, until it is dropped.
+struct Share(Option<OwnedSemaphorePermit>);
+
+/// As many units of the budget as these bytes take.
+fn units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).max(1)
+}
+
+/// How many JSON values may begin in a piece of a body. Texts with commas count for more than they hold.
+fn count_values(piece: &[u8]) -> usize {
+    piece.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count()
+}
+
+/// Only JSON is a body: what a page can send without being asked first by its browser (forms and plain text) is none.
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return Err(ApiError::not_json(None)) };
+    let given = given.to_str().unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = essence == "application/json"
+        || essence
+            .strip_prefix("application/")
+            .and_then(|name| name.strip_suffix("+json"))
+            .is_some_and(|name| !name.is_empty());
+    if is_json && headers.get_all(header::CONTENT_TYPE).iter().count() == 1 {
+        return Ok(());
+    }
+    Err(ApiError::not_json(Some(given)))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn only_json_is_a_body_whatever_its_parameters() {
+        let accepts = |text: &str| {
+            let headers =
+                HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(text).expect("a header"))]);
+            check_content_type(&headers).is_ok()
+        };
+        for text in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/merge-patch+json",
+            "application/json ;q=1",
+        ] {
+            assert!(accepts(text), "{text}");
+        }
+        for text in [
+            "text/plain",
+            "text/plain; x=application/json",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "application/+json",
+            "text/json",
+            "",
+        ] {
+            assert!(!accepts(text), "{text}");
+        }
+        assert!(check_content_type(&HeaderMap::new()).is_err());
+    }
+
+    #[test]
+    fn the_smallest_body_takes_a_unit_and_larger_ones_what_they_hold() {
+        assert_eq!(units(0), 1);
+        assert_eq!(units(UNIT), 1);
+        assert_eq!(units(UNIT + 1), 2);
+        assert_eq!(count_values(br#"{"a":[1,2]}"#), 4);
+    }
+}

@@ -1,0 +1,318 @@
+//! From which web pages, and under which names, the server is called.
+//!
+//! There is no authentication yet, so a browser must not lend its reach to pages that the owner did not name. Two headers
+//! say what a page is up to, and no page can forge them: `Origin` is the page that asks, `Host` is the name under which
+//! the browser found the server. A page of another site that changes the DNS entry of its own name to the server's
+//! address (DNS rebinding) has the right origin and the wrong host.
+
+use std::net::IpAddr;
+
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, header};
+use url::{Host, Url};
+
+use super::error::ApiError;
+
+/// The word in `cors_origins` for all pages of this machine, whatever their port.
+pub const LOOPBACK: &str = "loopback";
+
+/// The longest piece of a header that an error repeats, in characters.
+const LONGEST_SHOWN: usize = 200;
+
+/// The web pages that may use the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OriginRules {
+    any: bool,
+    loopback: bool,
+    /// As browsers write them.
+    named: Vec<String>,
+}
+
+impl OriginRules {
+    /// The rules that `words` say: `*` for any page, `loopback` for those of this machine, and origins.
+    pub fn new(words: &[String]) -> Self {
+        let origins = words.iter().filter(|word| *word != "*" && *word != LOOPBACK);
+        Self {
+            any: words.iter().any(|word| word == "*"),
+            loopback: words.iter().any(|word| word == LOOPBACK),
+            named: origins
+                .filter_map(|word| Url::parse(word).ok())
+                .map(|url| url.origin().ascii_serialization())
+                .collect(),
+        }
+    }
+
+    /// Whether pages of any origin may use the server.
+    pub fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether pages of this origin may.
+    pub fn allows(&self, origin: &HeaderValue) -> bool {
+        if self.any {
+            return true;
+        }
+        let Some(origin) = read_origin(origin) else { return false };
+        if self.loopback && matches!(origin.scheme(), "http" | "https") && origin.host().is_some_and(is_loopback) {
+            return true;
+        }
+        self.named.contains(&origin.origin().ascii_serialization())
+    }
+}
+
+/// An origin as a browser sends it; none for `null`.
+fn read_origin(origin: &HeaderValue) -> Option<Url> {
+    let text = origin.to_str().ok()?;
+    Url::parse(text).ok().filter(Url::has_host)
+}
+
+fn is_loopback(host: Host<&str>) -> bool {
+    match host {
+        Host::Domain(name) => is_loopback_name(name),
+        Host::Ipv4(ip) => ip.is_loopback(),
+        Host::Ipv6(ip) => IpAddr::V6(ip).to_canonical().is_loopback(),
+    }
+}
+
+/// Whether the name stands for this machine (RFC 6761, 6.3).
+fn is_loopback_name(name: &str) -> bool {
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+/// The names under which the server is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostRules {
+    any: bool,
+    /// In lower case.
+    names: Vec<String>,
+    bound: Option<IpAddr>,
+}
+
+impl HostRules {
+    /// The loopback names, the address that the server is `bound` to, and `names`: `*` for any, `*.example.org` for all
+    /// below a domain. A server that is bound to all addresses of its machine is called by any address: only names can be
+    /// made to lead elsewhere.
+    pub fn new(names: &[String], bound: Option<IpAddr>) -> Self {
+        Self {
+            any: names.iter().any(|name| name == "*"),
+            names: names.iter().map(|name| name.trim_end_matches('.').to_ascii_lowercase()).collect(),
+            bound: bound.map(|ip| ip.to_canonical()),
+        }
+    }
+
+    /// Whether the server answers under this name or address.
+    fn allows(&self, authority: &Authority) -> bool {
+        if self.any {
+            return true;
+        }
+        // A user name is no part of `Host`, and hides where the name begins.
+        if authority.as_str().contains('@') {
+            return false;
+        }
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            let ip = ip.to_canonical();
+            let is_bound = self.bound.is_some_and(|bound| bound.is_unspecified() || bound == ip);
+            return ip.is_loopback() || is_bound || self.names.iter().any(|name| name == host);
+        }
+        is_loopback_name(host) || self.has_name(host)
+    }
+
+    fn has_name(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let is_named = |name: &String| match name.strip_prefix("*.") {
+            Some(domain) => host.strip_suffix(domain).is_some_and(|below| below.ends_with('.')),
+            None => *name == host,
+        };
+        self.names.iter().any(is_named)
+    }
+}
+
+/// Refuses a request under a name that is not the server's, and one by which a foreign page would change something.
+///
+/// # Errors
+/// 421 for the name, 403 for the page.
+pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Request<B>) -> Result<(), ApiError> {
+    let authority = check_host(hosts, request)?;
+    let upgrades = request.headers().contains_key(header::UPGRADE);
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
+    if reads && !upgrades {
+        return Ok(());
+    }
+    check_origin(origins, &authority, request.headers())
+}
+
+/// Refuses what a foreign page asks for, also where it asks with a method that usually changes nothing.
+///
+/// A page can have a GET sent without `Origin`, as for an image. Browsers then say with `Sec-Fetch-Site` that another site
+/// asks.
+///
+/// # Errors
+/// 403.
+pub(super) fn check_reader(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.contains_key(header::ORIGIN) {
+        let authority = headers.get(header::HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
+        return match authority {
+            Some(authority) => check_origin(origins, &authority, headers),
+            None => check_named_origin(origins, headers),
+        };
+    }
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    match site {
+        Some(b"cross-site" | b"same-site") if !origins.any => Err(ApiError::foreign_origin("another site")),
+        _ => Ok(()),
+    }
+}
+
+fn check_origin(origins: &OriginRules, own: &Authority, headers: &HeaderMap) -> Result<(), ApiError> {
+    if headers.get_all(header::ORIGIN).iter().all(|origin| is_same(origin, own)) {
+        return Ok(());
+    }
+    check_named_origin(origins, headers)
+}
+
+fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
+    let foreign = headers.get_all(header::ORIGIN).iter().find(|origin| !origins.allows(origin));
+    let refusal =
+        |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shown(origin.as_bytes())));
+    foreign.map_or(Ok(()), |origin| Err(refusal(origin)))
+}
+
+/// Whether a page of this origin was loaded from the server itself.
+fn is_same(origin: &HeaderValue, own: &Authority) -> bool {
+    let Some(origin) = read_origin(origin) else { return false };
+    let default = match origin.scheme() {
+        "http" => 80,
+        "https" => 443,
+        _ => return false,
+    };
+    let host = origin.host_str().unwrap_or_default();
+    host.eq_ignore_ascii_case(own.host()) && origin.port().unwrap_or(default) == own.port_u16().unwrap_or(default)
+}
+
+/// The name under which the server is called, which has to be one of its own, wherever the request says it.
+fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, ApiError> {
+    let in_headers = request.headers().get_all(header::HOST);
+    let mut named = None;
+    for host in in_headers {
+        let authority = Authority::try_from(host.as_bytes()).ok().filter(|authority| hosts.allows(authority));
+        let authority = authority.ok_or_else(|| ApiError::unknown_host(&shown(host.as_bytes())))?;
+        if named.replace(authority).is_some() {
+            return Err(ApiError::unknown_host("named twice"));
+        }
+    }
+    // HTTP/2 has it in the address of the request.
+    if let Some(authority) = request.uri().authority() {
+        if !hosts.allows(authority) {
+            return Err(ApiError::unknown_host(&shown(authority.as_str().as_bytes())));
+        }
+        named = Some(authority.clone());
+    }
+    match named {
+        Some(authority) => Ok(authority),
+        None if hosts.any => Ok(Authority::from_static("localhost")),
+        None => Err(ApiError::unknown_host("")),
+    }
+}
+
+/// A piece of a header as an error repeats it.
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).chars().take(LONGEST_SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(words: &[&str], origin: &str) -> bool {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        OriginRules::new(&words).allows(&HeaderValue::from_str(origin).expect("a header"))
+    }
+
+    #[test]
+    fn loopback_is_every_page_of_this_machine_and_no_other() {
+        for origin in [
+            "http://localhost",
+            "http://localhost:3000",
+            "https://localhost:8443",
+            "http://app.localhost:5173",
+            "http://127.0.0.1:3000",
+            "http://127.8.8.8",
+            "http://[::1]:3000",
+        ] {
+            assert!(allows(&["loopback"], origin), "{origin}");
+        }
+        for origin in [
+            "null",
+            "https://evil.example",
+            "http://localhost.evil.example",
+            "http://evil-localhost",
+            "http://127.0.0.1.evil.example",
+            "http://192.168.0.1",
+            "file://",
+            "chrome-extension://localhost",
+            "",
+        ] {
+            assert!(!allows(&["loopback"], origin), "{origin}");
+        }
+    }
+
+    #[test]
+    fn origins_are_allowed_by_name_in_the_form_in_which_browsers_write_them() {
+        assert!(allows(&["https://chat.example.org:443"], "https://chat.example.org"));
+        assert!(allows(&["loopback", "https://chat.example.org"], "http://localhost:1"));
+        assert!(!allows(&["https://chat.example.org"], "http://chat.example.org"));
+        assert!(!allows(&["https://chat.example.org"], "https://chat.example.org:8443"));
+        assert!(!allows(&[], "http://localhost"));
+        assert!(allows(&["*"], "null"));
+    }
+
+    fn answers(names: &[&str], bound: &str, host: &str) -> bool {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let rules = HostRules::new(&names, Some(bound.parse().expect("an address")));
+        Authority::try_from(host).is_ok_and(|authority| rules.allows(&authority))
+    }
+
+    #[test]
+    fn a_server_answers_under_loopback_names_its_own_address_and_the_names_it_was_given() {
+        for host in
+            ["localhost:8123", "LOCALHOST", "a.localhost", "127.0.0.1:1", "127.1.2.3", "[::1]:8123", "localhost."]
+        {
+            assert!(answers(&[], "127.0.0.1", host), "{host}");
+        }
+        for host in
+            ["rebind.evil.example:8123", "localhost.evil.example", "10.0.0.7", "me@localhost", "localhost@evil.example"]
+        {
+            assert!(!answers(&[], "127.0.0.1", host), "{host}");
+        }
+        assert!(answers(&[], "10.0.0.7", "10.0.0.7:8123"));
+        assert!(!answers(&[], "10.0.0.7", "10.0.0.8:8123"));
+        assert!(answers(&["agents.example.org"], "10.0.0.7", "Agents.Example.org"));
+        assert!(!answers(&["agents.example.org"], "10.0.0.7", "x.agents.example.org"));
+        assert!(answers(&["*.example.org"], "10.0.0.7", "agents.example.org"));
+        assert!(!answers(&["*.example.org"], "10.0.0.7", "example.org"));
+        assert!(!answers(&["*.example.org"], "10.0.0.7", "evilexample.org"));
+        assert!(answers(&["*"], "10.0.0.7", "anything.example"));
+    }
+
+    #[test]
+    fn a_server_that_is_bound_to_all_addresses_answers_under_any_address_and_no_name() {
+        assert!(answers(&[], "0.0.0.0", "192.168.0.7:8123"));
+        assert!(answers(&[], "::", "[2001:db8::7]:8123"));
+        assert!(!answers(&[], "0.0.0.0", "rebind.evil.example"));
+    }
+
+    #[test]
+    fn a_page_of_the_server_itself_is_not_foreign() {
+        let same = |origin: &str, own: &str| {
+            is_same(&HeaderValue::from_str(origin).expect("a header"), &Authority::try_from(own).expect("a host"))
+        };
+        assert!(same("http://agents.example:8123", "agents.example:8123"));
+        assert!(same("https://agents.example", "agents.example"));
+        assert!(same("http://[::1]:8123", "[::1]:8123"));
+        assert!(!same("http://agents.example", "agents.example:8123"));
+        assert!(!same("http://evil.example:8123", "agents.example:8123"));
+        assert!(!same("null", "agents.example"));
+    }
+}

@@ -1,0 +1,285 @@
+//! The HTTP client below the library: what a provider sends is bounded here, before the library collects it.
+//!
+//! The library reads bodies of errors to their end, and looks through an event under way again with each piece of it. So the
+//! body of an error is cut, and a stream is handed on in whole events, which are bounded in length, in number and in time.
+//! Redirects are not followed: a request carries the provider's key.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use http::{Request, Response};
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use rig_core::http_client::multipart::MultipartForm;
+use rig_core::http_client::{Error, HttpClientExt, LazyBody, Result, StreamingResponse};
+use rig_core::wasm_compat::WasmCompatSend;
+use rig_reqwest::ReqwestClient;
+use tokio::time::{Instant, timeout_at};
+
+use crate::model::limits::AnswerLimits;
+
+/// Time to establish a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A client whose answers are bounded.
+#[derive(Clone)]
+pub(super) struct BoundedClient {
+    http: reqwest::Client,
+    limits: AnswerLimits,
+}
+
+/// Which bound an answer exceeded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Exceeded {
+    /// Nothing came for so long.
+    Silent(Duration),
+    /// What came is too much.
+    TooLarge(String),
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent(silence) => write!(f, "nothing arrived for {} s", silence.as_secs_f64()),
+            Self::TooLarge(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Exceeded {}
+
+impl BoundedClient {
+    /// A client with a connection pool of its own.
+    ///
+    /// # Errors
+    /// When the system offers no TLS.
+    pub(super) fn new(limits: AnswerLimits) -> reqwest::Result<Self> {
+        let redirects = reqwest::redirect::Policy::none();
+        let http = reqwest::Client::builder().redirect(redirects).connect_timeout(CONNECT_TIMEOUT).build()?;
+        Ok(Self { http, limits })
+    }
+
+    /// Sends a request and waits for the head of the answer. One that tells of an error is an error, with its body.
+    async fn open(&self, request: Request<Bytes>, deadline: Instant) -> Result<reqwest::Response> {
+        let (parts, body) = request.into_parts();
+        let request = self.http.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
+        let sent = timeout_at(deadline, request.send()).await;
+        let response = sent.map_err(|_| self.silent(self.limits.first_token))?.map_err(Error::instance)?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = self.error_body(response, deadline).await;
+        Err(Error::non_success_with_details(status, headers, body))
+    }
+
+    /// The beginning of the body of an error: as much as may come, in the time that there is.
+    async fn error_body(&self, mut response: reqwest::Response, deadline: Instant) -> String {
+        let mut body = vec![];
+        while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
+            let room = self.limits.max_error_bytes - body.len();
+            body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            if body.len() == self.limits.max_error_bytes {
+                break;
+            }
+        }
+        String::from_utf8_lossy(&body).into_owned()
+    }
+
+    /// The whole body of an answer that is not streamed.
+    async fn whole(&self, mut response: reqwest::Response, mut deadline: Instant) -> Result<Bytes> {
+        let longest = self.limits.max_answer_bytes.saturating_mul(2);
+        let mut body = vec![];
+        loop {
+            let chunk = timeout_at(deadline, response.chunk()).await;
+            let chunk = chunk.map_err(|_| self.silent(self.limits.between_tokens))?.map_err(Error::instance)?;
+            let Some(chunk) = chunk else { return Ok(body.into()) };
+            if body.len() + chunk.len() > longest {
+                return Err(too_large(format!("the answer is longer than {longest} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+            deadline = Instant::now() + self.limits.between_tokens;
+        }
+    }
+
+    fn silent(&self, silence: Duration) -> Error {
+        Error::instance(Exceeded::Silent(silence))
+    }
+}
+
+fn too_large(what: String) -> Error {
+    Error::instance(Exceeded::TooLarge(what))
+}
+
+impl HttpClientExt for BoundedClient {
+    fn send<T, U>(
+        &self,
+        request: Request<T>,
+    ) -> impl Future<Output = Result<Response<LazyBody<U>>>> + WasmCompatSend + 'static
+    where
+        T: Into<Bytes>,
+        T: WasmCompatSend,
+        U: From<Bytes>,
+        U: WasmCompatSend + 'static,
+    {
+        let (client, request) = (self.clone(), request.map(Into::into));
+        async move {
+            let deadline = Instant::now() + client.limits.first_token;
+            let response = client.open(request, deadline).await?;
+            let head = head(&response);
+            let body: LazyBody<U> = Box::pin(async move { client.whole(response, deadline).await.map(U::from) });
+            head.body(body).map_err(Error::Protocol)
+        }
+    }
+
+    fn send_multipart<U>(
+        &self,
+        request: Request<MultipartForm>,
+    ) -> impl Future<Output = Result<Response<LazyBody<U>>>> + WasmCompatSend + 'static
+    where
+        U: From<Bytes>,
+        U: WasmCompatSend + 'static,
+    {
+        // Chats and embeddings have no use for it.
+        let client = ReqwestClient::from(self.http.clone());
+        async move { client.send_multipart(request).await }
+    }
+
+    fn send_streaming<T>(&self, request: Request<T>) -> impl Future<Output = Result<StreamingResponse>> + WasmCompatSend
+    where
+        T: Into<Bytes> + WasmCompatSend,
+    {
+        let (client, request) = (self.clone(), request.map(Into::into));
+        async move {
+            let deadline = Instant::now() + client.limits.first_token;
+            let response = client.open(request, deadline).await?;
+            let head = head(&response);
+            let pieces = Pieces {
+                unit: Unit::of(response.headers()),
+                chunks: response.bytes_stream().boxed(),
+                held: vec![],
+                received: 0,
+                silence: client.limits.first_token,
+                deadline,
+                limits: client.limits,
+            };
+            let pieces = stream::try_unfold(pieces, |mut pieces| async move {
+                let next = pieces.next().await?;
+                Ok(next.map(|piece| (piece, pieces)))
+            });
+            head.body(Box::pin(pieces) as _).map_err(Error::Protocol)
+        }
+    }
+}
+
+fn head(response: &reqwest::Response) -> http::response::Builder {
+    let mut head = Response::builder().status(response.status()).version(response.version());
+    if let Some(headers) = head.headers_mut() {
+        headers.clone_from(response.headers());
+    }
+    head
+}
+
+/// What is handed on whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// An event of a stream of events: up to an empty line.
+    Event,
+    /// A line.
+    Line,
+}
+
+impl Unit {
+    fn of(headers: &HeaderMap) -> Self {
+        let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") { Self::Event } else { Self::Line }
+    }
+
+    /// Where the last whole unit in `held` ends. What stands before `from` was looked through already.
+    fn last_end(self, held: &[u8], from: usize) -> Option<usize> {
+        let mut end = held.len();
+        while let Some(at) = held.get(from..end)?.iter().rposition(|byte| *byte == b'\n') {
+            let newline = from + at;
+            let before = &held[..newline];
+            if self == Self::Line || before.ends_with(b"\n") || before.ends_with(b"\n\r") {
+                return Some(newline + 1);
+            }
+            end = newline;
+        }
+        None
+    }
+}
+
+/// The pieces of an answer.
+struct Pieces {
+    unit: Unit,
+    chunks: BoxStream<'static, reqwest::Result<Bytes>>,
+    /// The unit under way.
+    held: Vec<u8>,
+    received: usize,
+    /// How long the next piece may take, and until when that is.
+    silence: Duration,
+    deadline: Instant,
+    limits: AnswerLimits,
+}
+
+impl Pieces {
+    /// The next whole units; at the end what is left.
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            let next = timeout_at(self.deadline, self.chunks.next()).await;
+            let chunk = match next.map_err(|_| Error::instance(Exceeded::Silent(self.silence)))? {
+                Some(chunk) => chunk.map_err(Error::instance)?,
+                None if self.held.is_empty() => return Ok(None),
+                None => {
+                    self.chunks = stream::empty().boxed();
+                    return Ok(Some(std::mem::take(&mut self.held).into()));
+                }
+            };
+            self.silence = self.limits.between_tokens;
+            self.deadline = Instant::now() + self.silence;
+            self.received += chunk.len();
+            if self.received > self.limits.max_received_bytes() {
+                let most = self.limits.max_received_bytes();
+                return Err(too_large(format!("more than {most} bytes arrived for one answer")));
+            }
+            let from = self.held.len();
+            self.held.extend_from_slice(&chunk);
+            if let Some(end) = self.unit.last_end(&self.held, from) {
+                let rest = self.held.split_off(end);
+                return Ok(Some(std::mem::replace(&mut self.held, rest).into()));
+            }
+            if self.held.len() > self.limits.max_line_bytes {
+                let most = self.limits.max_line_bytes;
+                return Err(too_large(format!("a line of the answer is longer than {most} bytes")));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_handed_on_whole_however_they_are_cut() {
+        let text = b"data: 1\n\ndata: 2\r\n\r\ndata: 3\ndata: 4";
+        for size in 1..text.len() {
+            let (mut held, mut whole) = (vec![], vec![]);
+            for chunk in text.chunks(size) {
+                let from = held.len();
+                held.extend_from_slice(chunk);
+                if let Some(end) = Unit::Event.last_end(&held, from) {
+                    let rest = held.split_off(end);
+                    whole.extend(std::mem::replace(&mut held, rest));
+                }
+            }
+            assert_eq!(whole, b"data: 1\n\ndata: 2\r\n\r\n", "in pieces of {size}");
+            assert_eq!(held, b"data: 3\ndata: 4");
+        }
+        assert_eq!(Unit::Line.last_end(b"{}\n{", 0), Some(3));
+        assert_eq!(Unit::Line.last_end(b"{}\n{", 3), None);
+    }
+}

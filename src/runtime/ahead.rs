@@ -1,0 +1,102 @@
+//! Checks that take long, made before the write in which a run is admitted: all other writes wait for that one.
+//!
+//! By whom a run is checked may change until it is admitted. So it is noted which definition it was, and what was checked; if
+//! it is another one then, it is checked again.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::admission::{self, House};
+use super::registry::Registry;
+use super::{Runs, StartError, Wish, assistants};
+use crate::agent::assemble::Known;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::definition::Digest;
+use crate::domain::size;
+use crate::domain::thread::Thread;
+use crate::domain::time::Timestamp;
+
+/// From how many bytes on what a request brings is checked ahead. Less is checked in less than a millisecond.
+const LARGE: usize = 16 * 1024;
+
+/// What was checked ahead.
+pub(super) struct Checked {
+    /// Which of the requests that are admitted together.
+    number: usize,
+    /// By which definition.
+    digest: Digest,
+    context: Map<String, Value>,
+}
+
+impl House {
+    /// Whether the input of a request was checked by this definition.
+    pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
+        self.checked.iter().any(|checked| checked.number == number && checked.digest == *digest)
+    }
+
+    /// Whether this is the context that was checked, by this definition.
+    pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
+        let is_this = |checked: &Checked| checked.number == number && checked.digest == *digest;
+        self.checked.iter().any(|checked| is_this(checked) && checked.context == *context)
+    }
+}
+
+impl Runs {
+    /// What runs are admitted with, after those parts of the requests were checked whose check takes long.
+    ///
+    /// # Errors
+    /// What does not fit, with the number of its request.
+    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
+        let mut house = self.0.house();
+        for number in (0..wishes.len()).filter(|number| is_large(&wishes[*number])) {
+            let (all, registry, now) = (Arc::clone(wishes), Arc::clone(&self.0.registry), self.0.clock.now());
+            let found =
+                self.0.db.read(move |tx| Box::pin(async move { who_checks(tx, &all[number], &registry, now).await }));
+            // Whoever is not found is missed again when the run is admitted.
+            let Some((known, context)) = found.await.map_err(|error| (number, error.into()))? else { continue };
+            let (digest, all) = (known.digest.clone(), Arc::clone(wishes));
+            let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
+                admission::check(&all[number], &known.agent)?;
+                if let Some(schema) = &known.agent.context {
+                    schema.check(&context)?;
+                }
+                Ok(context)
+            });
+            // A check that broke off is made again in the write.
+            let Ok(checked) = checking.await else { continue };
+            let context = checked.map_err(|invalid| (number, invalid.into()))?;
+            house.checked.push(Checked { number, digest, context });
+        }
+        Ok(house)
+    }
+}
+
+/// Whether a request brings so much that checking it may take long.
+fn is_large(wish: &Wish) -> bool {
+    let update = wish.request.command.as_ref().and_then(|command| command.update.as_ref());
+    let brought: usize = wish.request.input.iter().chain(update).map(size::of_value).sum();
+    let context: usize = wish.request.context.values().map(size::of_value).sum();
+    brought + context > LARGE
+}
+
+/// The agent that would run, and the context that it would have.
+async fn who_checks(
+    tx: &mut Tx<'_>,
+    wish: &Wish,
+    registry: &Registry,
+    now: Timestamp,
+) -> DbResult<Option<(Arc<Known>, Map<String, Value>)>> {
+    let Ok(mut cast) = assistants::cast(tx, &registry.agents(), &wish.assistant).await? else {
+        return Ok(None);
+    };
+    cast.known = registry.bound(tx, wish, cast.known).await?;
+    let thread = match wish.target.thread() {
+        Some(thread) => db::threads::find(tx, thread).await?,
+        None => None,
+    };
+    let thread = thread.unwrap_or_else(|| Thread::new(crate::domain::id::ThreadId::mint(), Map::new(), now));
+    let settings = admission::settings(wish, &cast, &thread);
+    Ok(Some((cast.known, settings.context)))
+}

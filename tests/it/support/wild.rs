@@ -1,0 +1,153 @@
+//! A server that misbehaves in every way that a model, a tool or an MCP server can.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use adjutant::shutdown::Shutdown;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use futures::{StreamExt, stream};
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+/// The server, as long as it is held.
+pub(crate) struct Wild {
+    /// Where it is.
+    pub(crate) base: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    shutdown: Shutdown,
+}
+
+impl Wild {
+    /// Starts one.
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let (asked, shutdown) = (Arc::<Mutex<Vec<String>>>::default(), Shutdown::new(Duration::from_secs(1)));
+        let router = Router::new().fallback(serve).with_state((base.clone(), Arc::clone(&asked)));
+        shutdown.spawn("wild", async move { axum::serve(listener, router).await });
+        Self { base, asked, shutdown }
+    }
+
+    /// How often something was asked below this path.
+    pub(crate) fn asked(&self, path: &str) -> usize {
+        self.asked.lock().unwrap().iter().filter(|asked| asked.starts_with(path)).count()
+    }
+
+    /// The configuration of a provider and an agent for each way in which a model can misbehave.
+    pub(crate) fn models(&self, ways: &[&str]) -> String {
+        let one = |way: &&str| {
+            format!(
+                "[providers.wild-{way}]\nkind = \"openai\"\nbase_url = \"{}/{way}\"\napi_key = \"wild-key\"\n\
+                 [agents.{way}]\nmodel = \"wild-{way}:m\"\nsystem_prompt = \"Speak.\"\n",
+                self.base
+            )
+        };
+        ways.iter().map(one).collect()
+    }
+}
+
+impl Drop for Wild {
+    fn drop(&mut self) {
+        self.shutdown.force();
+    }
+}
+
+/// A schema whose check would make 2^levels errors.
+pub(crate) fn doubling(levels: usize) -> Value {
+    let mut definitions = Map::from_iter([("d0".to_owned(), json!({"type": "string"}))]);
+    for level in 1..=levels {
+        let before = json!({"$ref": format!("#/$defs/d{}", level - 1)});
+        definitions.insert(format!("d{level}"), json!({"anyOf": [before, before]}));
+    }
+    let field = json!({"$ref": format!("#/$defs/d{levels}")});
+    json!({"type": "object", "properties": {"a": field}, "$defs": definitions})
+}
+
+fn chunk(delta: Value) -> String {
+    let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
+    format!("data: {}\n\n", json!({"id": "c", "created": 1, "model": "m", "choices": [choice]}))
+}
+
+/// The same piece again and again, after a first one.
+fn endless(kind: &'static str, first: String, piece: String) -> Response {
+    let piece = Bytes::from(piece);
+    let pieces = stream::repeat_with(move || Ok::<_, Infallible>(piece.clone()));
+    let body = stream::iter([Ok(Bytes::from(first))]).chain(pieces);
+    ([("content-type", kind)], Body::from_stream(body)).into_response()
+}
+
+/// A first piece, and then nothing for ever.
+fn stuck(first: String) -> Response {
+    let body = stream::iter([Ok::<_, Infallible>(Bytes::from(first))]).chain(stream::pending());
+    ([("content-type", "text/event-stream")], Body::from_stream(body)).into_response()
+}
+
+async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, uri: Uri, body: Bytes) -> Response {
+    let path = uri.path().to_owned();
+    asked.lock().unwrap().push(path.clone());
+    let sse = "text/event-stream";
+    match path.trim_start_matches('/').split('/').next().unwrap_or_default() {
+        "words" => endless(sse, String::new(), chunk(json!({"content": "word ".repeat(200)}))),
+        "arguments" => {
+            let function = json!({"name": "lookup", "arguments": "{\"query\": \""});
+            let call = json!({"index": 0, "id": "c1", "type": "function", "function": function});
+            let more = json!({"index": 0, "function": {"arguments": "x".repeat(1000)}});
+            endless(sse, chunk(json!({"tool_calls": [call]})), chunk(json!({"tool_calls": [more]})))
+        }
+        "line" => endless(sse, "data: ".to_owned(), "x".repeat(16_384)),
+        "error" => {
+            let mut answer = endless("text/plain", String::new(), "sorry ".repeat(3_000));
+            *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            answer
+        }
+        "signs" => endless_signs(),
+        "halfway" => stuck(chunk(json!({"content": "half"}))),
+        "silent" => std::future::pending().await,
+        "elsewhere" => {
+            let target = format!("{base}/target{path}");
+            (StatusCode::TEMPORARY_REDIRECT, [("location", target)]).into_response()
+        }
+        "zeros" => {
+            let zeros = "0,".repeat(50 * 1024 * 1024);
+            let body = format!("{{\"content\": \"here\", \"artifact\": [{zeros}0]}}");
+            ([("content-type", "application/json")], body).into_response()
+        }
+        "endless" => endless("application/json", "\"".to_owned(), "x".repeat(16_384)),
+        "delegate" => {
+            let delegate = json!({"subagent_type": "helper", "description": "help", "response_format": doubling(24)});
+            Json(json!({"delegate": delegate})).into_response()
+        }
+        "mcp" => mcp(&body),
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// Signs of life without end, one every few milliseconds, and nothing else.
+fn endless_signs() -> Response {
+    let signs = stream::unfold(tokio::time::interval(Duration::from_millis(20)), |mut interval| async move {
+        interval.tick().await;
+        Some((Ok::<_, Infallible>(Bytes::from(": still there\n\n")), interval))
+    });
+    ([("content-type", "text/event-stream")], Body::from_stream(signs)).into_response()
+}
+
+/// An MCP server with one good tool and one whose schema is a trap.
+fn mcp(body: &[u8]) -> Response {
+    let request: Value = serde_json::from_slice(body).unwrap_or_default();
+    let result = match request["method"].as_str().unwrap_or_default() {
+        "initialize" => json!({"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+            "serverInfo": {"name": "wild", "version": "1"}}),
+        "tools/list" => json!({"tools": [
+            {"name": "good", "inputSchema": {"type": "object"}},
+            {"name": "trap", "inputSchema": doubling(24)},
+        ]}),
+        "tools/call" => json!({"content": [{"type": "text", "text": "called"}]}),
+        _ => return StatusCode::ACCEPTED.into_response(),
+    };
+    Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).into_response()
+}
