@@ -1,11 +1,13 @@
 //! Builds the parts, and owns the order in which they start and stop.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use reqwest::Client;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
@@ -13,7 +15,7 @@ use tokio::net::TcpListener;
 use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
-use crate::db::{Db, DbLimits};
+use crate::db::{Db, DbLimits, Engine};
 use crate::domain::background::Looks;
 use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
@@ -70,7 +72,7 @@ impl App {
     ) -> anyhow::Result<Self> {
         let spawn = {
             let shutdown = shutdown.clone();
-            move |name, task| drop(shutdown.spawn(name, task))
+            move |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>))
         };
         let url = config.storage.url.expose();
         let limits = DbLimits { statement: config.storage.statement_timeout() };
@@ -78,7 +80,9 @@ impl App {
             .await
             .with_context(|| format!("could not open {}", config.storage.url))?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        shutdown.spawn("watch", events.clone().watch(Arc::clone(&clock)));
+        if db.engine() == Engine::Postgres {
+            shutdown.spawn_essential("watch", events.clone().watch(Arc::clone(&clock)).map(Ok::<(), Infallible>));
+        }
         let providers = Arc::new(providers(&config).with_own(registered.sources()));
         let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
@@ -139,7 +143,7 @@ impl App {
     /// Serves until the shutdown begins, then lets everybody finish.
     ///
     /// # Errors
-    /// When the listener fails or an essential task broke.
+    /// When the listener fails, an essential task broke, or tasks had to be dropped, by a second signal or at the deadline.
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         self.check_address(address)?;
@@ -172,7 +176,7 @@ impl App {
         };
         // Side by side: the deadline runs from the first signal on.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
-        finished.map_err(|broken| anyhow!("{broken}"))
+        Ok(finished?)
     }
 
     /// Refuses to serve other machines without authentication, unless that is what the owner wants.

@@ -26,7 +26,8 @@
 //! | [`events`] | the log and who is listening | `domain`, `db` |
 //! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events`, `metrics`, `peer` |
 //! | [`http`] | the translation | `domain`, `db` (reads), `events`, `runtime`, `metrics` |
-//! | [`metrics`] | what is counted for those who watch | `domain` |
+//! | [`metrics`] | what is counted for those who watch | `domain`, `logging` |
+//! | [`logging`] | the log of the process | `config` |
 //! | [`config`], [`shutdown`] | what is configured; who owns the tasks | `domain`; nothing |
 //! | [`app`] | builds the parts, owns their order | everything |
 //!
@@ -90,6 +91,7 @@ pub mod db;
 pub mod domain;
 pub mod events;
 pub mod http;
+pub mod logging;
 pub mod metrics;
 pub mod middleware;
 pub mod model;

@@ -1,12 +1,13 @@
 //! The program: reads the command line, then serves or checks.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::Prepared;
-use adjutant::config::{self, Arguments, Command, Log, LogFormat};
+use adjutant::config::{self, Arguments, Command};
+use adjutant::logging;
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -21,16 +22,16 @@ fn main() -> ExitCode {
     let prepared = Adjutant::builder().settings(settings).load();
     if only_check {
         let (text, is_usable) = config::verdict(prepared.as_ref().map(Prepared::loaded));
-        print!("{text}");
+        // Whoever does not read it still gets the exit code.
+        let _ = std::io::stdout().write_all(text.as_bytes());
         return if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    match prepared.map_err(anyhow::Error::from).and_then(serve) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
+    let served = prepared.map_err(anyhow::Error::from).and_then(serve);
+    if let Err(error) = &served {
+        logging::print(&format!("{error:#}"));
     }
+    logging::flush();
+    if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Asks the kernel for pages of the usual size only: in huge ones what lies idle, such as open streams, takes several times
@@ -42,16 +43,6 @@ fn keep_pages_small() {
 
 #[tokio::main]
 async fn serve(prepared: Prepared) -> anyhow::Result<()> {
-    start_logging(&prepared.loaded().config.log)?;
+    logging::start(&prepared.loaded().config.log)?;
     prepared.serve().await
-}
-
-fn start_logging(log: &Log) -> anyhow::Result<()> {
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(EnvFilter::try_new(&log.filter)?).with_writer(std::io::stderr);
-    match log.format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.json().init(),
-    }
-    Ok(())
 }

@@ -29,7 +29,38 @@ pub struct Shutdown {
     tasks: TaskTracker,
     deadline: Duration,
     cause: Arc<OnceLock<Broken>>,
+    /// The signal that dropped everything, when it was one.
+    forced_by: Arc<OnceLock<&'static str>>,
+    /// How many tasks were alive when everything was dropped.
+    dropped: Arc<OnceLock<usize>>,
 }
+
+/// Why a server did not stop in good order. The process then ends with an exit code that is not zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopError {
+    /// An essential task ended although nobody had asked it to.
+    Broken(Broken),
+    /// Tasks were dropped before they had come to an end.
+    Forced {
+        /// What dropped them.
+        reason: String,
+        /// How many there were.
+        tasks: usize,
+    },
+}
+
+impl fmt::Display for StopError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken(broken) => broken.fmt(f),
+            Self::Forced { reason, tasks } => {
+                write!(f, "the server did not stop in good order: {reason}, and {tasks} tasks were dropped")
+            }
+        }
+    }
+}
+
+impl std::error::Error for StopError {}
 
 /// An essential task that ended although nobody had asked it to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +90,8 @@ impl Shutdown {
     pub fn new(deadline: Duration) -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
-        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause: Arc::default() }
+        let (cause, forced_by, dropped) = Default::default();
+        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause, forced_by, dropped }
     }
 
     /// Tells when to take nothing new on and to leave at the next commit.
@@ -79,6 +111,8 @@ impl Shutdown {
 
     /// Drops everything.
     pub fn force(&self) {
+        // The first time is the one that counts.
+        let _ = self.dropped.set(self.tasks.len());
         self.hard.cancel();
     }
 
@@ -144,11 +178,13 @@ impl Shutdown {
                 Err(error) => return warn!(%error, "signals cannot be heard; stop the process another way"),
             };
             let signal = signals.next().await;
-            info!(signal, "stopping; once more to stop at once");
             shutdown.begin();
+            info!(signal, "stopping; once more to stop at once");
             let signal = signals.next().await;
-            warn!(signal, "stopping at once");
+            // Nobody sends a third reason.
+            let _ = shutdown.forced_by.set(signal);
             shutdown.force();
+            warn!(signal, "stopping at once");
         };
         // Not tracked: it must not keep the server alive, and a second signal has to be heard until the very end.
         #[expect(clippy::disallowed_methods, reason = "the one task that is meant to outlive the others")]
@@ -158,20 +194,32 @@ impl Shutdown {
     /// Waits until the server was told to stop and all tasks have ended, by themselves or by the deadline.
     ///
     /// # Errors
-    /// When it stopped because an essential task had ended.
-    pub async fn finished(&self) -> Result<(), Broken> {
+    /// When it stopped because an essential task had ended, or when tasks had to be dropped.
+    pub async fn finished(&self) -> Result<(), StopError> {
         self.soft.cancelled().await;
         self.tasks.close();
-        tokio::select! {
-            () = self.tasks.wait() => {}
-            () = self.hard.cancelled() => {}
-            () = tokio::time::sleep(self.deadline) => {
-                warn!(tasks = self.tasks.len(), "deadline reached, stopping at once");
-            }
-        }
+        let is_late = tokio::select! {
+            () = self.tasks.wait() => false,
+            () = self.hard.cancelled() => false,
+            () = tokio::time::sleep(self.deadline) => true,
+        };
+        let reason = match self.forced_by.get() {
+            Some(signal) => format!("it was stopped at once by a second {signal}"),
+            None if is_late => format!("the deadline of {} s was reached", self.deadline.as_secs_f64()),
+            None => "it was stopped at once".to_owned(),
+        };
+        let is_forced = is_late || self.hard.is_cancelled();
         self.force();
+        let tasks = self.dropped.get().copied().unwrap_or(0);
+        let forced = is_forced.then_some(StopError::Forced { reason, tasks });
+        if let Some(forced) = &forced {
+            warn!("{forced}");
+        }
         self.tasks.wait().await;
-        self.cause.get().map_or(Ok(()), |cause| Err(cause.clone()))
+        match self.cause.get() {
+            Some(cause) => Err(StopError::Broken(cause.clone())),
+            None => forced.map_or(Ok(()), Err),
+        }
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where tasks are started")]

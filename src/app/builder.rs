@@ -208,7 +208,12 @@ impl Prepared {
     /// # Errors
     /// When the database cannot be opened or an agent cannot be assembled.
     pub async fn start(self, shutdown: Shutdown) -> anyhow::Result<App> {
-        App::open(self.loaded.config, self.registered, shutdown, self.clock).await
+        let opened = App::open(self.loaded.config, self.registered, shutdown.clone(), self.clock).await;
+        if opened.is_err() {
+            // The tasks that were started already are not missed.
+            shutdown.begin();
+        }
+        opened
     }
 
     /// Serves at the configured address until the process is told to stop.

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{Cell, readable};
+use super::workers::is_alive;
 use super::{DbResult, Tx};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
@@ -96,8 +97,9 @@ pub async fn find(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<Delivery>>
     row.map(Delivery::try_from).transpose()
 }
 
-/// Gives pending deliveries that are due to `worker`, those first that have been so for longest. Until `until` nobody else
-/// is given them, unless the worker dies. On Postgres those that somebody else is about to take are passed over.
+/// Gives pending deliveries that are due to `worker`, those first that have been so for longest. Nobody else is given them
+/// unless the worker dies, and it is not given them again itself before `until`. On Postgres those that somebody else is
+/// about to take are passed over.
 pub async fn claim(
     tx: &mut Tx<'_>,
     worker: WorkerId,
@@ -106,18 +108,20 @@ pub async fn claim(
     limit: i64,
 ) -> DbResult<Vec<Delivery>> {
     macro_rules! claim {
-        ($lock:literal) => {
+        ($engine:ident, $lock:literal) => {
             concat!(
                 "update deliveries set worker = $1, fence = fence + 1, attempts = attempts + 1, due_at = $3 \
                  where delivery_id in (select delivery_id from deliveries where status = 'pending' and due_at <= $2 \
-                 order by due_at, delivery_id limit $4",
+                 and (worker is null or worker = $1 or not ",
+                is_alive!($engine, "deliveries.worker"),
+                ") order by due_at, delivery_id limit $4",
                 $lock,
                 ") returning ",
                 columns!()
             )
         };
     }
-    let sql = tx.either(claim!(""), claim!(" for update skip locked"));
+    let sql = tx.either(claim!(sqlite, ""), claim!(postgres, " for update skip locked"));
     let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| query_as(sql)
         .bind(worker.0)
         .bind(now.0)
@@ -133,10 +137,16 @@ pub async fn claim(
 /// Makes those deliveries due that are with a worker who broke its promise to be alive, and is not `worker`. Returns how
 /// many there were.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
-    const SQL: &str = "update deliveries set due_at = $2, worker = null where worker is not null and worker <> $1 \
-        and not exists (select 1 from workers \
-        where workers.worker_id = deliveries.worker and workers.alive_until >= $2)";
-    Ok(on_engine!(tx, |conn| query(SQL)
+    macro_rules! free {
+        ($engine:ident) => {
+            concat!(
+                "update deliveries set due_at = $2, worker = null where worker is not null and worker <> $1 and not ",
+                is_alive!($engine, "deliveries.worker")
+            )
+        };
+    }
+    let sql = tx.either(free!(sqlite), free!(postgres));
+    Ok(on_engine!(tx, |conn| query(sql)
         .bind(worker.0)
         .bind(now.0)
         .execute(conn)

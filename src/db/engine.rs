@@ -22,9 +22,11 @@ use super::states::States;
 use super::writer::{self, Outfit};
 use super::{DbLimits, Spawn};
 
+mod lock;
 mod matches;
 mod vector;
 
+pub(super) use lock::FileLock;
 pub(super) use matches::Matches;
 pub(super) use vector::Vector;
 
@@ -133,12 +135,15 @@ pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResul
     }
     let options = sqlite_options(url)?.busy_timeout(outfit.limits.statement);
     let in_memory = url.contains(":memory:") || url.contains("mode=memory");
-    let mut conn = if in_memory {
-        options.connect().await?
+    let (mut conn, lock) = if in_memory {
+        (options.connect().await?, None)
     } else {
-        make_directory(options.get_filename())?;
-        check_file(options.get_filename())?;
-        options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?
+        let file = options.get_filename();
+        make_directory(file)?;
+        // Before the file is opened, which would take the locks of SQLite from another server in this process.
+        let lock = FileLock::take(file)?;
+        check_file(file)?;
+        (options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?, Some(lock))
     };
     SQLITE_TABLES.run(&mut conn).await?;
     let readers = if in_memory {
@@ -147,7 +152,7 @@ pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResul
         let options = options.create_if_missing(false).pragma("query_only", "on");
         Readers::Sqlite(pool::<Sqlite>(SQLITE_READERS).connect_with(options).await?)
     };
-    spawn("database writer", writer::on_sqlite(outfit, conn));
+    spawn("database writer", writer::on_sqlite(outfit, conn, lock));
     Ok((Engine::Sqlite, readers))
 }
 
@@ -238,6 +243,23 @@ pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
         Some("22021" | "22P05") => DbError::Unfit(told.message().to_owned()),
         Some(_) | None => DbError::Unavailable(Arc::new(error)),
     }
+}
+
+/// Whether what a driver could not do may succeed later, without a change of what was asked for.
+pub(super) fn is_transient(error: &sqlx::Error) -> bool {
+    // SQLite: error, too big, constraint, mismatch, misuse, range. Postgres, by class: cardinality, data, integrity, limits.
+    const SQLITE: [u32; 6] = [1, 18, 19, 20, 21, 25];
+    const POSTGRES: [&str; 4] = ["21", "22", "23", "54"];
+    if let Some(told) = error.as_database_error() {
+        let code = told.code().unwrap_or_default();
+        return match code.parse::<u32>() {
+            // The codes of Postgres have five characters; the lower byte of those of SQLite is the kind of error.
+            Ok(number) if code.len() < 5 => !SQLITE.contains(&(number & 0xff)),
+            Ok(_) | Err(_) => !POSTGRES.contains(&code.get(..2).unwrap_or_default()),
+        };
+    }
+    matches!(error, sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut)
+        || matches!(error, sqlx::Error::BeginFailed | sqlx::Error::WorkerCrashed)
 }
 
 /// Metadata filters that are nested deeper than this are refused.

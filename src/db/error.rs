@@ -1,5 +1,6 @@
 //! What can go wrong with the database. Absence is no error; see [`Option`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a function of this module returns.
@@ -30,6 +31,18 @@ pub enum DbError {
     /// The job panicked. It left no trace.
     #[error("a database job panicked: {0}")]
     Panicked(String),
+    /// Another process has the file, and a file serves one process.
+    #[error(
+        "{} is in use by another server{by}. A SQLite database serves one process: stop the other one first, \
+         name another file in `storage.url`, or use Postgres for several",
+        file.display()
+    )]
+    InUse {
+        /// The file.
+        file: PathBuf,
+        /// The process, in brackets, when it is known.
+        by: String,
+    },
     /// The database was closed by us.
     #[error("the database is closed")]
     Closed,
@@ -39,6 +52,21 @@ pub enum DbError {
 }
 
 impl DbError {
+    /// Whether the very same may succeed later: the database is busy, out of reach, or short of something. The other errors
+    /// lie in what was asked for.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Busy => true,
+            Self::Unavailable(error) => super::engine::is_transient(error),
+            Self::Conflict(_)
+            | Self::Corrupt { .. }
+            | Self::Unfit(_)
+            | Self::Panicked(_)
+            | Self::InUse { .. }
+            | Self::Closed => false,
+        }
+    }
+
     /// The database did not answer within its time. What was to be written may have been written.
     pub(super) fn late() -> Self {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");

@@ -1,6 +1,6 @@
 //! The log of a thread: steps, which are rows of `checkpoints`, and facts, which are rows of `events`, on one number line.
 
-use sqlx::{QueryBuilder, query_as};
+use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::checkpoints::{EntryColumns, lane_id, lane_of};
@@ -55,6 +55,13 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
         })?;
     }
     Ok(())
+}
+
+/// Whether an event or a step of this number is in the log of a thread.
+pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
+    const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
+        or exists (select 1 from checkpoints where thread_id = $1 and seq = $2)";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(seq).fetch_one(conn).await)?)
 }
 
 /// Something in the log, as it is read back.

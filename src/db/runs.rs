@@ -14,7 +14,7 @@ use uuid::Uuid;
 pub use below::{members, tree};
 pub use claims::{
     Claim, Holder, Trace, adopt_orphans, any_pending, caller_told, cancels_of, check_fence, claim, end_fenced,
-    first_seq, give_up, given_up, is_given_up, is_to_stop, next_due, next_due_at, release, request_cancel,
+    first_seq, give_up, given_up, is_given_up, is_to_stop, next_due, next_due_at, release, release_all, request_cancel,
     restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
 };
 pub use order::{begun_after, begun_by};
@@ -36,7 +36,7 @@ macro_rules! columns {
     () => {
         "run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
          status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
-         visibility"
+         visibility, crashes"
     };
 }
 use columns;
@@ -68,6 +68,7 @@ struct RunRow {
     updated_at: i64,
     due_at: i64,
     visibility: Option<String>,
+    crashes: i32,
 }
 
 /// A run as far as it can be read.

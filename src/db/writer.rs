@@ -4,6 +4,7 @@
 //! job as for sixty. On Postgres several tasks take one job each.
 
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::DbLimits;
-use super::engine::Tx;
+use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
 use super::rings::Ring;
 use super::states::States;
@@ -115,18 +116,21 @@ impl Queue {
     }
 }
 
-/// The writer of SQLite.
-pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection) -> BoxFuture<'static, ()> {
+/// The writer of SQLite. It ends before it is asked to when its connection is lost, which cannot be had anew: transactions may
+/// be half done on it. `lock` is held until it has ended.
+pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection, lock: Option<FileLock>) -> BoxFuture<'static, ()> {
     let Outfit { mut inbox, states, closing, rings: _, limits: _ } = outfit;
     Box::pin(async move {
+        let _lock = lock;
         let mut group = Vec::with_capacity(GROUP);
         loop {
             tokio::select! {
                 taken = inbox.recv_many(&mut group, GROUP) => if taken == 0 { break },
                 () = closing.cancelled(), if !inbox.is_closed() => inbox.close(),
             }
-            if !group.is_empty() {
-                write_group(&mut conn, &states, &mut group).await;
+            if !group.is_empty() && write_group(&mut conn, &states, &mut group).await.is_break() {
+                tracing::error!("the connection to the database is lost");
+                return;
             }
         }
         if let Err(error) = conn.close().await {
@@ -135,8 +139,8 @@ pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection) -> BoxFuture
     })
 }
 
-/// Runs the jobs in one transaction and empties `group`.
-async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut Vec<Box<dyn Job>>) {
+/// Runs the jobs in one transaction and empties `group`. Breaks off when the connection is lost.
+async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut Vec<Box<dyn Job>>) -> ControlFlow<()> {
     let mut done = Vec::with_capacity(group.len());
     let ended = run_group(conn, states, group, &mut done).await;
     if ended.is_err() {
@@ -147,9 +151,10 @@ async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut V
         (job.tell)(ended.clone());
     }
     // Only when the transaction broke: these were not begun.
-    if let Err(error) = ended {
-        group.drain(..).for_each(|job| job.refuse(error.clone()));
-    }
+    let Err(error) = ended else { return ControlFlow::Continue(()) };
+    group.drain(..).for_each(|job| job.refuse(error.clone()));
+    let is_lost = matches!(&error, DbError::Unavailable(cause) if matches!(**cause, sqlx::Error::WorkerCrashed));
+    if is_lost { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// A savepoint around each job lets one fail alone. It is put up together with the statement before it, since each trip

@@ -124,6 +124,11 @@ impl Follow {
         }
     }
 
+    /// Whether the server leaves, so that what happens next is to be read elsewhere.
+    pub fn is_cut(&self) -> bool {
+        self.leaving.is_cancelled()
+    }
+
     /// Looks for the run or the write that comes next. False if there is none yet.
     async fn look(&mut self) -> DbResult<bool> {
         let (thread, after) = (self.thread, self.after);

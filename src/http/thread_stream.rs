@@ -105,9 +105,10 @@ impl Feed for HappeningFeed {
         (source, happening)
     }
 
-    async fn take(&mut self, _: &mut Follow, happening: Self::Item, buffer: &mut BytesMut) -> Then {
+    async fn take(&mut self, source: &mut Follow, happening: Self::Item, buffer: &mut BytesMut) -> Then {
         let shown = match happening {
             Ok(Some(happening)) => self.show(happening, buffer).await,
+            Ok(None) if source.is_cut() => return Then::Break,
             Ok(None) => return Then::End,
             Err(error) => Err(error.into()),
         };

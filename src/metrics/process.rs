@@ -1,7 +1,8 @@
 //! The process itself, under the names that every client library uses.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
@@ -12,6 +13,7 @@ use crate::domain::time::Timestamp;
 pub(super) struct Gauges {
     resident: Gauge,
     files: Gauge,
+    log_lines_lost: Counter,
 }
 
 impl Gauges {
@@ -24,6 +26,8 @@ impl Gauges {
         registry.register("process_resident_memory_bytes", text, gauges.resident.clone());
         let text = "Open files and connections; 0 where the system does not tell";
         registry.register("process_open_fds", text, gauges.files.clone());
+        let text = "Lines of the log that could not be written";
+        registry.register("adjutant_log_lines_lost", text, gauges.log_lines_lost.clone());
         gauges
     }
 
@@ -31,6 +35,7 @@ impl Gauges {
         self.resident.set(resident_bytes().unwrap_or(0));
         let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         self.files.set(i64::try_from(files).unwrap_or(i64::MAX));
+        self.log_lines_lost.inner().fetch_max(crate::logging::lines_lost(), Ordering::Relaxed);
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) struct Desk {
     /// The holder of the lease, and its number: a write under an older number finds no row.
     pub(super) worker: WorkerId,
     pub(super) fence: i64,
+    /// How often servers died at work on the run since it last got on.
+    pub(super) crashes: u32,
     /// Whether other processes work on the same database, which may have readers of the run.
     pub(super) has_company: bool,
     /// Which agents there are.
@@ -58,13 +60,11 @@ impl Desk {
 /// What a failing database means for a loop. The words go to the log; clients get a class.
 pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
     tracing::error!(%run, %error, "the database failed under a run");
-    match error {
-        DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Stop::Away,
-        DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Unfit(_) | DbError::Panicked(_) => {
-            Stop::Fault(Failure::new(
-                "StorageError",
-                "The server could not store the run's progress. Its log has the cause under the id of the run.",
-            ))
-        }
+    if error.is_transient() || matches!(error, DbError::Closed) {
+        return Stop::Away;
     }
+    Stop::Fault(Failure::new(
+        "StorageError",
+        "The server could not store the run's progress. Its log has the cause under the id of the run.",
+    ))
 }

@@ -1,8 +1,11 @@
 //! The durable journal: one transaction per commit, fenced by the lease.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use backon::{BackoffBuilder, ExponentialBuilder, Retryable};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +15,7 @@ use super::{Report, admission};
 use crate::agent::assemble::Known;
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::interrupts::{Asked, AskedStatus};
-use crate::db::{self, DbResult};
+use crate::db::{self, DbError, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
 use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
@@ -27,7 +30,7 @@ use crate::tool::budget::{Budget, Meter};
 
 mod commit;
 
-use commit::{Batch, Laid, write_batch};
+use commit::{Batch, Laid, Written, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -99,7 +102,8 @@ impl LaneJournal {
         if child.request.agent.is_none() {
             return Ok(None);
         }
-        self.desk.registry.of_run(child).await.map_err(|error| fault(self.desk.run.id, &error))
+        let known = patiently(self.desk.run.id, || self.desk.registry.of_run(child)).await;
+        known.map_err(|error| fault(self.desk.run.id, &error))
     }
 
     /// Numbers the notes and lays out what is to be written.
@@ -122,7 +126,6 @@ impl LaneJournal {
             used: self.used(at),
             rest,
             events: vec![],
-            turn: self.desk.turns.take(),
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
@@ -253,21 +256,85 @@ impl LaneJournal {
         events.iter().for_each(|event| work.happened(event, age));
     }
 
-    /// Writes a batch. False if the lease is lost.
-    async fn write(&self, batch: Batch) -> DbResult<bool> {
+    /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
+    async fn write(&self, batch: Arc<Batch>, before: Vec<i64>) -> DbResult<Written> {
         let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
         let ends = lane == Lane::Main && batch.ended.is_some();
+        let turn = self.desk.turns.take();
         let write = self.desk.db.write(move |tx| {
             Box::pin(async move {
-                let held = write_batch(tx, &desk, run, lane, batch).await?;
-                if held && desk.has_company && ends {
+                let written = write_batch(tx, &desk, (run, lane), &batch, turn, &before).await?;
+                if matches!(written, Written::Now) && desk.has_company && ends {
                     db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
                 }
-                Ok(held)
+                Ok(written)
             })
         });
         write.await
     }
+
+    /// Stores a batch and tries again for as long as the database does not take it: what was done cannot be done anew.
+    /// Returns what is stored in the end; none if the lease is lost.
+    ///
+    /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process takes
+    /// everything below the highest number for what there is. A try whose outcome nobody told us may have succeeded, so the
+    /// next one looks for it first.
+    async fn store(&self, batch: Batch) -> DbResult<Option<Batch>> {
+        let (mut tried, mut pauses) = (vec![], pauses().build());
+        let mut batch = Arc::new(batch);
+        let outcome = loop {
+            let before = tried.iter().filter(|_| batch.count > 0).map(|range: &Range<i64>| range.start);
+            let error = match self.write(Arc::clone(&batch), before.collect()).await {
+                Ok(Written::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
+                Ok(Written::Before(first)) => {
+                    tried.push(batch.numbers());
+                    tried.retain(|range| range.start != first);
+                    break Ok(Some(batch.renumbered(first)));
+                }
+                Ok(Written::Lost) => {
+                    tried.push(batch.numbers());
+                    break Ok(None);
+                }
+                Err(error) => error,
+            };
+            tried.push(batch.numbers());
+            let Some(pause) = pauses.next().filter(|_| error.is_transient()) else { break Err(error) };
+            tracing::warn!(run = %self.desk.run.id, %error, "a step cannot be stored yet");
+            tokio::time::sleep(pause).await;
+            batch = Arc::new(batch.renumbered(self.desk.log.reserve(batch.count)));
+        };
+        for numbers in tried {
+            self.desk.log.abandon(numbers.start, usize::try_from(numbers.end - numbers.start).unwrap_or(0));
+        }
+        outcome
+    }
+
+    /// The history goes on in the segment that was stored.
+    fn settle_segment(&self, first: i64, stored: &Batch) {
+        let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = stored.numbers().end - stored.first;
+        if let Some(number) = segment.as_mut().filter(|number| (first..first + count).contains(*number)) {
+            *number += stored.first - first;
+        }
+    }
+}
+
+/// How long to wait before what the database did not take is tried again: a twentieth of a second at first, at most two.
+fn pauses() -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(Duration::from_secs(2))
+        .with_jitter()
+        .without_max_times()
+}
+
+/// Tries again for as long as the database is out of reach. To be tried twice must be the same as to be tried once.
+pub(super) async fn patiently<T, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> DbResult<T>
+where
+    F: Future<Output = DbResult<T>> + Send,
+{
+    let said = |error: &DbError, _| tracing::warn!(%run, %error, "the database is out of reach under a run");
+    attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
 }
 
 /// What a run and those below it have used, by what is stored.
@@ -295,36 +362,32 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
 impl Journal for LaneJournal {
     async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
         let ends = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Ended { .. })));
-        let rest = if ends { Some(self.rest().await.map_err(|error| fault(self.desk.run.id, &error))?) } else { None };
-        let mut batch = self.lay_out(machine, notes, rest);
-        let (first, count) = (batch.first, batch.count);
-        let events = std::mem::take(&mut batch.events);
-        let has_report = batch.report.is_some();
-        let main_ended = self.origin.lane == Lane::Main && batch.ended.is_some();
+        let fault = |error: DbError| {
+            self.desk.metrics.work().commit_lost("database");
+            fault(self.desk.run.id, &error)
+        };
+        let rest = match ends {
+            true => Some(patiently(self.desk.run.id, || self.rest()).await.map_err(fault)?),
+            false => None,
+        };
+        let batch = self.lay_out(machine, notes, rest);
+        let first = batch.first;
         let begun = Instant::now();
-        match self.write(batch).await {
-            Ok(true) => {
-                self.count(&events, begun);
-                if let (true, Some(head)) = (main_ended, machine.head) {
-                    self.desk.db.states().put(head, Arc::new(machine.state.clone()));
-                }
-                self.desk.log.publish(events);
-                if has_report {
-                    self.desk.webhooks.ring();
-                }
-                Ok(())
-            }
-            Ok(false) => {
-                self.desk.log.abandon(first, count);
-                self.desk.metrics.work().commit_lost("lease");
-                Err(Stop::LeaseLost)
-            }
-            Err(error) => {
-                self.desk.log.abandon(first, count);
-                self.desk.metrics.work().commit_lost("database");
-                Err(fault(self.desk.run.id, &error))
-            }
+        let Some(stored) = self.store(batch).await.map_err(fault)? else {
+            self.desk.metrics.work().commit_lost("lease");
+            return Err(Stop::LeaseLost);
+        };
+        self.settle_segment(first, &stored);
+        self.count(&stored.events, begun);
+        let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
+        if let (true, Some(head)) = (main_ended, machine.head) {
+            self.desk.db.states().put(head, Arc::new(machine.state.clone()));
         }
+        self.desk.log.publish(stored.events);
+        if stored.report.is_some() {
+            self.desk.webhooks.ring();
+        }
+        Ok(())
     }
 
     fn say(&self, delta: Delta) {
@@ -345,24 +408,28 @@ impl Journal for LaneJournal {
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let (id, order) = (wish.id, wish.order.clone());
         let (at_work, lane, used) = (self.enters(id), self.run, self.used(now));
-        let admitted = self
-            .desk
-            .db
-            .write(move |tx| {
+        let asked = Arc::new((wish, head, used));
+        // Who asks again finds the child that was admitted before, as of the same instant.
+        let admit = || {
+            let (desk, asked) = (Arc::clone(&desk), Arc::clone(&asked));
+            self.desk.db.write(move |tx| {
                 Box::pin(async move {
+                    let (wish, head, used) = &*asked;
                     if !desk.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let verdict = admission::child(tx, (&desk.run, &desk.registry), &wish, now).await?;
-                    if let (Ok(_), Some((head, position))) = (&verdict, &head) {
+                    let verdict = admission::child(tx, (&desk.run, &desk.registry), wish, now).await?;
+                    if let (Ok(_), Some((head, position))) = (&verdict, head) {
                         db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
                     }
-                    if let Some(used) = &used {
+                    if let Some(used) = used {
                         db::runs::set_usage(tx, lane, used).await?;
                     }
                     Ok(Some(verdict))
                 })
             })
+        };
+        let admitted = patiently(self.desk.run.id, admit)
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?
             .ok_or(Stop::LeaseLost)?;
@@ -390,10 +457,8 @@ impl Journal for LaneJournal {
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
         let (thread, at_work) = (self.desk.run.thread, self.enters(child));
-        let found = self
-            .desk
-            .db
-            .read(move |tx| {
+        let find = || {
+            self.desk.db.read(move |tx| {
                 Box::pin(async move {
                     let Some(run) = db::runs::get_by_id(tx, child).await? else {
                         return Ok(None);
@@ -406,8 +471,8 @@ impl Journal for LaneJournal {
                     Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
                 })
             })
-            .await
-            .map_err(|error| fault(self.desk.run.id, &error))?;
+        };
+        let found = patiently(self.desk.run.id, find).await.map_err(|error| fault(self.desk.run.id, &error))?;
         let known = match &found {
             Some((run, ..)) => self.known(run).await?,
             None => None,
@@ -432,8 +497,8 @@ impl Journal for LaneJournal {
     async fn given_up(&self, child: RunId) -> Result<(), Stop> {
         // Enlisted before the look, or who gives it up right after it would not be heard.
         let waits = self.desk.parked.enter(child, CancellationToken::new());
-        let read = self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
-        if !read.await.map_err(|error| fault(self.desk.run.id, &error))? {
+        let read = || self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
+        if !patiently(self.desk.run.id, read).await.map_err(|error| fault(self.desk.run.id, &error))? {
             waits.stop().cancelled().await;
         }
         Ok(())
@@ -441,10 +506,11 @@ impl Journal for LaneJournal {
 
     async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
         let thread = self.desk.run.thread;
-        self.desk
-            .db
-            .read(move |tx| Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await }))
-            .await
-            .map_err(|error| fault(self.desk.run.id, &error))
+        let read = || {
+            self.desk.db.read(move |tx| {
+                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
+            })
+        };
+        patiently(self.desk.run.id, read).await.map_err(|error| fault(self.desk.run.id, &error))
     }
 }

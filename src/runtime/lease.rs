@@ -5,44 +5,55 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
 
 use super::CancelAction;
 use super::worker::Worker;
 use crate::db::{self, DbResult, Engine, Ring};
 use crate::domain::id::RunId;
-use crate::domain::time::Timestamp;
 
 impl Worker {
     /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
     pub(super) async fn sign_on(&self) -> DbResult<()> {
-        let (id, now, alone) = (self.id, self.clock.now(), self.db.engine() == Engine::Sqlite);
-        let until = now.plus(self.lease);
+        let (id, lease, alone) = (self.id, self.lease, self.is_alone());
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 // An embedded database has one server, so all others are gone for certain.
                 if alone {
                     db::workers::retire_all(tx).await?;
                 }
-                db::workers::beat(tx, id, until).await?;
-                db::workers::has_company(tx, id, now).await
+                db::workers::beat(tx, id, lease).await?;
+                db::workers::has_company(tx, id).await
             })
         });
         self.has_company.store(write.await?, Ordering::Release);
         Ok(())
     }
 
-    /// Gives the lease on this process back; what is still running may be taken over at once.
+    /// Whether no other process can be at work on the same database.
+    fn is_alone(&self) -> bool {
+        self.db.engine() == Engine::Sqlite
+    }
+
+    /// Gives the lease on this process back, and with it what is still running: it may be taken over at once.
     pub(super) async fn sign_off(&self) -> DbResult<()> {
         let id = self.id;
-        self.db.write(move |tx| Box::pin(async move { db::workers::retire(tx, id).await })).await
+        let write = self.db.write(move |tx| {
+            Box::pin(async move {
+                db::runs::release_all(tx, id).await?;
+                db::workers::retire(tx, id).await
+            })
+        });
+        write.await
     }
 
     /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
     pub(super) async fn keep_lease(self: Arc<Self>) {
-        let mut good_until = self.clock.now().plus(self.lease);
+        // By a clock that nobody sets. What others go by is the clock of the database.
+        let mut good_until = Instant::now() + self.lease;
         while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.heartbeat)).await.is_some() {
-            let until = self.clock.now().plus(self.lease);
-            match self.beat(until).await {
+            let until = Instant::now() + self.lease;
+            match self.beat().await {
                 Ok(cancels) => {
                     good_until = until;
                     cancels.into_iter().for_each(|(run, action)| {
@@ -51,7 +62,8 @@ impl Worker {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not renew the lease");
-                    if self.clock.now() > good_until {
+                    // Where there are no others, nobody takes the runs over, however long it lasts.
+                    if !self.is_alone() && Instant::now() > good_until {
                         self.active().values().for_each(|active| active.stop.cancel());
                     }
                 }
@@ -59,12 +71,12 @@ impl Worker {
         }
     }
 
-    async fn beat(&self, until: Timestamp) -> DbResult<Vec<(RunId, CancelAction)>> {
-        let (id, now) = (self.id, self.clock.now());
+    async fn beat(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
+        let (id, lease) = (self.id, self.lease);
         let write = self.db.write(move |tx| {
             Box::pin(async move {
-                db::workers::beat(tx, id, until).await?;
-                Ok((db::workers::has_company(tx, id, now).await?, db::runs::cancels_of(tx, id).await?))
+                db::workers::beat(tx, id, lease).await?;
+                Ok((db::workers::has_company(tx, id).await?, db::runs::cancels_of(tx, id).await?))
             })
         });
         let (has_company, cancels) = write.await?;

@@ -83,7 +83,11 @@ impl Ledger {
 
     /// Writes down that the run is over, but for so many subagents that wait.
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
-        let (noted, since) = self.turn();
+        // Not taken: the transaction may have to be tried again, and nothing comes after it.
+        let (noted, since) = {
+            let page = self.page();
+            (page.noted, page.since)
+        };
         for tree in &self.trees {
             let Some(mut used) = trees::lock(tx, tree.top).await? else { continue };
             let share = trees::share(tx, tree.top, self.share).await?.unwrap_or_default();

@@ -6,9 +6,11 @@
 //! What is one transaction: `journal/`. Where an answer goes: `resume.rs`. Which agents there are: `registry.rs`.
 //! Nothing here knows HTTP or SQL text; what has to be durable goes through a journal or one `db.write`.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use serde_json::{Map, Value};
 
 use crate::db::interrupts::AskedStatus;
@@ -168,6 +170,11 @@ pub struct Parts {
     pub max_calls_per_run: usize,
 }
 
+/// Starts a task without which the server is of no use, and which ends only with the server.
+fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
+}
+
 /// How runs are shown to who does not follow them.
 pub type Shown = fn(&[Run]) -> Kept;
 
@@ -198,15 +205,15 @@ impl Runs {
             let soft = worker.shutdown.soft().clone();
             worker.shutdown.spawn("definitions", Arc::clone(&worker.registry).keep_up(soft));
         }
-        worker.shutdown.spawn("lease", Arc::clone(&worker).keep_lease());
-        worker.shutdown.spawn("dispatcher", Arc::clone(&worker).dispatch());
-        worker.shutdown.spawn("hearing", Arc::clone(&worker).hear());
         worker.sweep_copies(true).await?;
         worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
+        spawn_essential(&worker.shutdown, "lease", Arc::clone(&worker).keep_lease());
+        spawn_essential(&worker.shutdown, "dispatcher", Arc::clone(&worker).dispatch());
+        spawn_essential(&worker.shutdown, "hearing", Arc::clone(&worker).hear());
         let runs = Self(Arc::clone(&worker));
-        runs.0.shutdown.spawn("webhooks", worker.carry());
-        runs.0.shutdown.spawn("crons", runs.clone().keep_time());
-        runs.0.shutdown.spawn("background tasks", runs.clone().look_after_tasks());
+        spawn_essential(&runs.0.shutdown, "webhooks", worker.carry());
+        spawn_essential(&runs.0.shutdown, "crons", runs.clone().keep_time());
+        spawn_essential(&runs.0.shutdown, "background tasks", runs.clone().look_after_tasks());
         Ok(runs)
     }
 

@@ -9,6 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::admission::{self, Admitted, House, Occasion};
 use super::{Runs, Shown, StartError, Wish};
+use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::Run;
@@ -123,7 +124,7 @@ impl Runs {
     pub(super) fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
         let Admitted { run, claimed, displaced } = admitted;
         if claimed {
-            self.0.begin(run.clone(), 0, true, permit);
+            self.0.begin(Claim { run: run.clone(), fence: 0, crashes: 0 }, true, permit);
         } else {
             drop(permit);
             self.0.has_queued();

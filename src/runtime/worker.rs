@@ -14,19 +14,20 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{House, Occasion};
 use super::background::Waker;
 use super::children::Children;
-use super::desk::Desk;
-use super::journal::LaneJournal;
+use super::desk::{Desk, fault};
+use super::journal::{LaneJournal, patiently};
 use super::opening::{self, Opening};
 use super::queue::{QueueRoom, RunBounds};
 use super::registry::Registry;
 use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
 use crate::agent::{Breakpoints, Ending, Growth, Journal, Loop, Note, Stop};
+use crate::db::runs::Claim;
 use crate::db::{self, Db, DbError, DbResult, Engine};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
-use crate::domain::run::{Run, RunStatus};
+use crate::domain::run::RunStatus;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -37,8 +38,8 @@ mod scope;
 /// How often the queue is looked at even if nobody rang: another process may have left something.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often a run may be begun. One that has taken the server down this often is not tried again.
-const ATTEMPTS: u32 = 8;
+/// How often in a row servers may die at work on a run without that it gets on. Then it is not tried again.
+const MAX_CRASHES: u32 = 8;
 
 /// Everything that is needed to run runs. One for each server process.
 pub(super) struct Worker {
@@ -173,9 +174,9 @@ impl Worker {
             .write(move |tx| Box::pin(async move { db::runs::adopt_orphans(tx, worker, now, free).await }))
             .await?;
         for claim in orphans {
-            tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, "run taken over");
+            tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, crashes = claim.crashes, "run taken over");
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
-            self.begin(claim.run, claim.fence, false, permit);
+            self.begin(claim, false, permit);
         }
         Ok(())
     }
@@ -209,7 +210,7 @@ impl Worker {
             let Some(claim) = claim else {
                 return Ok(());
             };
-            self.begin(claim.run, claim.fence, true, Some(permit));
+            self.begin(claim, true, Some(permit));
         }
         // All slots are taken, and there may be more.
         self.queued.store(true, Ordering::Release);
@@ -217,7 +218,8 @@ impl Worker {
     }
 
     /// Begins to drive a claimed run; `fresh` when no process has done so before.
-    pub(super) fn begin(self: &Arc<Self>, run: Run, fence: i64, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
+    pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
+        let run = &claim.run;
         let stop = self.shutdown.hard().child_token();
         let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
         let late = self.enter(run.id, active);
@@ -225,7 +227,7 @@ impl Worker {
             self.metrics.work().run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
         }
         let (this, id) = (Arc::clone(self), run.id);
-        let desk = Arc::new(self.desk(run, fence));
+        let desk = Arc::new(self.desk(claim));
         let holder = desk.log.expect(id, fresh);
         self.shutdown.spawn("run", async move {
             if let Some(active) = late {
@@ -261,7 +263,7 @@ impl Worker {
         None
     }
 
-    fn desk(&self, run: Run, fence: i64) -> Desk {
+    fn desk(&self, Claim { run, fence, crashes }: Claim) -> Desk {
         Desk {
             db: self.db.clone(),
             log: self.events.log(run.thread),
@@ -271,6 +273,7 @@ impl Worker {
             run,
             worker: self.id,
             fence,
+            crashes,
             has_company: self.has_company.load(Ordering::Acquire),
             registry: Arc::clone(&self.registry),
             turns: Turns::default(),
@@ -285,8 +288,8 @@ impl Worker {
     async fn work(self: &Arc<Self>, desk: &Arc<Desk>, stop: CancellationToken) {
         let run = &desk.run;
         // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
-        if run.attempt > ATTEMPTS {
-            let text = format!("The server stopped {ATTEMPTS} times while it ran this run; it is not tried again.");
+        if desk.crashes >= MAX_CRASHES {
+            let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
             return self.fail(desk, &Machine::default(), Failure::new("TooManyAttemptsError", text)).await;
         }
         let known = match self.registry.of_run(run).await {
@@ -336,12 +339,14 @@ impl Worker {
         }
     }
 
-    /// Ends a run for which something could not be read, or gives it back when the database did not answer.
+    /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
     async fn not_loaded(&self, desk: &Arc<Desk>, error: &DbError) {
         if error.is_corrupt() {
-            self.fail(desk, &Machine::default(), db::runs::unreadable(error)).await;
-        } else {
-            self.give_back(desk).await;
+            return self.fail(desk, &Machine::default(), db::runs::unreadable(error)).await;
+        }
+        match fault(desk.run.id, error) {
+            Stop::Fault(failure) => self.fail(desk, &Machine::default(), failure).await,
+            Stop::Away | Stop::LeaseLost | Stop::Cancelled => self.give_back(desk).await,
         }
     }
 
@@ -376,11 +381,15 @@ impl Worker {
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
-            Some(CancelAction::Rollback) => self.roll_back(desk).await.map_err(|error| error.to_string()),
+            Some(CancelAction::Rollback) => {
+                patiently(desk.run.id, || self.roll_back(desk)).await.map_err(|error| error.to_string())
+            }
             None => self.release(desk).await.map_err(|error| error.to_string()),
         };
         if let Err(error) = done {
             tracing::error!(run = %desk.run.id, %error, "could not store that a run was cancelled");
+            // Or nobody would ever go on with it, or cancel it.
+            self.give_back(desk).await;
         }
     }
 

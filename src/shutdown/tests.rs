@@ -40,7 +40,8 @@ async fn a_task_that_does_not_leave_is_dropped_at_the_deadline() {
     let begun = tokio::time::Instant::now();
     shutdown.begin();
 
-    assert_eq!(shutdown.finished().await, Ok(()));
+    let reason = "the deadline of 30 s was reached".to_owned();
+    assert_eq!(shutdown.finished().await, Err(StopError::Forced { reason, tasks: 1 }));
     assert_eq!(begun.elapsed(), DEADLINE);
     assert!(dropped.load(Ordering::SeqCst));
     assert_eq!(task.await.expect("the task ended"), None);
@@ -54,7 +55,8 @@ async fn a_second_request_does_not_wait_for_the_deadline() {
     shutdown.begin();
     shutdown.force();
 
-    assert_eq!(shutdown.finished().await, Ok(()));
+    let reason = "it was stopped at once".to_owned();
+    assert_eq!(shutdown.finished().await, Err(StopError::Forced { reason, tasks: 1 }));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("domain", &[]),
     ("model", &["domain"]),
     ("peer", &["domain", "model"]),
@@ -16,7 +16,8 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("events", &["domain", "db", "shutdown"]),
     ("runtime", &["domain", "agent", "model", "tool", "db", "events", "metrics", "peer", "shutdown"]),
     ("http", &["domain", "db", "events", "runtime", "metrics", "shutdown"]),
-    ("metrics", &["domain"]),
+    ("logging", &["config"]),
+    ("metrics", &["domain", "logging"]),
     ("config", &["domain"]),
     ("shutdown", &[]),
 ];

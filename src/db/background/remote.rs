@@ -6,14 +6,15 @@ use uuid::Uuid;
 use super::{TABLE, TaskRow};
 use crate::db::engine::on_engine;
 use crate::db::json::{Cell, encode, readable};
+use crate::db::workers::is_alive;
 use crate::db::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::{ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::time::Timestamp;
 
-/// Gives tasks that are due to `worker`, those first that have been so for longest. Until `until` nobody else is given them,
-/// unless the worker dies. On Postgres those that somebody else is about to take are passed over.
+/// Gives tasks that are due to `worker`, those first that have been so for longest. Nobody else is given them unless the
+/// worker dies, and it is not given them again itself before `until`. On Postgres those that somebody else is about to take are passed over.
 pub async fn claim(
     tx: &mut Tx<'_>,
     worker: WorkerId,
@@ -22,18 +23,20 @@ pub async fn claim(
     limit: i64,
 ) -> DbResult<Vec<TaskRecord>> {
     macro_rules! claim {
-        ($lock:literal) => {
+        ($engine:ident, $lock:literal) => {
             concat!(
                 "update background_tasks set worker = $1, fence = fence + 1, due_at = $3 \
                  where task_id in (select task_id from background_tasks where due_at is not null and due_at <= $2 \
-                 order by due_at, task_id limit $4",
+                 and (worker is null or worker = $1 or not ",
+                is_alive!($engine, "background_tasks.worker"),
+                ") order by due_at, task_id limit $4",
                 $lock,
                 ") returning task_id"
             )
         };
     }
     const FIND: &str = concat!(select!(), " where task_id = $1");
-    let sql = tx.either(claim!(""), claim!(" for update skip locked"));
+    let sql = tx.either(claim!(sqlite, ""), claim!(postgres, " for update skip locked"));
     let claimed: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(worker.0)
         .bind(now.0)
@@ -51,10 +54,17 @@ pub async fn claim(
 
 /// Makes those tasks due that are with a worker who broke its promise to be alive, and is not `worker`.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "update background_tasks set due_at = $2, worker = null \
-        where due_at is not null and worker is not null and worker <> $1 and not exists (select 1 from workers \
-        where workers.worker_id = background_tasks.worker and workers.alive_until >= $2)";
-    on_engine!(tx, |conn| query(SQL).bind(worker.0).bind(now.0).execute(conn).await.map(drop))?;
+    macro_rules! free {
+        ($engine:ident) => {
+            concat!(
+                "update background_tasks set due_at = $2, worker = null \
+                 where due_at is not null and worker is not null and worker <> $1 and not ",
+                is_alive!($engine, "background_tasks.worker")
+            )
+        };
+    }
+    let sql = tx.either(free!(sqlite), free!(postgres));
+    on_engine!(tx, |conn| query(sql).bind(worker.0).bind(now.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

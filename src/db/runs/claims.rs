@@ -8,6 +8,7 @@ use super::below::with_tree;
 use super::{ReadRun, RunRow, columns};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
+use crate::db::workers::is_alive;
 use crate::db::{DbError, DbResult, Ring, Tx, interrupts, rings, threads};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
@@ -40,13 +41,16 @@ pub struct Claim {
     pub run: Run,
     /// What the worker has to show when it writes.
     pub fence: i64,
+    /// How often a server has died at work on the run since the run last got on.
+    pub crashes: u32,
 }
 
 /// The claim of a row that `worker` was given. None for one that cannot be read: it is ended instead.
 async fn claimed(tx: &mut Tx<'_>, row: RunRow, was: RunStatus, now: Timestamp) -> DbResult<Option<Claim>> {
     let fence = row.fence;
+    let crashes = u32::try_from(row.crashes).unwrap_or(0);
     match row.into() {
-        ReadRun { run, trouble: None } => Ok(Some(Claim { run, fence })),
+        ReadRun { run, trouble: None } => Ok(Some(Claim { run, fence, crashes })),
         ReadRun { run, trouble: Some(trouble) } => {
             end_unreadable(tx, (&run, was), &trouble, now).await?;
             Ok(None)
@@ -134,26 +138,28 @@ pub async fn next_due_at(tx: &mut Tx<'_>) -> DbResult<Option<Timestamp>> {
 }
 
 /// Gives runs of the main agent that were left behind to `worker`: those at work whose worker is none, is unknown, or
-/// broke its promise to be alive. Each is begun anew, so its `attempt` grows. Those that cannot be read are ended instead.
+/// broke its promise to be alive. Each is begun anew, so its `attempt` grows; where the worker before had not given the run
+/// back, it is taken to have died, and so do the `crashes`. Those that
+/// cannot be read are ended instead.
 ///
 /// Its own runs are not among them, even if it broke its promise itself, as after a sleep: it is still at work on them.
 pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, limit: i64) -> DbResult<Vec<Claim>> {
     macro_rules! adopt {
-        ($lock:literal) => {
+        ($engine:ident, $lock:literal) => {
             concat!(
-                "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2 \
+                "update runs set worker = $1, fence = fence + 1, attempt = attempt + 1, updated_at = $2, \
+                 crashes = crashes + case when worker is null then 0 else 1 end \
                  where run_id in (select run_id from runs orphan where depth = 0 and status = 'running' \
-                 and (worker is null or worker <> $1) \
-                 and not exists (select 1 from workers \
-                 where workers.worker_id = orphan.worker and workers.alive_until >= $2) \
-                 order by created_at, run_id limit $3",
+                 and (worker is null or worker <> $1) and not ",
+                is_alive!($engine, "orphan.worker"),
+                " order by created_at, run_id limit $3",
                 $lock,
                 ") returning ",
                 columns!()
             )
         };
     }
-    let sql = tx.either(adopt!(""), adopt!(" for update skip locked"));
+    let sql = tx.either(adopt!(sqlite, ""), adopt!(postgres, " for update skip locked"));
     let rows: Vec<RunRow> =
         on_engine!(tx, |conn| query_as(sql).bind(worker.0).bind(now.0).bind(limit).fetch_all(conn).await)?;
     let mut claims = vec![];
@@ -174,6 +180,8 @@ pub struct Trace<'a> {
     pub seq: Option<i64>,
     /// What the run has used by now, if that is to be stored.
     pub usage: Option<&'a Usage>,
+    /// Whether the run gets on by it, so that how often a server died at work on it is counted from zero again.
+    pub gets_on: bool,
     /// When.
     pub at: Timestamp,
 }
@@ -181,15 +189,15 @@ pub struct Trace<'a> {
 impl Trace<'_> {
     /// A write that leaves nothing but its time.
     pub fn at(at: Timestamp) -> Self {
-        Self { seq: None, usage: None, at }
+        Self { seq: None, usage: None, gets_on: false, at }
     }
 }
 
 /// Whether the worker may still write for the run. When it may, nobody takes the run from it before the end of the
 /// transaction.
 pub async fn check_fence(tx: &mut Tx<'_>, (run, worker, fence): Holder, trace: Trace<'_>) -> DbResult<bool> {
-    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage) \
-        where run_id = $1 and worker = $2 and fence = $3";
+    const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
+        crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
     let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
@@ -198,6 +206,7 @@ pub async fn check_fence(tx: &mut Tx<'_>, (run, worker, fence): Holder, trace: T
         .bind(trace.at.0)
         .bind(trace.seq)
         .bind(usage)
+        .bind(trace.gets_on)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -323,6 +332,13 @@ pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
 pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) -> DbResult<()> {
     const SQL: &str = "update runs set worker = null where run_id = $1 and worker = $2 and fence = $3";
     on_engine!(tx, |conn| query(SQL).bind(run.0).bind(worker.0).bind(fence).execute(conn).await.map(drop))?;
+    Ok(())
+}
+
+/// Gives back all runs of `worker` that are not over. For a server that stops, and is not at work on any of them any more.
+pub async fn release_all(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
+    const SQL: &str = "update runs set worker = null where depth = 0 and status = 'running' and worker = $1";
+    on_engine!(tx, |conn| query(SQL).bind(worker.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 

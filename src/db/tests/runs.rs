@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{DbError, runs, workers};
@@ -18,6 +19,7 @@ on_both!(
     are_counted_while_they_wait,
     fence_off_the_past,
     are_adopted,
+    count_the_crashes_since_they_last_got_on,
     are_cancelled,
     stop_with_what_is_below_them
 );
@@ -209,23 +211,55 @@ async fn are_adopted(db: Db) {
         ids.push(run.id);
         write!(db, |tx| runs::insert(tx, &run, worker));
     }
-    write!(db, |tx| workers::beat(tx, dead, Timestamp(5)));
-    write!(db, |tx| workers::beat(tx, dead, Timestamp(50)));
-    write!(db, |tx| workers::beat(tx, alive, Timestamp(1000)));
-    write!(db, |tx| workers::beat(tx, rescuer, Timestamp(1000)));
+    let (over, long) = (Duration::ZERO, Duration::from_secs(1000));
+    write!(db, |tx| workers::beat(tx, dead, long));
+    write!(db, |tx| workers::beat(tx, dead, over));
+    write!(db, |tx| workers::beat(tx, alive, long));
+    write!(db, |tx| workers::beat(tx, rescuer, long));
+    assert!(write!(db, |tx| workers::has_company(tx, rescuer)));
+    // By whatever clock the rescuer lives: what counts is that of the database.
     let adopt = async |limit: i64| {
-        let claims = write!(db, |tx| runs::adopt_orphans(tx, rescuer, Timestamp(100), limit));
-        claims.iter().map(|claim| (claim.run.id, claim.run.attempt, claim.fence)).collect::<Vec<_>>()
+        let claims = write!(db, |tx| runs::adopt_orphans(tx, rescuer, Timestamp(i64::MAX), limit));
+        claims.iter().map(|claim| (claim.run.id, claim.run.attempt, claim.fence, claim.crashes)).collect::<Vec<_>>()
     };
-    assert_eq!(adopt(2).await, [(ids[1], 2, 1), (ids[2], 2, 1)]);
-    assert_eq!(adopt(9).await, [(ids[3], 2, 1)]);
+    assert_eq!(adopt(2).await, [(ids[1], 2, 1, 1), (ids[2], 2, 1, 0)]);
+    assert_eq!(adopt(9).await, [(ids[3], 2, 1, 1)]);
     assert_eq!(adopt(9).await, []);
     write!(db, |tx| workers::retire(tx, alive));
-    assert_eq!(adopt(9).await, [(ids[0], 2, 1)]);
+    assert_eq!(adopt(9).await, [(ids[0], 2, 1, 1)]);
     write!(db, |tx| workers::retire_all(tx));
     assert_eq!(adopt(9).await, []);
     let next = WorkerId::mint();
     assert_eq!(write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9)).len(), 4);
+}
+
+async fn count_the_crashes_since_they_last_got_on(db: Db) {
+    let mut run = run_at(stored_thread(&db).await, 1);
+    run.status = RunStatus::Running;
+    let (id, mut worker) = (run.id, WorkerId::mint());
+    write!(db, |tx| runs::insert(tx, &run, Some(worker)));
+    let adopted = async |by: WorkerId| {
+        let claims = write!(db, |tx| runs::adopt_orphans(tx, by, Timestamp(2), 9));
+        claims.first().map(|claim| (claim.fence, claim.crashes)).expect("it was left behind")
+    };
+    for crashes in 1..=3 {
+        worker = WorkerId::mint();
+        assert_eq!(adopted(worker).await, (crashes, u32::try_from(crashes).unwrap()));
+    }
+    // One that is given back was not left by a crash, be it alone or together with all others.
+    write!(db, |tx| runs::release(tx, id, worker, 3));
+    worker = WorkerId::mint();
+    assert_eq!(adopted(worker).await, (4, 3));
+    write!(db, |tx| runs::release_all(tx, worker));
+    worker = WorkerId::mint();
+    assert_eq!(adopted(worker).await, (5, 3));
+    let trace = runs::Trace::at(Timestamp(3));
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 5), trace)));
+    worker = WorkerId::mint();
+    assert_eq!(adopted(worker).await, (6, 4), "it did not get on");
+    let trace = runs::Trace { gets_on: true, ..trace };
+    assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 6), trace)));
+    assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 
 async fn are_cancelled(db: Db) {

@@ -58,6 +58,8 @@ pub fn respond(events: Events, tail: Tail, request: StreamRequest) -> Response {
 trait Log: Send + 'static {
     /// The next event; none after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
+    /// Whether there are no more events because the server leaves, and not because the run is over.
+    fn is_cut(&self) -> bool;
     /// The state at a checkpoint.
     fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
     /// How an agent stood at a checkpoint, if there is one.
@@ -73,6 +75,10 @@ struct RunLog {
 impl Log for RunLog {
     async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
         self.tail.next().await
+    }
+
+    fn is_cut(&self) -> bool {
+        self.tail.is_cut()
     }
 
     async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
@@ -105,6 +111,7 @@ impl<L: Log> Feed for RunFeed<L> {
     async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Then {
         let event = match event {
             Ok(Some(event)) => event,
+            Ok(None) if log.is_cut() => return self.leave_off(),
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error, buffer),
         };
@@ -159,6 +166,12 @@ impl<L: Log> RunFeed<L> {
     fn end(&mut self) -> Then {
         self.on_leave.0 = None;
         Then::End
+    }
+
+    /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
+    fn leave_off(&mut self) -> Then {
+        self.on_leave.0 = None;
+        Then::Break
     }
 
     /// The log cannot be read. The run goes on; only this client is told.

@@ -16,12 +16,16 @@ use crate::domain::id::{AssistantId, RunId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
-/// A log that a test writes; it ends when the sender is dropped.
-struct Written(mpsc::UnboundedReceiver<Arc<Event>>);
+/// A log that a test writes; it ends when the sender is dropped, because the server leaves if so said.
+struct Written(mpsc::UnboundedReceiver<Arc<Event>>, bool);
 
 impl Log for Written {
     async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
         Ok(self.0.recv().await)
+    }
+
+    fn is_cut(&self) -> bool {
+        self.1
     }
 
     async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
@@ -90,7 +94,7 @@ async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
         assert!(sender.send(event(seq, fact.clone())).is_ok());
     }
     drop(sender);
-    body(Written(log), request).map(text).collect().await
+    body(Written(log, false), request).map(text).collect().await
 }
 
 fn body(log: Written, request: StreamRequest) -> impl futures::Stream<Item = io::Result<Bytes>> {
@@ -131,11 +135,25 @@ async fn a_filter_leaves_only_what_was_asked_for_twice() {
     assert_eq!(filtered.concat(), "event: custom\r\ndata: \"a\"\r\n\r\n");
 }
 
+#[tokio::test]
+async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop_it() {
+    let (sender, log) = mpsc::unbounded_channel();
+    assert!(sender.send(event(1, custom("a"))).is_ok());
+    drop(sender);
+    let stopped = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&stopped);
+    let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
+    let request = StreamRequest { on_leave: Some(on_leave), ..request(&[Mode::Custom]) };
+    let writes: Vec<_> = body(Written(log, true), request).collect().await;
+    assert!(matches!(&writes[..], [Ok(_), Err(_)]), "{writes:?}");
+    assert_eq!(stopped.load(Ordering::SeqCst), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_silent_line_shows_signs_of_life() {
     let (sender, log) = mpsc::unbounded_channel();
     let begun = tokio::time::Instant::now();
-    let mut body = Box::pin(body(Written(log), request(&[Mode::Custom])));
+    let mut body = Box::pin(body(Written(log, false), request(&[Mode::Custom])));
     assert_eq!(body.next().await.map(text).as_deref(), Some(": heartbeat\r\n\r\n"));
     assert_eq!(begun.elapsed().as_secs(), 5);
     assert!(sender.send(event(1, custom("a"))).is_ok());
@@ -158,7 +176,7 @@ async fn leaving_is_noticed_before_the_end_and_not_after_it() {
     assert_eq!(left.load(Ordering::SeqCst), 0);
     let (sender, log) = mpsc::unbounded_channel();
     assert!(sender.send(event(1, custom("a"))).is_ok());
-    let mut body = Box::pin(body(Written(log), guard()));
+    let mut body = Box::pin(body(Written(log, false), guard()));
     assert!(body.next().await.is_some());
     drop(body);
     assert_eq!(left.load(Ordering::SeqCst), 1);

@@ -1,5 +1,6 @@
 //! What one commit writes, all in one transaction.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Rest;
@@ -23,6 +24,7 @@ use crate::runtime::turns::Turn;
 use crate::runtime::{admission, giving_up};
 
 /// A transaction's worth of writing.
+#[derive(Clone)]
 pub(super) struct Batch {
     pub(super) first: i64,
     pub(super) count: usize,
@@ -40,11 +42,49 @@ pub(super) struct Batch {
     /// For who ends: what else was used.
     pub(super) rest: Option<Rest>,
     pub(super) events: Vec<Arc<Event>>,
-    /// When it may be stored.
-    pub(super) turn: Turn,
+}
+
+impl Batch {
+    /// The numbers of its events.
+    pub(super) fn numbers(&self) -> Range<i64> {
+        self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
+    }
+
+    /// The same under the numbers from `first` on.
+    pub(super) fn renumbered(&self, first: i64) -> Self {
+        let own = self.numbers();
+        let moved = |seq: i64| if own.contains(&seq) { seq - own.start + first } else { seq };
+        let mut new = Self { first, ..self.clone() };
+        for laid in &mut new.entries {
+            laid.seq = moved(laid.seq);
+            laid.segment = moved(laid.segment);
+        }
+        new.facts.iter_mut().for_each(|(seq, _)| *seq = moved(*seq));
+        new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
+        for event in &mut new.events {
+            *event = Arc::new(Event { seq: moved(event.seq), ..Event::clone(event) });
+        }
+        new
+    }
+
+    /// Whether the run gets on by it: a step was made, or a call answered. That it was begun again is no progress.
+    fn gets_on(&self) -> bool {
+        !self.entries.is_empty() || self.facts.iter().any(|(_, fact)| matches!(fact, Fact::Answered { .. }))
+    }
+}
+
+/// What became of a batch.
+pub(super) enum Written {
+    /// It is stored.
+    Now,
+    /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
+    Before(i64),
+    /// Another process holds the lease. Nothing is stored.
+    Lost,
 }
 
 /// A step with its number and segment.
+#[derive(Clone)]
 pub(super) struct Laid {
     pub(super) seq: i64,
     pub(super) segment: i64,
@@ -52,14 +92,22 @@ pub(super) struct Laid {
     pub(super) position: Position,
 }
 
-/// Writes a batch, if we still hold the lease on the run; false if not.
-pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: Lane, batch: Batch) -> DbResult<bool> {
-    let mut turn = batch.turn;
+/// Writes a batch when its `turn` comes, if we still hold the lease on the run, and if it is not stored already under one
+/// of the numbers that it had `before`.
+pub(super) async fn write_batch(
+    tx: &mut Tx<'_>,
+    desk: &Desk,
+    (run, lane): (RunId, Lane),
+    batch: &Batch,
+    mut turn: Turn,
+    before: &[i64],
+) -> DbResult<Written> {
     turn.comes().await;
     let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
-    let trace = Trace { seq: Some(batch.first), usage: used.filter(|_| lane == Lane::Main), at };
+    let usage = used.filter(|_| lane == Lane::Main);
+    let trace = Trace { seq: Some(batch.first), usage, gets_on: batch.gets_on(), at };
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
             db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), trace).await?
@@ -69,7 +117,13 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
     // The row is ours now until the end of the transaction.
     drop(turn);
     if !held {
-        return Ok(false);
+        return Ok(Written::Lost);
+    }
+    // Whoever began to store it before is done with the row by now, one way or the other.
+    for first in before {
+        if db::events::is_stored(tx, thread, *first).await? {
+            return Ok(Written::Before(*first));
+        }
     }
     let placed = batch.entries.iter().map(|laid| Placed {
         thread,
@@ -112,7 +166,7 @@ pub(super) async fn write_batch(tx: &mut Tx<'_>, desk: &Desk, run: RunId, lane: 
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
-    Ok(true)
+    Ok(Written::Now)
 }
 
 /// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.

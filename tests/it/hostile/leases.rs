@@ -1,1 +1,215 @@
 //! Clocks that differ, restarts without end, and results that cannot be stored at once.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use reqwest::Method;
+use serde_json::json;
+use sqlx::{Connection, SqliteConnection, raw_sql};
+
+use crate::support::postgres_door::{Commits, PostgresDoor};
+use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script};
+
+/// What a run leaves behind that called `slow` once and then said "done".
+const STORY: [&str; 4] = ["human: …", "ai calls slow", "slow: at last", "ai: done"];
+
+on_both_engines! {
+    async fn a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes(server: TestServer) {
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+        for restarts in 1..=10 {
+            server.tools.called("lookup", restarts).await;
+            server.is_stopped_and_started_again().await;
+        }
+        server.tools.let_go("lookup");
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
+    }
+
+    async fn the_stream_of_a_run_breaks_off_when_the_server_leaves(server: TestServer) {
+        server.tools.hold("lookup");
+        let alice = server.human("plain").await;
+        let wish = alice.wish(script().calls(lookup("l1", "x")).says("done"), json!({"stream_resumable": true}));
+        let request = server.client().request(Method::POST, &alice.path("/runs/stream")).json(&wish);
+        let mut response = request.send().await.expect("it answers");
+        server.tools.called("lookup", 1).await;
+        let reads = async {
+            loop {
+                match response.chunk().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return "came to its end",
+                    Err(_) => return "broke off",
+                }
+            }
+        };
+        let (end, ()) = tokio::join!(reads, server.is_stopped_and_started_again());
+        assert_eq!(end, "broke off");
+        // The run goes on, and so does who reads on.
+        server.tools.let_go("lookup");
+        let run = alice.run(&alice.runs().await[0]);
+        let frames = run.is_joined(Some("-1")).await.rest().await;
+        assert!(frames.last().is_some_and(|frame| frame.data.to_string().contains("done")), "{frames:?}");
+        assert_eq!(run.status().await, "success");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_server_on_a_file_ends_at_once_and_touches_nothing() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        let mut second = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+        second.arg("--config").arg(server.configuration()).stdin(Stdio::null());
+        let second = tokio::task::spawn_blocking(move || second.output().expect("it can be started"));
+        let second = tokio::time::timeout(Duration::from_secs(30), second).await.expect("it ends by itself");
+        let second = second.expect("no panic");
+        let said = String::from_utf8_lossy(&second.stderr).into_owned();
+        assert_eq!(second.status.code(), Some(1), "{said}");
+        let reason = format!("is in use by another server (process {})", std::process::id());
+        assert!(said.contains(&reason), "{said}");
+        server.tools.let_go("slow");
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, STORY);
+        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
+    play(Engine::Postgres, async |server: TestServer| {
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        let ahead = ManualClock::starting_at(SystemClock.now().plus(Duration::from_secs(120)));
+        let twin = server.gets_a_twin_by(Some(ahead)).await;
+        // It looks for what was left behind once a second; meanwhile somebody listens to a slow model.
+        let bob = server.human("plain").await;
+        let began = Instant::now();
+        bob.says(script().turn(json!({"text": "hm", "first_ms": 2500}))).await;
+        assert!(began.elapsed() > Duration::from_secs(2));
+        assert_eq!(run.status().await, "running");
+        server.tools.let_go("slow");
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, STORY);
+        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        twin.leaves().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        let tool = format!(
+            "[tools.lookup_again]\nkind = \"http\"\ndescription = \"Look again.\"\nurl = \"{}/lookup\"\n\
+             parameters = {{ type = \"object\" }}\nafter_crash = \"repeat\"\n\
+             [agents.dogged]\nmodel = \"scripted:lab\"\ntools = [\"lookup\", \"lookup_again\"]\n",
+            server.tools.base
+        );
+        server.is_configured_with(&tool).await;
+        server.moves_into_a_process().await;
+        server.tools.hold("lookup");
+        server.tools.hold("lookup_again");
+        let dies_at = async |tool: &str, times: usize| {
+            let before = server.tools.calls_of(tool).len();
+            for deaths in 1..=times {
+                server.tools.called(tool, before + deaths).await;
+                server.is_killed_and_started_again().await;
+            }
+        };
+        let alice = server.human("dogged").await;
+        let again = call("l2", "lookup_again", json!({"query": "y"}));
+        let run = alice.asks(script().calls(lookup("l1", "x")).calls(again).says("done")).await;
+        dies_at("lookup", 5).await;
+        server.tools.let_go("lookup");
+        dies_at("lookup_again", 5).await;
+        server.tools.let_go("lookup_again");
+        run.finishes().await;
+        assert_eq!(run.status().await, "success");
+        // One that takes the server down each time is given up in the end.
+        server.tools.hold("lookup");
+        let run = alice.asks(script().calls(lookup("l3", "z")).says("done")).await;
+        dies_at("lookup", 8).await;
+        let over = run.finishes().await;
+        assert_eq!(over["__error__"]["error"], "TooManyAttemptsError", "{over}");
+        server.tools.let_go("lookup");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 2.0\n");
+        server.is_stopped_and_started_again().await;
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("the file");
+        raw_sql("begin immediate").execute(&mut other).await.expect("it is free");
+        server.tools.let_go("slow");
+        // The first one waits with the result or before it, the second one behind it.
+        for _ in 0..2 {
+            let refused = server.client().post("/threads", json!({})).await;
+            assert!(refused.status >= 500, "{refused:?}");
+        }
+        raw_sql("rollback").execute(&mut other).await.expect("it is there");
+        other.close().await.expect("a clean goodbye");
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, STORY);
+        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+    })
+    .await;
+}
+
+/// Plays a run while this becomes of commits, just when the result of a call is to be stored.
+async fn stores_the_result_once_while(commits: Commits, lost: usize) {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresDoor::before(&straight, "at last") else { return };
+        server.configuration_changes(&straight, &door.url);
+        server.is_stopped_and_started_again().await;
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        let mut stream = run.is_joined(Some("-1")).await;
+        door.commits(commits);
+        server.tools.let_go("slow");
+        eventually(async || door.broken() >= lost).await;
+        door.commits(Commits::Arrive);
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, STORY);
+        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        // Input, call, result, answer: each is one checkpoint, and there are no others.
+        let nodes = alice.history().await.len();
+        let quiet = server.human("plain").await;
+        quiet.says(script().calls(call("s2", "slow", json!({}))).says("done")).await;
+        assert_eq!(nodes, quiet.history().await.len());
+        // Who has listened all the time has heard it all.
+        let end = stream.until(|frame| frame.data.to_string().contains("\"content\":\"done\"")).await;
+        assert!(end.iter().any(|frame| frame.data.to_string().contains("at last")), "{end:?}");
+        drop(stream);
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_whose_commit_does_not_arrive_is_stored_once() {
+    stores_the_result_once_while(Commits::GetLost, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_whose_commit_nobody_hears_of_is_stored_once() {
+    stores_the_result_once_while(Commits::AreNotHeardOf, 1).await;
+}

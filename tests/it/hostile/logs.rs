@@ -1,1 +1,205 @@
 //! A log that cannot be written, and essential tasks that end.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, SystemClock, Timestamp};
+use adjutant::{Adjutant, Shutdown};
+use serde_json::json;
+use sqlx::{Connection, SqliteConnection, raw_sql};
+use tokio::net::TcpListener;
+
+use crate::support::server::port_in;
+use crate::support::{TestServer, call, eventually, on_both_engines, script};
+
+/// A process of the server, of whose log becomes what the scene wants.
+struct Process(Child);
+
+impl Process {
+    /// Starts one in the place of `server`, with its log in a pipe. Returns what comes after the line `listening`.
+    fn with_a_pipe(server: &TestServer, filter: &str) -> (Self, BufReader<std::process::ChildStderr>) {
+        let mut child = command(server).env("ADJUTANT_LOG", filter).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        while port_in(&line).is_none() {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).expect("text"), 0, "it did not listen");
+        }
+        server.client().moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
+        (Self(child), log)
+    }
+
+    /// Starts one in the place of `server`, with its log in `/dev/full`, where nothing can be written.
+    async fn with_a_full_disk(server: &TestServer) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().unwrap().port();
+        let full = File::options().write(true).open("/dev/full").expect("it is there");
+        let listen = format!("127.0.0.1:{port}");
+        let child = command(server).args(["--listen", &listen]).stdout(Stdio::null()).stderr(full).spawn();
+        server.client().moved_to(&format!("http://{listen}"));
+        Self(child.expect("it starts"))
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.0.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be called").success());
+    }
+
+    /// How it ended, as soon as it has.
+    async fn ends(mut self) -> ExitStatus {
+        let mut ended = None;
+        for _ in 0..1500 {
+            ended = self.0.try_wait().expect("it can be asked");
+            if ended.is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        ended.expect("it ends within half a minute")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(server: &TestServer) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    let configuration = server.configuration();
+    command.arg("--config").arg(&configuration).current_dir(configuration.parent().expect("a folder"));
+    command.stdin(Stdio::null()).env("NO_COLOR", "1");
+    command
+}
+
+/// How many lines of the log were lost.
+async fn lines_lost(server: &TestServer) -> f64 {
+    let metrics = server.client().get("/metrics?format=json").await.ok();
+    let all = metrics["metrics"].as_array().expect("a list").clone();
+    let lost = all.iter().find(|sample| sample["name"] == "adjutant_log_lines_lost_total").expect("it is counted");
+    lost["value"].as_f64().expect("a number")
+}
+
+on_both_engines! {
+    async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told(server: TestServer) {
+        server.goes_away().await;
+        let (process, log) = Process::with_a_pipe(&server, "info");
+        drop(log);
+        let alice = server.human("plain").await;
+        let failing = alice.asks(script().fails(400)).await;
+        failing.finishes().await;
+        assert_eq!(failing.status().await, "error");
+        alice.says(script().says("well")).await;
+        assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: well"));
+        eventually(async || lines_lost(&server).await >= 1.0).await;
+        process.signal("TERM");
+        assert!(process.ends().await.success(), "it was told to stop, and stopped");
+        server.is_stopped_and_started_again().await;
+    }
+
+    async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestServer) {
+        server.goes_away().await;
+        let process = Process::with_a_full_disk(&server).await;
+        let client = server.client();
+        let listens = async || client.request(reqwest::Method::GET, "/ok").send().await.is_ok();
+        eventually(listens).await;
+        let run = server.human("plain").await.asks(script().fails(400)).await;
+        run.finishes().await;
+        assert_eq!(run.status().await, "error");
+        process.signal("TERM");
+        assert!(process.ends().await.success());
+        server.is_stopped_and_started_again().await;
+    }
+
+    async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
+        server.goes_away().await;
+        let (process, log) = Process::with_a_pipe(&server, "trace");
+        // Far more than a pipe holds, and nobody reads it.
+        let asks = async {
+            for _ in 0..200 {
+                server.client().post("/threads/search", json!({"limit": 1})).await.ok();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), asks).await.expect("the requests are answered");
+        process.signal("TERM");
+        assert!(process.ends().await.success());
+        drop(log);
+        server.is_stopped_and_started_again().await;
+    }
+
+    async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+        server.goes_away().await;
+        let (process, mut log) = Process::with_a_pipe(&server, "info");
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        process.signal("TERM");
+        let mut said = String::new();
+        while !said.contains("stopping") {
+            assert_ne!(log.read_line(&mut said).expect("text"), 0, "{said}");
+        }
+        process.signal("TERM");
+        let status = process.ends().await;
+        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("it was stopped at once by a second SIGTERM"), "{said}");
+        server.tools.let_go("slow");
+        server.is_stopped_and_started_again().await;
+        run.finishes().await;
+    }
+
+    async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
+        server.goes_away().await;
+        let clock = Arc::new(BreakableClock(AtomicBool::new(false)));
+        let builder = Adjutant::builder().config_file(server.configuration()).clock(Arc::clone(&clock) as Arc<dyn Clock>);
+        let app = builder.start().await.expect("it starts");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let serving = Shutdown::default().spawn("server", app.serve(listener));
+        clock.0.store(true, Ordering::SeqCst);
+        let ended = tokio::time::timeout(Duration::from_secs(60), serving).await.expect("it ends by itself");
+        let error = ended.expect("it does not panic").expect("it is not dropped").expect_err("it says why");
+        assert!(error.to_string().contains("ended: it panicked: the clock is broken"), "{error}");
+        server.is_stopped_and_started_again().await;
+    }
+}
+
+/// A clock on which whoever looks panics, once it is broken.
+struct BreakableClock(AtomicBool);
+
+impl Clock for BreakableClock {
+    fn now(&self) -> Timestamp {
+        assert!(!self.0.load(Ordering::SeqCst), "the clock is broken");
+        SystemClock.now()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_statement_that_cannot_be_logged_does_not_end_the_writes() {
+    crate::support::play(crate::support::Engine::Sqlite, async |server: TestServer| {
+        server.goes_away().await;
+        let (process, log) = Process::with_a_pipe(&server, "info");
+        drop(log);
+        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("the file");
+        raw_sql("begin immediate").execute(&mut other).await.expect("it is free");
+        let client = server.client();
+        let mut slow = Box::pin(client.post("/threads", json!({})));
+        let is_held_up = tokio::time::timeout(Duration::from_millis(1500), &mut slow).await.is_err();
+        assert!(is_held_up, "longer than statements take of which nothing is said");
+        raw_sql("rollback").execute(&mut other).await.expect("it is there");
+        slow.await.ok();
+        let next = tokio::time::timeout(Duration::from_secs(30), client.post("/threads", json!({}))).await;
+        next.expect("writes go on").ok();
+        assert!(lines_lost(&server).await >= 1.0, "the slow statement was to be told");
+        process.signal("TERM");
+        assert!(process.ends().await.success());
+        other.close().await.expect("a clean goodbye");
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}

@@ -7,6 +7,7 @@ pub(crate) mod ear;
 pub(crate) mod mcp;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
+pub(crate) mod postgres_door;
 pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod script;

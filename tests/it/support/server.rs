@@ -172,6 +172,12 @@ impl TestServer {
         self.client.moved_to(&base);
     }
 
+    /// The server stops in good order, and nobody is in its place.
+    pub(crate) async fn goes_away(&self) {
+        let mut running = self.place.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
+    }
+
     /// The server stops in good order and another one begins where it was.
     pub(crate) async fn is_stopped_and_started_again(&self) {
         let mut running = self.place.running.lock().await;
@@ -207,7 +213,12 @@ impl TestServer {
 
     /// A second server begins on the same database, by the same clock.
     pub(crate) async fn gets_a_twin(&self) -> Twin {
-        let (base, running) = run_here(self.builder(), self.clock()).await;
+        self.gets_a_twin_by(self.clock()).await
+    }
+
+    /// A second server begins on the same database, by this clock or by the machine's.
+    pub(crate) async fn gets_a_twin_by(&self, clock: Option<ManualClock>) -> Twin {
+        let (base, running) = run_here(self.builder(), clock).await;
         Twin { client: Client::new(&base), running }
     }
 
@@ -268,7 +279,8 @@ impl TestServer {
         }
     }
 
-    fn configuration(&self) -> PathBuf {
+    /// Where its configuration is.
+    pub(crate) fn configuration(&self) -> PathBuf {
         self.place.folder.path().join("adjutant.toml")
     }
 
@@ -415,7 +427,7 @@ fn start(mut command: Command) -> (String, Child) {
 }
 
 /// The port in the line `listening`, in either form of the log.
-fn port_in(line: &str) -> Option<&str> {
+pub(crate) fn port_in(line: &str) -> Option<&str> {
     let listens = line.contains("listening");
     let rest = listens.then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??.1;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());

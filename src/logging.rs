@@ -1,0 +1,245 @@
+//! The log of the process: lines on standard error, written by a thread of their own.
+//!
+//! Nothing waits for the log, and nothing fails with it. Who logs puts a line into a buffer and goes on. When the buffer is
+//! full, because whoever reads the log does not, or when a line cannot be written, because the disk is full or the reader
+//! is gone, lines are lost and counted: `adjutant_log_lines_lost_total` in `GET /metrics`.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Log, LogFormat};
+
+/// How much may wait to be written, in bytes: some ten thousand lines, which outlasts a short stall of the reader.
+const MAX_WAITING: usize = 4 * 1024 * 1024;
+
+/// What the buffers keep of their room when they are empty, in bytes.
+const KEPT_ROOM: usize = 64 * 1024;
+
+/// How long the process waits at its end for what is still to be written.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The log of this process, once it was started.
+static PROCESS: OnceLock<Buffer> = OnceLock::new();
+
+/// Sends what is logged to standard error from now on, and panics with it.
+///
+/// # Errors
+/// When the filter cannot be read, when there is a log already, or when no thread can be started.
+pub fn start(log: &Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&log.filter)?;
+    let buffer = PROCESS.get_or_init(Buffer::default);
+    std::thread::Builder::new().name("log".to_owned()).spawn(|| buffer.write_to(io::stderr()))?;
+    // An error of the log itself would be printed on the same broken standard error, and that panics.
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || buffer).log_internal_errors(false);
+    let started = match log.format {
+        LogFormat::Text => lines.try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+    started.map_err(|error| anyhow!("the log cannot be started: {error}"))?;
+    std::panic::set_hook(Box::new(|panic| {
+        let reason = panic.payload_as_str().unwrap_or("no message");
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let backtrace = std::backtrace::Backtrace::capture();
+        tracing::error!(%reason, %place, %backtrace, "panicked");
+    }));
+    Ok(())
+}
+
+/// Writes a line to standard error, after what was logged. Nothing happens when that is not possible.
+pub fn print(line: &str) {
+    let line = format!("{line}\n");
+    match PROCESS.get() {
+        Some(buffer) => buffer.push(line.as_bytes()),
+        None => drop(io::stderr().write_all(line.as_bytes())),
+    }
+}
+
+/// Waits until all that was logged is written, but not for long.
+pub fn flush() {
+    if let Some(buffer) = PROCESS.get() {
+        buffer.flush(FLUSH_DEADLINE);
+    }
+}
+
+/// How many lines of the log of this process were lost so far.
+pub fn lines_lost() -> u64 {
+    PROCESS.get().map_or(0, |buffer| buffer.lost.load(Ordering::Relaxed))
+}
+
+/// Lines on their way from those who log to the thread that writes.
+#[derive(Default)]
+struct Buffer {
+    state: Mutex<State>,
+    changed: Condvar,
+    lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<u8>,
+    /// Whether the thread is at work on what it took last.
+    is_writing: bool,
+}
+
+impl Buffer {
+    /// Adds whole lines. They are lost if too much is waiting.
+    fn push(&self, lines: &[u8]) {
+        let mut state = self.lock();
+        if state.waiting.len() + lines.len() > MAX_WAITING {
+            drop(state);
+            return self.lose(lines);
+        }
+        state.waiting.extend_from_slice(lines);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn lose(&self, lines: &[u8]) {
+        let count = lines.iter().filter(|byte| **byte == b'\n').count();
+        self.lost.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Writes what comes, for as long as the process lives.
+    fn write_to(&self, mut out: impl Write) {
+        let mut batch = vec![];
+        loop {
+            self.take(&mut batch);
+            let unwritten = write_some(&mut out, &batch);
+            self.lose(unwritten);
+            batch.clear();
+            batch.shrink_to(KEPT_ROOM);
+        }
+    }
+
+    /// Waits for lines and takes all of them into `batch`, which is empty.
+    fn take(&self, batch: &mut Vec<u8>) {
+        let mut state = self.lock();
+        state.is_writing = false;
+        self.changed.notify_all();
+        while state.waiting.is_empty() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::swap(&mut state.waiting, batch);
+        state.is_writing = true;
+    }
+
+    /// Waits until everything is written, or for as long as this.
+    fn flush(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        while state.is_writing || !state.waiting.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Write for &Buffer {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        self.push(lines);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes as much as can be written; what is left when that fails.
+fn write_some<'a>(out: &mut impl Write, mut bytes: &'a [u8]) -> &'a [u8] {
+    while !bytes.is_empty() {
+        match out.write(bytes) {
+            Ok(0) => return bytes,
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return bytes,
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// A place for lines that takes each piece when it is told what to answer.
+    struct Reader {
+        answers: Receiver<io::Result<usize>>,
+        written: Sender<Vec<u8>>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = self.answers.recv().unwrap_or(Ok(usize::MAX))?.min(bytes.len());
+            let _ = self.written.send(bytes[..taken].to_vec());
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn begin() -> (Arc<Buffer>, Sender<io::Result<usize>>, Receiver<Vec<u8>>) {
+        let buffer = Arc::<Buffer>::default();
+        let (answer, answers) = channel();
+        let (written, read) = channel();
+        let at_work = Arc::clone(&buffer);
+        std::thread::spawn(move || at_work.write_to(Reader { answers, written }));
+        (buffer, answer, read)
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_holds_nobody_up_and_what_is_too_much_is_counted() {
+        let (buffer, answer, read) = begin();
+        let line = vec![b'\n'; 1024 * 1024];
+        for _ in 0..20 {
+            buffer.push(&line);
+        }
+        // As much as waits may be on its way already.
+        let lost = buffer.lost.load(Ordering::Relaxed) / (1024 * 1024);
+        assert!((12..=16).contains(&lost), "{lost}");
+        buffer.flush(Duration::ZERO);
+        drop(answer);
+        let mut came = 0;
+        while came < (20 - lost) * 1024 * 1024 {
+            came += read.recv().expect("the rest comes").len() as u64;
+        }
+        buffer.push(b"again\n");
+        assert_eq!(read.recv().expect("it goes on"), b"again\n");
+        buffer.flush(Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_written_is_counted_and_the_next_one_is_tried() {
+        let (buffer, answer, read) = begin();
+        answer.send(Err(io::ErrorKind::Interrupted.into())).unwrap();
+        answer.send(Ok(2)).unwrap();
+        answer.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        buffer.push(b"one\ntwo\n");
+        buffer.flush(Duration::from_secs(60));
+        assert_eq!(read.recv().expect("a piece"), b"on");
+        assert_eq!(buffer.lost.load(Ordering::Relaxed), 2);
+        answer.send(Ok(100)).unwrap();
+        buffer.push(b"three\n");
+        assert_eq!(read.recv().expect("the next line"), b"three\n");
+        buffer.flush(Duration::from_secs(60));
+        assert_eq!(buffer.lost.load(Ordering::Relaxed), 2);
+    }
+}
