@@ -363,7 +363,10 @@ impl<'a> Measure<'a> {
                     let found = self.part(place, root, (depth, in_row))?;
                     part.add(found);
                 }
-                Lead::Outside => self.size.is_recursive = true,
+                Lead::Outside => {
+                    self.size.is_recursive = true;
+                    self.size.has_alternatives = true;
+                }
                 Lead::Nowhere => {
                     return Err(SchemaError::whole(format!("the reference `{to}` leads nowhere in the schema")));
                 }
