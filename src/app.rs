@@ -70,15 +70,7 @@ impl App {
         shutdown: Shutdown,
         clock: Arc<dyn Clock>,
     ) -> anyhow::Result<Self> {
-        let spawn = {
-            let shutdown = shutdown.clone();
-            move |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>))
-        };
-        let url = config.storage.url.expose();
-        let limits = DbLimits { statement: config.storage.statement_timeout() };
-        let db = Db::open_within(url, limits, &spawn)
-            .await
-            .with_context(|| format!("could not open {}", config.storage.url))?;
+        let db = database(&config.storage, &shutdown).await?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
         if db.engine() == Engine::Postgres {
             shutdown.spawn_essential("watch", events.clone().watch(Arc::clone(&clock)).map(Ok::<(), Infallible>));
@@ -247,6 +239,14 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
         keep: section.keep(),
     };
     Webhooks::new(settings, http::wire::report::render).map_err(|error| anyhow!("{error}"))
+}
+
+/// The database, whose tasks end the server when they end.
+async fn database(storage: &config::Storage, shutdown: &Shutdown) -> anyhow::Result<Db> {
+    let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
+    let limits = DbLimits { statement: storage.statement_timeout() };
+    let opened = Db::open_within(storage.url.expose(), limits, &spawn).await;
+    opened.with_context(|| format!("could not open {}", storage.url))
 }
 
 /// The other servers that may do the work of subagents.

@@ -24,27 +24,32 @@ impl Place {
     }
 
     fn load(&self) -> Loaded {
-        self.load_with(&settings()).unwrap()
+        self.load_with(&self.settings()).unwrap()
     }
 
     fn load_with(&self, settings: &Settings) -> Result<Loaded, Problems> {
         load_from(self.0.path(), settings)
     }
 
+    /// Settings with which there is a provider `scripted`, unless the configuration has it already, as the demonstration does.
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        let text = fs::read_to_string(self.0.path().join("adjutant.toml"));
+        let is_demonstration = text.is_err() && !self.0.path().join("agents").exists();
+        let has_provider = text.is_ok_and(|text| text.contains("[providers.scripted]"));
+        if !is_demonstration && !has_provider {
+            settings.embedded.names.providers.insert("scripted".to_owned());
+        }
+        settings
+    }
+
     /// Everything that is said about the configuration.
     fn complaints(&self) -> String {
-        match self.load_with(&settings()) {
+        match self.load_with(&self.settings()) {
             Ok(loaded) => loaded.warnings.to_string(),
             Err(problems) => problems.to_string(),
         }
     }
-}
-
-/// Settings with which there is a provider `scripted`.
-fn settings() -> Settings {
-    let mut settings = Settings::default();
-    settings.embedded.names.providers.insert("scripted".to_owned());
-    settings
 }
 
 /// What is said about an `adjutant.toml`.
@@ -130,7 +135,7 @@ adjutant.toml:1:1: error: extra: unknown key; allowed are: server, …
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
 adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, …
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
-adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted
+adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted; a section `[providers.laab]` with its `kind` adds one
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32

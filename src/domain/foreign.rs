@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_call_that_is_too_deep_cannot_be_read_and_others_stay() {
         let calls =
-            vec![ToolCall::new("c\01", "dig", object(MAX_DEPTH + 1)), ToolCall::new("c2", "dig", object(MAX_DEPTH))];
+            vec![ToolCall::new("c\u{0}1", "dig", object(MAX_DEPTH + 1)), ToolCall::new("c2", "dig", object(MAX_DEPTH))];
         let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
         let blocks = vec![nested(MAX_DEPTH + 1), json!({"type": "text", "text": "a\0b"})];
         let mut message = Message::new(role, Content::Blocks(blocks));

@@ -23,12 +23,12 @@ use super::turns::Turns;
 use super::{CancelAction, Store, Webhooks};
 use crate::agent::{Breakpoints, Ending, Growth, Journal, Loop, Note, Stop};
 use crate::db::runs::Claim;
-use crate::db::{self, Db, DbError, DbResult, Engine};
+use crate::db::{self, Db, DbError, DbResult, Engine, Tx};
 use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
-use crate::domain::time::Clock;
+use crate::domain::time::{Clock, Timestamp};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
@@ -187,22 +187,7 @@ impl Worker {
             let now = self.clock.now();
             // Set again by whoever queues one while we look.
             self.queued.store(false, Ordering::Release);
-            let looked = self
-                .db
-                .write(move |tx| {
-                    Box::pin(async move {
-                        let mut passed = None;
-                        while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
-                            if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
-                                return Ok((Some(claim), true));
-                            }
-                            // It cannot be read and was ended, or its thread is not free any more.
-                            passed = Some(run);
-                        }
-                        Ok((None, db::runs::any_pending(tx).await?))
-                    })
-                })
-                .await;
+            let looked = self.db.write(move |tx| Box::pin(async move { claim_next(tx, worker, now).await })).await;
             let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
             if more {
                 self.queued.store(true, Ordering::Release);
@@ -442,4 +427,17 @@ impl Worker {
     pub(super) fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Claims the next run that is due. None if there is none; then also whether one waits that is not due yet.
+async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
+    let mut passed = None;
+    while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
+        if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
+            return Ok((Some(claim), true));
+        }
+        // It cannot be read and was ended, or its thread is not free any more.
+        passed = Some(run);
+    }
+    Ok((None, db::runs::any_pending(tx).await?))
 }

@@ -168,7 +168,7 @@ pub(crate) async fn start() -> Parties {
 /// Reads a request and answers it as the path says.
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = vec![];
-    let mut buffer = [0; 65_536];
+    let mut buffer = vec![0; 65_536];
     let body_at = loop {
         let read = stream.read(&mut buffer).await?;
         if read == 0 {

@@ -195,7 +195,7 @@ on_both_engines! {
             .calls(mail("m1", "a@b.c"))
             .calls(read("r3", &format!("{own}/SKILL.md")))
             .turn(json!({"echo_system": true}));
-        alice.starts(input(asked, json!({"/.agent/skills/digging/SKILL.md": "A lie of the client."}))).await.finishes().await;
+        alice.starts(input(asked, json!({}))).await.finishes().await;
         let said = alice.transcript().await;
         assert!(said[2].ends_with("Bend.") && said[3].ends_with("One foot."), "{said:#?}");
         assert!(said[4].starts_with("write_file failed") && said[4].contains("read-only"), "{}", said[4]);

@@ -25,6 +25,13 @@ impl ClientRules {
     pub const DISABLED: &str = "this server takes no definitions from clients: `enabled = true` in the section \
         `[agents_api]` of its configuration allows them";
 
+    /// Rules that allow everything, for tests of other rules.
+    #[cfg(test)]
+    pub(super) fn everything() -> Self {
+        let all = || vec!["*".to_owned()];
+        Self { enabled: true, tools: all(), models: all(), agents: all() }
+    }
+
     /// All that `agent`, the definition of a client, must not use.
     pub fn check(&self, agent: &AgentDefinition) -> Vec<Finding> {
         if !self.enabled {

@@ -32,12 +32,13 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::domain::definition::ClientRules;
     use crate::domain::definition::check::Surroundings;
     use crate::domain::definition::judge;
 
     fn told(mut subagent: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, ..Surroundings::default() };
+        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
         subagent["name"] = json!("a");
         subagent["description"] = json!("Does all that is left.");
         let body = json!({"model": "scripted:x", "subagents": [subagent]});

@@ -54,12 +54,7 @@ mod tests {
         Surroundings {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
-            clients: ClientRules {
-                enabled: true,
-                tools: vec!["lookup".to_owned()],
-                models: vec!["scripted:*".to_owned()],
-                agents: vec![],
-            },
+            clients: ClientRules::everything(),
             ..Surroundings::default()
         }
     }

@@ -36,6 +36,7 @@ impl SubagentDefinition {
 mod tests {
     use serde_json::json;
 
+    use crate::domain::definition::ClientRules;
     use crate::domain::definition::check::Surroundings;
     use crate::domain::definition::judge;
 
@@ -45,6 +46,7 @@ mod tests {
             providers: set("scripted"),
             runnables: set("count"),
             middleware: set("audit"),
+            clients: ClientRules::everything(),
             ..Surroundings::default()
         }
     }

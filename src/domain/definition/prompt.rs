@@ -231,12 +231,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::domain::definition::ClientRules;
     use crate::domain::definition::check::Surroundings;
     use crate::domain::definition::judge;
 
     fn findings(body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, ..Surroundings::default() };
+        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
         judge("a", body, &around).findings.iter().map(ToString::to_string).collect()
     }
 

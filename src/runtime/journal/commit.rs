@@ -16,7 +16,7 @@ use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Position};
-use crate::domain::run::RunStatus;
+use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 use crate::runtime::desk::Desk;
@@ -125,17 +125,7 @@ pub(super) async fn write_batch(
             return Ok(Written::Before(*first));
         }
     }
-    let placed = batch.entries.iter().map(|laid| Placed {
-        thread,
-        lane,
-        seq: laid.seq,
-        segment: Some(laid.segment),
-        run: Some(root),
-        entry: &laid.entry,
-        position: &laid.position,
-        at,
-    });
-    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
+    write_entries(tx, &desk.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, *head, position, root).await?;
     }
@@ -167,6 +157,21 @@ pub(super) async fn write_batch(
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
     Ok(Written::Now)
+}
+
+/// Writes the steps of a batch as checkpoints of the history `lane`.
+async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &Batch) -> DbResult<()> {
+    let placed = batch.entries.iter().map(|laid| Placed {
+        thread: root.thread,
+        lane,
+        seq: laid.seq,
+        segment: Some(laid.segment),
+        run: Some(root.id),
+        entry: &laid.entry,
+        position: &laid.position,
+        at: batch.at,
+    });
+    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await.map(drop)
 }
 
 /// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.

@@ -19,7 +19,7 @@ fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
         Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
-        _ => 0,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
     }
 }
 
@@ -89,8 +89,8 @@ impl Dice {
     }
 
     fn key(&mut self) -> String {
-        ["", ".", "a.b", "\"", "ключ", "\u{10ffff}", "$a", "[0]", "__proto__", "type", " "][self.roll(11) as usize]
-            .to_owned()
+        let keys = ["", ".", "a.b", "\"", "ключ", "\u{10ffff}", "$a", "[0]", "__proto__", "type", " "];
+        keys[usize::try_from(self.roll(11)).unwrap()].to_owned()
     }
 
     fn leaf(&mut self) -> Value {

@@ -105,6 +105,6 @@ fn toml_of(json: &str) -> String {
             let items: Vec<String> = items.iter().map(|item| toml_of(&item.to_string())).collect();
             format!("[{}]", items.join(", "))
         }
-        other => other.to_string(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::support::script::Script;
 use crate::support::wild::Wild;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, transcript};
 
@@ -28,7 +29,7 @@ const HELPER: &str =
 async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
     let alice = server.human("wild").await;
     let calls = tools.iter().enumerate().map(|(at, tool)| call(&format!("c{at}"), tool, json!({})));
-    let plan = calls.fold(script(), |script, call| script.calls(call)).says("done");
+    let plan = calls.fold(script(), Script::calls).says("done");
     let said = transcript(&alice.says(plan).await);
     assert_eq!(said.last().map(String::as_str), Some("ai: done"), "{said:#?}");
     tools.iter().enumerate().map(|(at, _)| said[2 + 2 * at].clone()).collect()

@@ -56,12 +56,13 @@ fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::domain::definition::ClientRules;
     use crate::domain::definition::check::Surroundings;
     use crate::domain::definition::judge;
 
     fn told(graph_id: &str, body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, ..Surroundings::default() };
+        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
         judge(graph_id, body, &around).findings.iter().map(ToString::to_string).collect()
     }
 

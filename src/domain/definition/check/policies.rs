@@ -58,6 +58,7 @@ impl Check<'_> {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::domain::definition::ClientRules;
     use crate::domain::definition::check::Surroundings;
     use crate::domain::definition::judge;
 
@@ -65,7 +66,7 @@ mod tests {
         subagent["name"] = json!("twin");
         subagent["description"] = json!("Goes on as its caller.");
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, ..Surroundings::default() };
+        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
         judge("a", body, &around).findings.iter().map(ToString::to_string).collect()
     }

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::domain::definition::judge;
+use crate::domain::definition::{ClientRules, judge};
 
 fn around() -> Surroundings {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -9,6 +9,7 @@ fn around() -> Surroundings {
         tools: set(&["lookup", "publish"]),
         providers: set(&["scripted"]),
         middleware: set(&["audit"]),
+        clients: ClientRules::everything(),
         ..Surroundings::default()
     }
 }
