@@ -312,11 +312,8 @@ agent agent (editor): model scripted:demo, tools none
 0 errors, 0 warnings
 "
     );
-    let (text, is_usable) = verdict(
-        Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")])
-            .load_with(&Settings::default())
-            .as_ref(),
-    );
+    let place = Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
+    let (text, is_usable) = verdict(place.load_with(&place.settings()).as_ref());
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }

@@ -126,7 +126,7 @@ merge = "last"
                 write!(
                     text,
                     "\n[providers.{provider}_{word}]\nkind = \"{provider}\"\nbase_url = \"{base}/model/{word}/{provider}\"\napi_key = \"k\"\n\
-                     \n[agents.{provider}_{word}]\nmodel = \"{provider}_{word}:m\"\n"
+                     \n[agents.{provider}_{word}]\nmodel = \"{provider}_{word}:m\"\nrecursion_limit = 8\n"
                 )
                 .unwrap();
             }

@@ -131,7 +131,7 @@ fn target(chance: &mut Chance, operation: &Operation, places: &Places) -> String
 
 /// A body: an object with some of the known fields, whose values are hostile, or something else altogether.
 fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
-    if chance.once_in(100) {
+    if chance.once_in(200) {
         return large(chance);
     }
     if chance.once_in(10) {
@@ -148,7 +148,7 @@ fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
         };
         members.push([format!("\"{name}\":").into_bytes(), value].concat());
     }
-    if chance.once_in(20) {
+    if chance.once_in(100) {
         let name = format!("\"{}\":", fields.first().map_or("x", String::as_str)).into_bytes();
         members.push([name, large(chance)].concat());
     }
