@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::error::ApiError;
 
 /// Answers 503 when the handler has not begun to answer within this time. It runs from the last byte of the request that
-/// came: how slowly a body may come is somebody else's question. Answers that wait and streams begin at once, so this is
-/// not about them. The handler is dropped then, as when the client leaves; a transaction that was handed in runs to its
+/// came: the time that a body may take has a limit of its own, in `bodies.rs`. Answers that wait and streams begin at
+/// once, so this limit does not concern them. The handler is dropped then, as when the client leaves; a transaction that was handed in runs to its
 /// end.
 pub(super) async fn limit(State(limit): State<Duration>, request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();

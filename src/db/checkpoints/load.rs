@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use sqlx::query_as;
+use sqlx::postgres::PgRow;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
 use super::{EntryColumns, Head, TABLE, lane_id, lane_of, source_of, torn};
@@ -269,19 +271,21 @@ async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq, \
         cast(octet_length(writes) + octet_length(position) as bigint) as bytes from checkpoints \
         where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
-    Ok(on_engine!(tx, |conn| query_as(SQL)
-        .bind(span.thread.0)
-        .bind(lane_id(span.lane))
-        .bind(span.first)
-        .bind(span.last)
-        .fetch_all(conn)
-        .await)?)
+    rows_of(tx, SQL, span).await
 }
 
 async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
     const SQL: &str =
         concat!(select!(), " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq");
-    Ok(on_engine!(tx, |conn| query_as(SQL)
+    rows_of(tx, SQL, span).await
+}
+
+/// What `sql` finds within a span: its parameters are the thread, the lane, and the first and the last number.
+async fn rows_of<R>(tx: &mut Tx<'_>, sql: &'static str, span: Span) -> DbResult<Vec<R>>
+where
+    R: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin,
+{
+    Ok(on_engine!(tx, |conn| query_as(sql)
         .bind(span.thread.0)
         .bind(lane_id(span.lane))
         .bind(span.first)
