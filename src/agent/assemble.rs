@@ -16,6 +16,7 @@ use crate::domain::definition::{
 };
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
+use crate::domain::limits::REPEATED_FAILURES;
 use crate::domain::machine::{Moment, Plan};
 use crate::middleware::addendum::Addendum;
 use crate::middleware::approval::Approval;
@@ -25,6 +26,7 @@ use crate::middleware::files::Files;
 use crate::middleware::limits::Counted;
 use crate::middleware::ordered::OrderedPrompt;
 use crate::middleware::repair::Repair;
+use crate::middleware::repeated_failures::RepeatedFailures;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
@@ -353,6 +355,8 @@ impl Workshop {
         if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(Addendum(text.clone())));
         }
+        let repeated = RepeatedFailures::new(draft.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
+        stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(Counted));
         let forks = self.forks(&draft, &model);
         let is_fork = draft.addendum.is_some();

@@ -21,7 +21,8 @@ use crate::shutdown::Shutdown;
 use crate::tool::Tool;
 
 /// The policies that cannot be replaced: what they hold back would not be held back any more.
-const FIXED: [&str; 3] = ["HumanInTheLoopMiddleware", "LimitsMiddleware", "SubAgentMiddleware"];
+const FIXED: [&str; 4] =
+    ["HumanInTheLoopMiddleware", "LimitsMiddleware", "RepeatedFailuresMiddleware", "SubAgentMiddleware"];
 
 /// Where names are registered, in messages.
 const PROGRAM: &str = "the program";

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a run may use at most. What is absent is not limited.
+/// The default of `repeated_failures`.
+pub const REPEATED_FAILURES: u32 = 5;
+
+/// What a run may use at most. What is absent is not limited, but for `repeated_failures`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -27,6 +30,10 @@ pub struct Limits {
     /// After how many seconds at work it may begin nothing more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_s: Option<f64>,
+    /// How many times in a row the same call may fail before the model is told so. After as many failures more the run ends.
+    /// 0 switches it off; absent means [`REPEATED_FAILURES`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated_failures: Option<u32>,
     /// The same for the run of the main agent and all runs below it together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<Limits>>,

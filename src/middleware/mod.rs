@@ -39,6 +39,7 @@ pub mod memory;
 pub mod ordered;
 mod reminder;
 pub mod repair;
+pub mod repeated_failures;
 pub mod skills;
 pub mod store;
 pub mod structured;

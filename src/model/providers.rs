@@ -30,6 +30,7 @@ mod markers;
 mod native;
 mod reply;
 mod request;
+mod separators;
 mod transport;
 
 /// Models kept at once. Clients may name any model, so their number must have an end.

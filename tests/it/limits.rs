@@ -46,6 +46,45 @@ on_both_engines! {
         assert_eq!(server.tools.calls_of("lookup").len(), 2);
     }
 
+    async fn a_model_that_repeats_a_failing_call_is_told_so_once_and_then_the_run_ends(server: TestServer) {
+        server.is_configured_with(&frugal("repeated_failures = 2", "")).await;
+        let alice = server.human("frugal").await;
+        let wrong = |id: &str| call(id, "lookup", json!({"wrong": 1}));
+        let text = (0..9).fold(script(), |script, n| script.calls(wrong(&format!("c{n}")))).says("never");
+        let values = alice.says(text).await;
+        assert_eq!(values["__error__"]["error"], "RepeatedFailureError", "{values}");
+        let message = values["__error__"]["message"].as_str().unwrap();
+        assert!(message.contains("`lookup` 4 times") && message.contains("repeated_failures"), "{message}");
+        let said = alice.transcript().await;
+        let failures: Vec<&String> = said.iter().filter(|line| line.starts_with("lookup failed")).collect();
+        assert_eq!(failures.len(), 4, "{said:#?}");
+        let warned: Vec<bool> = failures.iter().map(|line| line.contains("has now failed 2 times in a row")).collect();
+        assert_eq!(warned, [false, true, false, false], "{said:#?}");
+    }
+
+    async fn a_model_that_changes_a_failing_call_goes_on(server: TestServer) {
+        server.is_configured_with(&frugal("repeated_failures = 1", "")).await;
+        let alice = server.human("frugal").await;
+        let wrong = |n: usize| call(&format!("c{n}"), "lookup", json!({"wrong": n}));
+        let text = (0..6).fold(script(), |script, n| script.calls(wrong(n))).says("done");
+        let said = transcript(&alice.says(text).await);
+        assert_eq!(said.last().unwrap(), "ai: done", "{said:#?}");
+    }
+
+    async fn the_count_of_repeated_failures_is_off_at_0_and_5_by_default(server: TestServer) {
+        let wrong = |n: usize| call(&format!("c{n}"), "lookup", json!({"wrong": 1}));
+        let text = || (0..12).fold(script(), |script, n| script.calls(wrong(n))).says("done");
+        server.is_configured_with(&frugal("repeated_failures = 0", "")).await;
+        let said = transcript(&server.human("frugal").await.says(text()).await);
+        assert_eq!(said.last().unwrap(), "ai: done", "{said:#?}");
+        server.is_configured_with(&frugal("", "")).await;
+        let alice = server.human("frugal").await;
+        let values = alice.says(text()).await;
+        assert_eq!(values["__error__"]["error"], "RepeatedFailureError", "{values}");
+        let said = alice.transcript().await;
+        assert_eq!(said.iter().filter(|line| line.starts_with("lookup failed")).count(), 10, "{said:#?}");
+    }
+
     async fn delegations_beyond_a_limit_are_error_results_whatever_the_door(server: TestServer) {
         server.is_configured_with(&frugal("children_total = 1, tree = { children_total = 2, depth = 2 }", "")).await;
         let alice = server.human("frugal").await;

@@ -51,6 +51,7 @@ async fn everything_works(server: &TestServer, way: Way) {
     let offered = said.last().unwrap();
     let odd = offered.split(&['<', ',', '>'][..]).find(|name| name.starts_with("docs__read_file_")).unwrap().to_owned();
     assert!(offered.contains("docs__whoami") && !offered.contains("broken"), "{offered}");
+    assert!(!offered.contains("docs__long"), "a tool that can only be called as a task: {offered}");
     let run = &alice.runs().await[0];
     assert_eq!(alice.run(run).children().await[0]["task_call_id"], "c5");
 

@@ -47,6 +47,20 @@ on_both_engines! {
         }
     }
 
+    async fn a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own(server: TestServer) {
+        let alice = server.human("openai").await;
+        server.models.will([Turn::Refuses(400, None)]);
+        alice.says("what is x?").await;
+        server.models.will([Turn::Says("I see")]);
+        alice.says("and what is y?").await;
+        let asked = server.models.asked().pop().unwrap();
+        let body: Value = serde_json::from_str(&asked.body).unwrap();
+        let messages = body["messages"].as_array().unwrap();
+        let said: Vec<&Value> = messages.iter().filter(|m| m["role"] == "user").map(|m| &m["content"]).collect();
+        assert_eq!(said, ["what is x?", "and what is y?"], "{}", asked.body);
+        assert_eq!(messages.len(), 3, "{}", asked.body);
+    }
+
     async fn a_provider_that_is_overrun_is_asked_again(server: TestServer) {
         for (agent, _, _) in PROTOCOLS {
             let alice = server.human(agent).await;

@@ -271,7 +271,13 @@ impl Check<'_> {
         }
         match limits.tree.as_deref() {
             Some(_) if !has_tree => self.error(&field.then("tree"), "is for the main agent, at the top of the tree"),
-            Some(tree) => self.limits(&field.then("tree"), Some(tree), false),
+            Some(tree) => {
+                if tree.repeated_failures.is_some() {
+                    let field = field.then("tree").then("repeated_failures");
+                    self.error(&field, "is counted in each run by itself; set it in `limits`");
+                }
+                self.limits(&field.then("tree"), Some(tree), false);
+            }
             None => {}
         }
     }

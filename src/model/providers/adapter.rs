@@ -13,6 +13,7 @@ use rig_core::streaming::{CompletionStream, Item, PartKind, StreamEvent};
 use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
 
+use super::separators::Separator;
 use super::transport::{CallIds, Watched};
 use super::{Kind, errors, reply, request};
 use crate::model::limits::AnswerLimits;
@@ -58,9 +59,11 @@ where
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
         let blocks = request.system.blocks();
-        let request = request::build(&request, self.kind)?;
+        let separator = Separator::mint(self.kind, &request.messages);
+        let request = request::build(&request, self.kind, separator.as_ref())?;
         let ids = CallIds::default();
-        let transport = Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone(), blocks: blocks.into() };
+        let transport =
+            Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone(), blocks: blocks.into(), separator };
         let streamed = driver::Model::new(self.wire.clone(), transport)
             .stream(request)
             .map_err(|error| errors::map(&error, false, self.key.as_ref()))?;

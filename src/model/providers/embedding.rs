@@ -66,7 +66,8 @@ fn watched<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
 where
     W: Wire<Op = Embedding, Payload = Encoded, Frame = WireFrame>,
 {
-    driver::Model::new(wire, Watched { http, kind, ids: CallIds::default(), blocks: [].into() }).erase()
+    driver::Model::new(wire, Watched { http, kind, ids: CallIds::default(), blocks: [].into(), separator: None })
+        .erase()
 }
 
 /// Embeddings over the network.

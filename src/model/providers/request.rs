@@ -9,14 +9,20 @@ use rig_core::message::{
 };
 use serde_json::{Map, Value, json};
 
+use super::separators::Separator;
 use super::{Kind, content, native};
 use crate::domain::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
-/// The request as the library takes it.
-pub(super) fn build(request: &ModelRequest, kind: Kind) -> Result<CompletionRequest, ModelError> {
-    let mut history = History { kind, said: Vec::new(), calls: HashMap::new() };
+/// The request as the library takes it. With a `separator`, its text stands between messages of the user that follow one
+/// another.
+pub(super) fn build(
+    request: &ModelRequest,
+    kind: Kind,
+    separator: Option<&Separator>,
+) -> Result<CompletionRequest, ModelError> {
+    let mut history = History { kind, separator, said: Vec::new(), calls: HashMap::new() };
     let whole = request.system.text();
     let parts = match kind {
         Kind::Anthropic => request.system.parts(),
@@ -57,7 +63,7 @@ fn response_format(format: &AnswerFormat) -> Value {
 
 /// The tools to declare. Past calls need their tools declared even when none may be called now, as the library
 /// would otherwise turn them into prose; so their names are declared and calling is switched off.
-fn tools(request: &ModelRequest, history: &History) -> Result<(Vec<ToolDefinition>, Option<Choice>), ModelError> {
+fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefinition>, Option<Choice>), ModelError> {
     if request.tools.is_empty() {
         let past: BTreeMap<&str, &ToolName> = history.calls.values().map(|(_, name)| (name.as_str(), name)).collect();
         let schema = json!({"type": "object", "properties": {}});
@@ -115,16 +121,17 @@ fn name(name: &str) -> Result<ToolName, ModelError> {
 }
 
 /// The conversation so far, and the calls in it by the id our messages know them by.
-struct History {
+struct History<'a> {
     kind: Kind,
+    separator: Option<&'a Separator>,
     said: Vec<Said>,
     calls: HashMap<String, (CallId, ToolName)>,
 }
 
-impl History {
+impl History<'_> {
     fn add(&mut self, message: &Message) -> Result<(), ModelError> {
         match &message.role {
-            Role::Human => self.said.push(Said::User { content: content::human(&message.content)? }),
+            Role::Human => self.human(message)?,
             Role::System => self.said.push(Said::system(message.content.text())),
             Role::Ai { .. } => {
                 let turn = match native::recall(message, self.kind) {
@@ -140,6 +147,19 @@ impl History {
             Role::Tool { tool_call_id, status, .. } => self.answer(tool_call_id, *status, message)?,
             Role::Remove => {}
         }
+        Ok(())
+    }
+
+    fn human(&mut self, message: &Message) -> Result<(), ModelError> {
+        let content = content::human(&message.content)?;
+        let follows_another = match self.said.last() {
+            Some(Said::User { content }) => !matches!(content.last(), Some(UserContent::ToolResult(_))),
+            _ => false,
+        };
+        if let Some(separator) = self.separator.filter(|_| follows_another) {
+            self.said.push(Said::system(separator.text()));
+        }
+        self.said.push(Said::User { content });
         Ok(())
     }
 

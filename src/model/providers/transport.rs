@@ -15,6 +15,7 @@ use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::separators::Separator;
 use super::{Kind, markers};
 use crate::domain::definition::PromptBlock;
 
@@ -45,6 +46,8 @@ pub(super) struct Watched {
     pub(super) ids: CallIds,
     /// The instructions.
     pub(super) blocks: Arc<[PromptBlock]>,
+    /// What keeps messages of the user apart.
+    pub(super) separator: Option<Separator>,
 }
 
 impl<W> Transport<W> for Watched
@@ -57,6 +60,9 @@ where
         }
         if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
             markers::keep(&mut payload.request, &self.blocks);
+        }
+        if let Some(separator) = &self.separator {
+            separator.remove(&mut payload.request);
         }
         let (kind, ids) = (self.kind, self.ids.clone());
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);

@@ -30,9 +30,17 @@ pub(super) struct McpTool {
 
 impl McpTool {
     /// The tool that the server describes; none if it cannot be offered to models.
+    ///
+    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25, Tasks),
+    /// so it is left out.
     pub(super) fn described(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
         let word = |name: &str| tool.get(name).and_then(Value::as_str).filter(|text| !text.trim().is_empty());
         let name = word("name")?;
+        if tool.pointer("/execution/taskSupport").and_then(Value::as_str) == Some("required") {
+            let server = &server.name;
+            tracing::warn!(server, tool = name, "a tool that can only be called as a task of MCP is left out");
+            return None;
+        }
         let parameters = match usable(tool.get("inputSchema")) {
             Ok(schema) => schema.clone(),
             Err(reason) => {

@@ -36,6 +36,7 @@ TOOLS = [
     {"name": "spawn", "description": "Has a subagent do it.", "inputSchema": schema(work=TEXT, to=TEXT)},
     {"name": "grow", "description": "Brings another tool.", "inputSchema": schema()},
     {"name": "huge", "description": "Says too much.", "inputSchema": schema()},
+    {"name": "long", "description": "Can only be called as a task.", "inputSchema": schema(), "execution": {"taskSupport": "required"}},
     {"name": "broken", "description": "Has no schema that fits.", "inputSchema": {"type": "string"}},
 ]
 

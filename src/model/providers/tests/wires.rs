@@ -213,3 +213,55 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
     assert_eq!(answer.response_metadata["finish_reason"], "length");
     assert_eq!((answer.tool_calls().len(), answer.invalid_tool_calls().len()), (1, 1));
 }
+
+/// What a request says as the user, message by message, each with its blocks.
+fn said_by_the_user(kind: Kind, body: &Value) -> Vec<Vec<String>> {
+    let (messages, blocks) = match kind {
+        Kind::GoogleGenAi => (&body["contents"], "parts"),
+        _ => (&body["messages"], "content"),
+    };
+    let text = |block: &Value| block["text"].as_str().unwrap_or_default().to_owned();
+    let texts = |message: &Value| match &message[blocks] {
+        Value::String(text) => vec![text.clone()],
+        Value::Array(blocks) => blocks.iter().map(text).collect(),
+        other => panic!("{kind}: {other}"),
+    };
+    messages.as_array().unwrap().iter().filter(|message| message["role"] == "user").map(texts).collect()
+}
+
+#[tokio::test]
+async fn messages_of_the_user_that_follow_one_another_stay_apart_where_the_protocol_takes_them() {
+    for kind in WIRES {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let said = ["one", "two", "three"].map(Message::human);
+        let _ = ask(&model, request(said.to_vec())).await;
+        let body = server.last().body;
+        let said = said_by_the_user(kind, &body);
+        let expected = match kind {
+            Kind::OpenAi | Kind::Ollama => vec![vec!["one"], vec!["two"], vec!["three"]],
+            _ => vec![vec!["one", "two", "three"]],
+        };
+        assert_eq!(said, expected, "{kind}: {body}");
+        assert!(!body.to_string().contains("separator"), "{kind}: {body}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_after_a_tools_result_is_one_of_its_own() {
+    for kind in [Kind::OpenAi, Kind::Ollama] {
+        let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
+        let call = ToolCall::new("call_1", "look", serde_json::Map::new());
+        let role = Role::Ai { tool_calls: vec![call.clone()], invalid_tool_calls: vec![], usage_metadata: None };
+        let said = vec![
+            Message::human("one"),
+            Message::new(role, ""),
+            Message::tool(&call, ToolStatus::Success, "found"),
+            Message::human("two"),
+            Message::human("three"),
+        ];
+        let _ = ask(&model, request(said)).await;
+        let body = server.last().body;
+        let roles: Vec<&str> = body["messages"].as_array().unwrap().iter().filter_map(|m| m["role"].as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool", "user", "user"], "{kind}: {body}");
+    }
+}

@@ -1,0 +1,231 @@
+//! Policy: a model that repeats the same failing call is told so, and then stopped.
+//!
+//! A call is the same when its tool and its arguments are. It is repeated when every answer of the model since the last message
+//! of a person makes it and it fails each time. The result of failure number N says so; after N more the run ends. All of
+//! it is read from the messages, so a restart changes nothing.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{Middleware, ModelAnswer, NextModel};
+use crate::domain::call::Answer;
+use crate::domain::machine::Failure;
+use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
+use crate::domain::state::State;
+use crate::model::ModelRequest;
+use crate::tool::{Halt, Scope};
+
+/// The class of the error that ends a run.
+const CLASS: &str = "RepeatedFailureError";
+
+/// The policy.
+#[derive(Debug, Clone, Copy)]
+pub struct RepeatedFailures {
+    /// After how many failures the model is told. After twice as many the run ends.
+    limit: usize,
+}
+
+impl RepeatedFailures {
+    /// The model is told after `limit` failures, and the run ends after twice as many. None when `limit` is 0.
+    pub fn new(limit: u32) -> Option<Self> {
+        let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0)?;
+        Some(Self { limit })
+    }
+}
+
+#[async_trait]
+impl Middleware for RepeatedFailures {
+    fn name(&self) -> &str {
+        "RepeatedFailuresMiddleware"
+    }
+
+    async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
+        let most = self.limit.saturating_mul(2);
+        if let Some(tool) = repeated(&next.state.messages, most) {
+            let message = format!(
+                "The model called `{tool}` {most} times in a row with the same arguments, and it failed every time. \
+                 The number is set by `limits.repeated_failures`."
+            );
+            return Err(Halt::Fail(Failure::new(CLASS, message)));
+        }
+        next.ask(request).await
+    }
+
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+        let mut turns = turns(&state.messages);
+        // The call belongs to the newest answer of the model, whose results are just coming in.
+        let is_current = turns.next().is_some_and(|turn| turn.makes(call));
+        let before = turns.take_while(|turn| turn.fails(call)).take(self.limit).count();
+        if !is_current || before + 1 != self.limit {
+            return answer;
+        }
+        let result = answer.writes.messages.iter_mut().find(|message| message.answers() == Some(call.id.as_str()));
+        if let Some(result) = result.filter(|result| is_error(result)) {
+            add_text(&mut Arc::make_mut(result).content, &notice(&call.name, self.limit));
+        }
+        answer
+    }
+}
+
+/// What the model reads in the result of the failure at which it is told.
+fn notice(tool: &str, times: usize) -> String {
+    format!(
+        "This call of `{tool}` has now failed {times} times in a row with exactly these arguments. Repeating it will not \
+         help: change the arguments, use another tool, or say what is missing."
+    )
+}
+
+fn add_text(content: &mut Content, text: &str) {
+    match content {
+        Content::Text(said) => {
+            said.push_str("\n\n");
+            said.push_str(text);
+        }
+        Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": text})),
+    }
+}
+
+/// The tool of a call that failed in each of the last `times` answers of the model.
+fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
+    let newest = turns(messages).next()?;
+    let calls = newest.answer.tool_calls().iter();
+    let repeated = calls
+        .filter(|call| newest.fails(call))
+        .find(|call| turns(messages).take(times).filter(|turn| turn.fails(call)).count() == times);
+    if let Some(call) = repeated {
+        return Some(&call.name);
+    }
+    // A call whose arguments are no JSON object was never run; it fails by itself.
+    let unreadable = newest.answer.invalid_tool_calls().iter().find(|call| {
+        let same = |turn: &Turn<'_>| {
+            let mut calls = turn.answer.invalid_tool_calls().iter();
+            calls.any(|other| other.name == call.name && other.args == call.args)
+        };
+        turns(messages).take(times).filter(same).count() == times
+    });
+    unreadable.map(|call| call.name.as_deref().unwrap_or_default())
+}
+
+/// An answer of the model and the messages up to the next.
+struct Turn<'a> {
+    answer: &'a Message,
+    results: &'a [Arc<Message>],
+}
+
+impl Turn<'_> {
+    fn makes(&self, call: &ToolCall) -> bool {
+        self.answer.tool_calls().iter().any(|other| other.id == call.id)
+    }
+
+    /// Whether the same call was made in this turn, and failed.
+    fn fails(&self, call: &ToolCall) -> bool {
+        let same = |other: &&ToolCall| other.name == call.name && other.args == call.args;
+        let failed = |other: &ToolCall| {
+            let mut results = self.results.iter();
+            results.any(|message| message.answers() == Some(other.id.as_str()) && is_error(message))
+        };
+        self.answer.tool_calls().iter().filter(same).any(failed)
+    }
+}
+
+/// The turns since the last message of a person, the newest first.
+fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
+    let mut end = messages.len();
+    std::iter::from_fn(move || {
+        let earlier = messages.get(..end)?;
+        let at = earlier.iter().rposition(|message| message.is_ai() || matches!(message.role, Role::Human))?;
+        let answer = messages.get(at).filter(|message| message.is_ai())?;
+        let results = earlier.get(at + 1..)?;
+        end = at;
+        Some(Turn { answer, results })
+    })
+}
+
+fn is_error(message: &Message) -> bool {
+    matches!(message.role, Role::Tool { status: ToolStatus::Error, .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::domain::time::Timestamp;
+
+    fn call(id: &str, path: &str) -> ToolCall {
+        let args: Value = json!({"path": path});
+        ToolCall::new(id, "read", args.as_object().cloned().unwrap_or_default())
+    }
+
+    /// A turn whose calls ended like this.
+    fn turn(calls: &[(ToolCall, ToolStatus)]) -> Vec<Arc<Message>> {
+        let role = Role::Ai {
+            tool_calls: calls.iter().map(|(call, _)| call.clone()).collect(),
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
+        let results = calls.iter().map(|(call, status)| Message::tool(call, *status, "no such file"));
+        std::iter::once(Message::new(role, "")).chain(results).map(Arc::new).collect()
+    }
+
+    fn failing(times: usize) -> Vec<Arc<Message>> {
+        let turns = (0..times).flat_map(|at| turn(&[(call(&at.to_string(), "/a"), ToolStatus::Error)]));
+        std::iter::once(Arc::new(Message::human("go"))).chain(turns).collect()
+    }
+
+    /// The text of the result of another failure after these messages.
+    fn next_result(mut messages: Vec<Arc<Message>>, path: &str) -> String {
+        let again = call("again", path);
+        messages.extend(turn(&[(again.clone(), ToolStatus::Error)]).into_iter().take(1));
+        let state = State { messages, ..State::default() };
+        let policy = RepeatedFailures::new(3).expect("a policy");
+        let answer =
+            policy.receive(&Scope::sample(Timestamp(0)), &state, &again, Answer::error(&again, "no such file"));
+        answer.writes.messages[0].content.text()
+    }
+
+    #[test]
+    fn only_the_result_of_the_last_of_n_failures_says_so() {
+        assert_eq!(next_result(failing(1), "/a"), "no such file");
+        assert!(
+            next_result(failing(2), "/a").starts_with("no such file\n\nThis call of `read` has now failed 3 times")
+        );
+        assert_eq!(next_result(failing(3), "/a"), "no such file");
+    }
+
+    #[test]
+    fn other_arguments_are_another_call() {
+        assert_eq!(next_result(failing(2), "/b"), "no such file");
+    }
+
+    #[test]
+    fn a_run_of_failures_is_over_when_the_model_does_something_else_or_a_person_speaks() {
+        assert_eq!(repeated(&failing(6), 6), Some("read"));
+        assert_eq!(repeated(&failing(5), 6), None);
+        let mut spoken = failing(5);
+        spoken.extend(failing(5));
+        assert_eq!(repeated(&spoken, 6), None);
+        let mut other = failing(5);
+        other.extend(turn(&[(call("x", "/a"), ToolStatus::Success)]));
+        other.extend(failing(5).into_iter().skip(1));
+        assert_eq!(repeated(&other, 6), None);
+    }
+
+    #[test]
+    fn a_call_beside_others_that_succeed_counts() {
+        let mixed = |at: usize| {
+            turn(&[
+                (call(&format!("a{at}"), "/a"), ToolStatus::Error),
+                (call(&format!("b{at}"), "/b"), ToolStatus::Success),
+            ])
+        };
+        let messages: Vec<Arc<Message>> = (0..6).flat_map(mixed).collect();
+        assert_eq!(repeated(&messages, 6), Some("read"));
+    }
+
+    #[test]
+    fn nothing_is_counted_with_a_limit_of_0() {
+        assert!(RepeatedFailures::new(0).is_none());
+    }
+}
