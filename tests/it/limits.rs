@@ -71,15 +71,20 @@ on_both_engines! {
         assert_eq!(said.last().unwrap(), "ai: done", "{said:#?}");
     }
 
-    async fn the_count_of_repeated_failures_is_off_at_0_and_5_by_default(server: TestServer) {
-        let wrong = |n: usize| call(&format!("c{n}"), "lookup", json!({"wrong": 1}));
-        let text = || (0..12).fold(script(), |script, n| script.calls(wrong(n))).says("done");
+    async fn repeated_failures_are_not_counted_with_a_limit_of_0(server: TestServer) {
         server.is_configured_with(&frugal("repeated_failures = 0", "")).await;
-        let said = transcript(&server.human("frugal").await.says(text()).await);
+        let wrong = |n: usize| call(&format!("c{n}"), "lookup", json!({"wrong": 1}));
+        let text = (0..12).fold(script(), |script, n| script.calls(wrong(n))).says("done");
+        let said = transcript(&server.human("frugal").await.says(text).await);
         assert_eq!(said.last().unwrap(), "ai: done", "{said:#?}");
+    }
+
+    async fn by_default_the_tenth_repeated_failure_ends_the_run(server: TestServer) {
         server.is_configured_with(&frugal("", "")).await;
         let alice = server.human("frugal").await;
-        let values = alice.says(text()).await;
+        let wrong = |n: usize| call(&format!("c{n}"), "lookup", json!({"wrong": 1}));
+        let text = (0..12).fold(script(), |script, n| script.calls(wrong(n))).says("done");
+        let values = alice.says(text).await;
         assert_eq!(values["__error__"]["error"], "RepeatedFailureError", "{values}");
         let said = alice.transcript().await;
         assert_eq!(said.iter().filter(|line| line.starts_with("lookup failed")).count(), 10, "{said:#?}");
