@@ -7,7 +7,7 @@ COPY Cargo.toml Cargo.lock ./
 RUN mkdir -p src benches \
     && echo 'fn main() {}' > src/main.rs \
     && touch src/lib.rs \
-    && cargo build --release --locked --bin adjutant \
+    && cargo build --profile dist --locked --bin adjutant \
     && rm -rf src benches
 
 COPY src src
@@ -16,7 +16,7 @@ COPY openapi openapi
 COPY examples examples
 # The stand-ins above are younger than the sources.
 RUN touch src/main.rs src/lib.rs \
-    && cargo build --release --locked --bin adjutant
+    && cargo build --profile dist --locked --bin adjutant
 
 FROM debian:bookworm-slim
 RUN apt-get update \
@@ -24,7 +24,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --home-dir /data --no-create-home adjutant \
     && install -d -o adjutant -g adjutant /data
-COPY --from=build /src/target/release/adjutant /usr/local/bin/adjutant
+COPY --from=build /src/target/dist/adjutant /usr/local/bin/adjutant
 
 # A configuration mounted at /data/adjutant.toml, or agents at /data/agents, are found; these settings precede them.
 ENV ADJUTANT_LISTEN=0.0.0.0:8123 \
