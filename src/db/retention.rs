@@ -15,7 +15,7 @@ use crate::domain::time::Timestamp;
 /// under way. What comes later goes on from there. False if there is no such thread, or it is at work.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
-        where checkpoint_id = $1";
+        where checkpoint_id = $1 and thread_id = $3";
     const DONE: &str = "update threads set pruned_at = $2 where thread_id = $1";
     if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
@@ -23,7 +23,13 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
         let writes = encode(&[state.as_update()])?;
-        on_engine!(tx, |conn| query(COLLAPSE).bind(head.id.0).bind(writes).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(COLLAPSE)
+            .bind(head.id.0)
+            .bind(writes)
+            .bind(thread.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
         let kept = lanes_under_way(tx, thread, &head).await?;
         delete_before(tx, thread, &head, &kept).await?;
     }

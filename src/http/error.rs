@@ -345,6 +345,11 @@ impl From<StartError> for ApiError {
                 let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
             }
+            StartError::NoOpenInterrupt => {
+                let message = "The thread has no open interrupt that `command.resume` could answer. Send `input` instead: \
+                               something new, or null to go on where the thread stands.";
+                Self::new(StatusCode::CONFLICT, "no_open_interrupt", message)
+            }
             StartError::AmbiguousAnswer(ids) => {
                 let message = format!(
                     "When there are multiple pending interrupts, you must specify the interrupt id when resuming: \
@@ -564,6 +569,13 @@ mod tests {
         let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
         assert_eq!((status, &body["code"]), (422, &json!("ambiguous_resume")));
         assert!(body["detail"].as_str().is_some_and(|text| text.ends_with("Pending are: a, b")));
+    }
+
+    #[tokio::test]
+    async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
+        let (status, body) = shown(StartError::NoOpenInterrupt).await;
+        assert_eq!((status, &body["code"]), (409, &json!("no_open_interrupt")));
+        assert!(body["detail"].as_str().is_some_and(|text| text.contains("Send `input` instead")));
     }
 
     #[tokio::test]

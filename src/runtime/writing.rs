@@ -106,7 +106,7 @@ async fn base(
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
     };
     let last = match machine.head {
-        Some(head) => db::checkpoints::node_of(tx, head).await?.unwrap_or_else(|| START.to_owned()),
+        Some(head) => db::checkpoints::node_of(tx, thread, head).await?.unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
     Ok(Ok(Base { machine, segment, last }))
@@ -119,6 +119,21 @@ fn knows(plan: &Plan, node: &str) -> bool {
 
 /// The node under which clients write the input of a turn.
 const INPUT: &str = "__input__";
+
+/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written. What is
+/// written is what the second one says.
+fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
+    is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
+}
+
+/// Whether all writes of a step are those of this node.
+fn is_of(superstep: &Superstep, node: &str) -> bool {
+    !superstep.updates.is_empty() && superstep.updates.iter().all(|write| write.node.as_deref() == Some(node))
+}
+
+fn brings_nothing(superstep: &Superstep) -> bool {
+    superstep.updates.iter().all(|write| write.values.is_null())
+}
 
 /// A history that a client brings for a new thread.
 pub(super) struct History {
@@ -134,6 +149,12 @@ impl History {
     pub(super) fn replayed(plan: &Plan, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
         let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
         for (at, superstep) in supersteps.iter().enumerate() {
+            if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
+                continue;
+            }
+            if is_of(superstep, START) && at > 0 && is_of(&supersteps[at - 1], INPUT) && brings_nothing(superstep) {
+                continue;
+            }
             let mut update = Update::none();
             for (number, write) in superstep.updates.iter().enumerate() {
                 let written = read_update(&write.values).map_err(|invalid| {

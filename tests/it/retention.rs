@@ -173,4 +173,42 @@ on_both_engines! {
         let odd = json!({"supersteps": [{"updates": [{"values": {"messages": [{"role": "x"}]}}]}]});
         assert!(client.post("/threads", odd).await.refused(422).starts_with("supersteps[0].updates[0].values."));
     }
+
+    async fn a_history_that_is_copied_step_by_step_writes_its_input_once(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("plain").await);
+        alice.says(script().calls(lookup("c1", "x")).says("found")).await;
+        let mut history = alice.history().await;
+        history.reverse();
+        // As a history shows it: the checkpoint before the input, then what each task wrote.
+        let input = &history[0]["tasks"][0]["result"];
+        let mut steps = vec![json!({"updates": [{"values": input, "as_node": "__input__"}]})];
+        for state in &history {
+            let tasks = state["tasks"].as_array().unwrap().iter();
+            let updates: Vec<Value> = tasks.map(|task| json!({"values": task["result"], "as_node": task["name"]})).collect();
+            if !updates.is_empty() {
+                steps.push(json!({"updates": updates}));
+            }
+        }
+        let nodes: Vec<&Value> = steps.iter().map(|step| &step["updates"][0]["as_node"]).collect();
+        assert_eq!(nodes, ["__input__", "__start__", "model", "tools", "model"]);
+        let body = json!({"metadata": {"graph_id": "plain"}, "supersteps": steps});
+        let thread = client.post("/threads", body).await.ok();
+        assert_eq!(transcript(&thread["values"]), alice.transcript().await);
+        let copied = alice.on(thread["thread_id"].as_str().unwrap()).history().await;
+        let shape = |states: &[Value]| -> Vec<Value> {
+            states.iter().map(|state| json!([state["metadata"]["step"], state["next"]])).collect()
+        };
+        history.reverse();
+        assert_eq!((copied.len(), shape(&copied)), (5, shape(&history)));
+
+        // The values of the first checkpoint are empty: the input comes with the second step alone, or with the first.
+        for (first, second) in [(json!({}), input.clone()), (input.clone(), Value::Null)] {
+            let steps = json!([{"updates": [{"values": first, "as_node": "__input__"}]},
+                {"updates": [{"values": second, "as_node": "__start__"}]}]);
+            let body = json!({"metadata": {"graph_id": "plain"}, "supersteps": steps});
+            let thread = client.post("/threads", body).await.ok();
+            assert_eq!(thread["values"]["messages"].as_array().map(Vec::len), Some(1));
+            assert_eq!(alice.on(thread["thread_id"].as_str().unwrap()).history().await.len(), 2);
+        }
+    }
 }
