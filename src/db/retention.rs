@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::checkpoints::{self, lane_id};
 use super::engine::on_engine;
 use super::json::encode;
-use super::{DbResult, Tx, runs, threads};
+use super::{DbResult, Tx, events, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::time::Timestamp;
@@ -35,6 +35,17 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     }
     on_engine!(tx, |conn| query(DONE).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
     Ok(true)
+}
+
+/// The lowest number in the log of a thread from which something was taken away; none for any other. A run that was undone
+/// leaves a hole as well, but nothing in it is lost on those who follow the thread.
+pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64>> {
+    const SQL: &str = "select 1 from threads where thread_id = $1 and pruned_at is not null";
+    let pruned: Option<i32> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    if pruned.is_none() {
+        return Ok(None);
+    }
+    Ok(events::reach(tx, thread).await?.map(|(first, _)| first))
 }
 
 /// The histories of subagents that are not done, at any depth.

@@ -183,6 +183,16 @@ impl fmt::Display for Content {
 pub const REMOVE_ALL: &str = "__remove_all__";
 
 impl Message {
+    /// The first block of what a human said for which there is a reason why it cannot be used, with that reason.
+    pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
+        match (&self.role, &self.content) {
+            (Role::Human, Content::Blocks(blocks)) => {
+                blocks.iter().enumerate().find_map(|(at, block)| Some((at, reason(block)?)))
+            }
+            _ => None,
+        }
+    }
+
     /// A message of `role` with nothing else set.
     pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {

@@ -2,6 +2,7 @@
 
 use super::registry::Registry;
 use super::{StateWrite, StateWriteError, Superstep};
+use crate::agent::Agent;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -34,7 +35,8 @@ pub(super) async fn write(
         Err(invalid) => return Ok(Err(invalid.into())),
     };
     let known = registry.of_thread(tx, &found).await?;
-    if let Some(Err(invalid)) = known.as_ref().map(|known| known.agent.declared.check(&update)) {
+    let check = |agent: &Agent| agent.declared.check(&update).and_then(|()| agent.check_content(&update));
+    if let Some(Err(invalid)) = known.as_ref().map(|known| check(&known.agent)) {
         return Ok(Err(invalid.into()));
     }
     // Without an agent, the hooks of no agent.
@@ -146,7 +148,9 @@ impl History {
     ///
     /// # Errors
     /// Names the write that cannot be accepted, or the node that the agent does not have.
-    pub(super) fn replayed(plan: &Plan, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+    pub(super) fn replayed(agent: Option<&Agent>, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+        // Without an agent, the hooks of no agent.
+        let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
         let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
         for (at, superstep) in supersteps.iter().enumerate() {
             if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
@@ -157,7 +161,11 @@ impl History {
             }
             let mut update = Update::none();
             for (number, write) in superstep.updates.iter().enumerate() {
-                let written = read_update(&write.values).map_err(|invalid| {
+                let written = read_update(&write.values).and_then(|update| {
+                    agent.map_or(Ok(()), |agent| agent.check_content(&update))?;
+                    Ok(update)
+                });
+                let written = written.map_err(|invalid| {
                     let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
                     Invalid { field, ..invalid }
                 })?;

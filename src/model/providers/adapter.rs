@@ -1,20 +1,25 @@
 //! A provider's model behind our trait: one request goes out, its reply comes back as events.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use rig_core::completion::CompletionRequest;
 use rig_core::driver;
 use rig_core::http_client::DynHttpClient;
-use rig_core::message::AssistantContent;
+use rig_core::message::{AssistantContent, Message as Said, UserContent};
 use rig_core::operation::Completion;
 use rig_core::streaming::{CompletionStream, Item, PartKind, StreamEvent};
-use rig_core::wire::{Encoded, Wire, WireFrame};
+use rig_core::wire::{Encoded, Mode, Wire, WireFrame};
 use secrecy::SecretString;
+use serde_json::Value;
 
+use super::file_names::FileNames;
 use super::transport::{CallIds, Watched};
-use super::{Kind, errors, reply, request};
+use super::{Kind, content, errors, reply, request};
+use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
@@ -53,17 +58,38 @@ where
         (self.kind.as_str(), &self.model)
     }
 
+    fn refusal(&self, block: &Value) -> Option<String> {
+        let content = match content::human_block(block) {
+            Ok(UserContent::Text(_)) => return None,
+            Ok(content) => content,
+            Err(reason) => return Some(reason),
+        };
+        let alone = CompletionRequest::from(vec![Said::User { content: vec![content] }]);
+        let error = self.wire.encode(alone, Mode::Streaming).err()?;
+        let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
+        let (provider, model) = self.identity();
+        Some(format!("a content block of type `{kind}` like this cannot be sent to `{provider}:{model}`: {error}"))
+    }
+
     async fn ask(
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let blocks = request.system.blocks();
-        let request = request::build(&request, self.kind)?;
+        let (blocks, messages) = (request.system.blocks(), request.messages.clone());
+        let request =
+            request::build(&request, self.kind).map_err(|error| self.unsupported(&messages).unwrap_or(error))?;
         let ids = CallIds::default();
-        let transport = Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone(), blocks: blocks.into() };
-        let streamed = driver::Model::new(self.wire.clone(), transport)
-            .stream(request)
-            .map_err(|error| errors::map(&error, false, self.key.as_ref()))?;
+        let transport = Watched {
+            http: self.http.clone(),
+            kind: self.kind,
+            ids: ids.clone(),
+            file_names: FileNames::of(&request, self.kind),
+            blocks: blocks.into(),
+        };
+        // What fails here was not sent.
+        let streamed = driver::Model::new(self.wire.clone(), transport).stream(request).map_err(|error| {
+            self.unsupported(&messages).unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
+        })?;
         let reading = Reading {
             streamed: Some(streamed),
             pieces: Pieces { ids, ..Pieces::default() },
@@ -74,6 +100,24 @@ where
         };
         Ok(stream::unfold(Box::new(reading), |mut reading| async move { Some((reading.next().await?, reading)) })
             .boxed())
+    }
+}
+
+impl<W> Adapter<W>
+where
+    Self: Model,
+{
+    /// Names the first block of the conversation that cannot be sent to the model.
+    fn unsupported(&self, messages: &[Arc<Message>]) -> Option<ModelError> {
+        messages.iter().enumerate().find_map(|(at, message)| {
+            let (block, reason) = message.unsupported(|block| self.refusal(block))?;
+            let id = message.id.as_deref().unwrap_or_default();
+            let message = format!(
+                "The model was not asked: `messages[{at}].content[{block}]`, in the message `{id}`: {reason}. Take the \
+                 message out of the state of the thread, or write it anew without the block."
+            );
+            Some(ModelError::UnsupportedContent { message })
+        })
     }
 }
 

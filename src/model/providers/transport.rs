@@ -15,6 +15,7 @@ use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::file_names::FileNames;
 use super::{Kind, markers};
 use crate::domain::definition::PromptBlock;
 
@@ -43,6 +44,8 @@ pub(super) struct Watched {
     pub(super) http: DynHttpClient,
     pub(super) kind: Kind,
     pub(super) ids: CallIds,
+    /// The names of the files in the request.
+    pub(super) file_names: FileNames,
     /// The instructions.
     pub(super) blocks: Arc<[PromptBlock]>,
 }
@@ -58,6 +61,7 @@ where
         if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
             markers::keep(&mut payload.request, &self.blocks);
         }
+        self.file_names.put(&mut payload.request);
         let (kind, ids) = (self.kind, self.ids.clone());
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
         Opening::new(async move {
