@@ -50,13 +50,16 @@ pub struct ErrorBody {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Option<Vec<RemarkView>>)]
     pub findings: Vec<RemarkView>,
-    /// Of a stream that cannot be taken up again: what is not there any more.
-    #[serde(flatten)]
-    pub gap: Option<Gap>,
+    /// Of a stream that cannot be taken up where the client left it: the last number that the client has seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+    /// The first number of the log that there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_available_seq: Option<i64>,
 }
 
 /// Between which numbers the log of a thread was taken away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
     /// The last number that the client has seen.
     pub since: i64,
@@ -320,7 +323,9 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (detail, code) = (self.message.into_owned(), self.code.to_owned());
-        let body = ErrorBody { detail, code, findings: self.findings, gap: self.gap };
+        let since = self.gap.map(|gap| gap.since);
+        let min_available_seq = self.gap.map(|gap| gap.min_available_seq);
+        let body = ErrorBody { detail, code, findings: self.findings, since, min_available_seq };
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

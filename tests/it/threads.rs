@@ -210,15 +210,13 @@ on_both_engines! {
         assert_eq!(transcript(&there["values"]), ["human: one", "ai: echo: one"]);
 
         // A fork, a replay and a write from a stored id, each in the copy alone.
-        let wait = |more: Value| {
-            let mut body = json!({"assistant_id": "agent", "checkpoint_id": after_one});
-            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            client.post(&bob.path("/runs/wait"), body)
-        };
-        let forked = wait(json!({"input": {"messages": "three"}})).await.ok();
+        let runs = bob.path("/runs/wait");
+        let forked = json!({"assistant_id": "agent", "checkpoint_id": after_one, "input": {"messages": "three"}});
+        let forked = client.post(&runs, forked).await.ok();
         assert_eq!(transcript(&forked), ["human: one", "ai: echo: one", "human: three", "ai: echo: three"]);
         let before_model = old.iter().rfind(|state| state["next"] == json!(["model"])).unwrap()["checkpoint_id"].clone();
-        let replayed = wait(json!({"checkpoint_id": before_model, "input": null})).await.ok();
+        let replayed = json!({"assistant_id": "agent", "checkpoint_id": before_model, "input": null});
+        let replayed = client.post(&runs, replayed).await.ok();
         assert_eq!(transcript(&replayed), ["human: one", "ai: echo: one"]);
         let write = json!({"values": {"messages": [{"role": "user", "content": "four"}]}, "checkpoint_id": after_one});
         client.post(&bob.path("/state"), write).await.ok();
