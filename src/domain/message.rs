@@ -185,12 +185,8 @@ pub const REMOVE_ALL: &str = "__remove_all__";
 impl Message {
     /// The first block of what a human said for which there is a reason why it cannot be used, with that reason.
     pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
-        match (&self.role, &self.content) {
-            (Role::Human, Content::Blocks(blocks)) => {
-                blocks.iter().enumerate().find_map(|(at, block)| Some((at, reason(block)?)))
-            }
-            _ => None,
-        }
+        let (Role::Human, Content::Blocks(blocks)) = (&self.role, &self.content) else { return None };
+        blocks.iter().enumerate().find_map(|(at, block)| Some((at, reason(block)?)))
     }
 
     /// A message of `role` with nothing else set.

@@ -127,7 +127,7 @@ on_both_engines! {
         run.finishes().await;
         let said = alice.transcript().await;
         for line in &said[2..4] {
-            assert!(line.starts_with("spawn: SYSTEM<<You count sheep.\n\n"), "{line}");
+            assert!(line.starts_with("spawn: SYSTEM<<You count sheep."), "{line}");
             assert!(!line.contains("You are the researcher.") && !line.contains("You work on one task"), "{line}");
         }
         for line in &said[4..6] {

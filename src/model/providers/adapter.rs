@@ -6,13 +6,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use rig_core::completion::CompletionRequest;
 use rig_core::driver;
 use rig_core::http_client::DynHttpClient;
-use rig_core::message::{AssistantContent, Message as Said, UserContent};
+use rig_core::message::AssistantContent;
 use rig_core::operation::Completion;
 use rig_core::streaming::{CompletionStream, Item, PartKind, StreamEvent};
-use rig_core::wire::{Encoded, Mode, Wire, WireFrame};
+use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
 use serde_json::Value;
 
@@ -59,16 +58,7 @@ where
     }
 
     fn refusal(&self, block: &Value) -> Option<String> {
-        let content = match content::human_block(block) {
-            Ok(UserContent::Text(_)) => return None,
-            Ok(content) => content,
-            Err(reason) => return Some(reason),
-        };
-        let alone = CompletionRequest::from(vec![Said::User { content: vec![content] }]);
-        let error = self.wire.encode(alone, Mode::Streaming).err()?;
-        let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
-        let (provider, model) = self.identity();
-        Some(format!("a content block of type `{kind}` like this cannot be sent to `{provider}:{model}`: {error}"))
+        content::human_block(block).err()
     }
 
     async fn ask(

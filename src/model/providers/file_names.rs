@@ -20,13 +20,13 @@ impl FileNames {
         if kind != Kind::OpenAi {
             return Self::default();
         }
-        let users = request.chat_history.iter().filter_map(|said| match said {
-            Said::User { content } => Some(content),
-            _ => None,
+        let users = request.chat_history.iter().filter_map(|said| {
+            let Said::User { content } = said else { return None };
+            Some(content)
         });
-        let documents = users.flatten().filter_map(|part| match part {
-            UserContent::Document(document) if is_sent_by_name(document) => Some(document),
-            _ => None,
+        let documents = users.flatten().filter_map(|part| {
+            let UserContent::Document(document) = part else { return None };
+            is_sent_by_name(document).then_some(document)
         });
         let name = |document: &Document| Some(document.additional_params.as_ref()?.get(TITLE)?.as_str()?.to_owned());
         Self(documents.map(name).collect())
