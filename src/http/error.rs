@@ -322,7 +322,8 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (detail, code) = (self.message.into_owned(), self.code.to_owned());
+        let detail = self.message.into_owned();
+        let code = self.code.to_owned();
         let since = self.gap.map(|gap| gap.since);
         let min_available_seq = self.gap.map(|gap| gap.min_available_seq);
         let body = ErrorBody { detail, code, findings: self.findings, since, min_available_seq };

@@ -65,7 +65,8 @@ where
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let (blocks, messages) = (request.system.blocks(), request.messages.clone());
+        let blocks = request.system.blocks();
+        let messages = request.messages.clone();
         let request =
             request::build(&request, self.kind).map_err(|error| self.unsupported(&messages).unwrap_or(error))?;
         let ids = CallIds::default();
