@@ -12,7 +12,7 @@ use crate::domain::context::ContextSchema;
 use crate::domain::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::domain::definition::{
     self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
-    Provenance, SubagentDefinition, TaskDialect,
+    Provenance, SubagentDefinition,
 };
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
@@ -256,8 +256,7 @@ impl Workshop {
             step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
-            ordered_prompt: parent.task_dialect == TaskDialect::Sagents
-                && parent.general_subagent() == Some(subagent.name.as_str()),
+            ordered_prompt: true,
             delegations,
             addendum: None,
             display_text: subagent.display_text.clone(),

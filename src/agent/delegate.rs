@@ -18,7 +18,7 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{Lineage, Order};
+use crate::domain::run::{Lineage, MAX_ORDERED_PROMPT_BYTES, Order};
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
@@ -197,6 +197,10 @@ impl Loop<'_> {
                 "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
                  delegated."
             ));
+        }
+        let is_program = here.as_ref().is_some_and(|agent| agent.runnable.is_some());
+        if let Some(problem) = prompt_problem(name, order, begins_itself || is_program) {
+            return Err(problem);
         }
         let Some(format) = &order.response_format else {
             return referred.map(Described::Elsewhere).or_else(|| here.map(Described::Here)).ok_or_else(nobody);
@@ -390,6 +394,25 @@ impl Subagent {
         }
         Child { input: Some(super::driver::with_ids(input)), ..child }
     }
+}
+
+/// What the delegating model is told when the instructions that an order brings cannot be followed.
+fn prompt_problem(subagent: &str, order: &Order, has_its_own: bool) -> Option<String> {
+    let prompt = order.system_prompt.as_ref()?;
+    if has_its_own {
+        return Some(format!(
+            "`{subagent}` takes no `system_prompt`: it is a fork, a program, or an agent with a definition of its own. \
+             Nothing was delegated."
+        ));
+    }
+    let is_too_long = prompt.len() > MAX_ORDERED_PROMPT_BYTES;
+    is_too_long.then(|| {
+        format!(
+            "The `system_prompt` for `{subagent}` has {} bytes; at most {MAX_ORDERED_PROMPT_BYTES} are allowed. Nothing \
+             was delegated.",
+            prompt.len()
+        )
+    })
 }
 
 /// What the delegating model is told when the subagent cannot answer in the form that was asked for.

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::domain::Invalid;
 use crate::domain::context::ContextSchema;
 use crate::domain::definition::{AnswerFormat, SystemPrompt, form_name, form_problem};
 use crate::domain::event::Fact;
@@ -134,6 +135,20 @@ impl Shares {
 }
 
 impl Agent {
+    /// Refuses what a human says that cannot be sent to the agent's model. A program reads what it likes.
+    ///
+    /// # Errors
+    /// Names the message and the block.
+    pub fn check_content(&self, update: &Update) -> Result<(), Invalid> {
+        let is_program = self.runnable.is_some();
+        for (at, message) in update.messages.iter().enumerate().filter(|_| !is_program) {
+            if let Some((block, reason)) = message.unsupported(|block| self.model.refusal(block)) {
+                return Err(Invalid::new(format!("messages[{at}].content[{block}]"), reason));
+            }
+        }
+        Ok(())
+    }
+
     /// Why it cannot answer in this form in the place of its own; `None` when it can.
     pub fn form_problem(&self, format: &Value) -> Option<String> {
         let own = self.fields.iter().find(|field| field.name == structured::FIELD);

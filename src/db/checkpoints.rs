@@ -204,16 +204,23 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
 
 /// Changes, in the course of run `by` of the main agent, what is under way after a checkpoint. Returns whether there is
 /// such a checkpoint.
-pub async fn set_position(tx: &mut Tx<'_>, checkpoint: CheckpointId, position: &Position, by: RunId) -> DbResult<bool> {
+pub async fn set_position(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    checkpoint: CheckpointId,
+    position: &Position,
+    by: RunId,
+) -> DbResult<bool> {
     // On the right of the equal signs stand the values from before the update.
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
-        touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1";
+        touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
     let position = encode(position)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(checkpoint.0)
         .bind(position)
         .bind(by.0)
+        .bind(thread.0)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

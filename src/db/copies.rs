@@ -1,7 +1,5 @@
 //! Copies of threads.
 
-use std::collections::HashMap;
-
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -10,7 +8,7 @@ use super::engine::on_engine;
 use super::json::{Cell, encode};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::id::ThreadId;
 use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
@@ -22,7 +20,8 @@ const PIECE_BYTES: i64 = 1 << 20;
 /// How long a copy may go without a new piece before it counts as left behind by a crash, in microseconds: an hour.
 const LEFT_BEHIND: i64 = 3_600_000_000;
 
-/// A copy of a thread in the making: its metadata, and the history of its main agent, under new ids.
+/// A copy of a thread in the making: its metadata, and the history of its main agent. Its checkpoints have the ids of the
+/// original's, so that an id that somebody stored names the same state in both.
 ///
 /// It is made in pieces, each a transaction of its own, so that other writes go in between. Until [`finish`] no search finds
 /// the thread, and nobody else knows its id.
@@ -38,8 +37,6 @@ pub struct Copy {
     until: i64,
     /// The number of the newest checkpoint that was copied.
     last: i64,
-    /// The new ids of the checkpoints.
-    ids: HashMap<Uuid, Uuid>,
     /// Whether something remains to be done after the newest one.
     remains: bool,
 }
@@ -57,7 +54,7 @@ pub async fn begin(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Timestamp
     threads::insert_unindexed(tx, &copy).await?;
     on_engine!(tx, |conn| query(SQL).bind(to.0).bind(now.0).execute(conn).await.map(drop))?;
     let until = checkpoints::head(tx, from, Lane::Main).await?.map_or(i64::MIN, |head| head.seq);
-    Ok(Some(Copy { from, to, until, last: i64::MIN, ids: HashMap::new(), remains: false }))
+    Ok(Some(Copy { from, to, until, last: i64::MIN, remains: false }))
 }
 
 /// A part of a copy, ready to be stored.
@@ -77,10 +74,6 @@ impl Copy {
             let position = cell.decode::<Position>(&row.position)?.detached();
             self.remains = position.phase != Phase::Ended;
             row.position = encode(&position)?;
-            let id = CheckpointId::mint().0;
-            self.ids.insert(row.checkpoint_id, id);
-            row.checkpoint_id = id;
-            row.parent_id = row.parent_id.and_then(|parent| self.ids.get(&parent).copied());
         }
         Ok(Some(Piece { to: self.to, rows }))
     }

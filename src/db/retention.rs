@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::checkpoints::{self, lane_id};
 use super::engine::on_engine;
 use super::json::encode;
-use super::{DbResult, Tx, runs, threads};
+use super::{DbResult, Tx, events, runs, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::time::Timestamp;
@@ -15,7 +15,7 @@ use crate::domain::time::Timestamp;
 /// under way. What comes later goes on from there. False if there is no such thread, or it is at work.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
-        where checkpoint_id = $1";
+        where checkpoint_id = $1 and thread_id = $3";
     const DONE: &str = "update threads set pruned_at = $2 where thread_id = $1";
     if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
@@ -23,12 +23,29 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     if let Some(head) = checkpoints::head(tx, thread, Lane::Main).await? {
         let state = checkpoints::load_state(tx, thread, Lane::Main, &head).await?;
         let writes = encode(&[state.as_update()])?;
-        on_engine!(tx, |conn| query(COLLAPSE).bind(head.id.0).bind(writes).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(COLLAPSE)
+            .bind(head.id.0)
+            .bind(writes)
+            .bind(thread.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
         let kept = lanes_under_way(tx, thread, &head).await?;
         delete_before(tx, thread, &head, &kept).await?;
     }
     on_engine!(tx, |conn| query(DONE).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
     Ok(true)
+}
+
+/// The lowest number in the log of a thread from which something was taken away; none for any other. A run that was undone
+/// leaves a hole as well, but nothing in it is lost on those who follow the thread.
+pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64>> {
+    const SQL: &str = "select 1 from threads where thread_id = $1 and pruned_at is not null";
+    let pruned: Option<i32> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    if pruned.is_none() {
+        return Ok(None);
+    }
+    Ok(events::reach(tx, thread).await?.map(|(first, _)| first))
 }
 
 /// The histories of subagents that are not done, at any depth.

@@ -1,4 +1,5 @@
-//! A small memory of states. The state at a checkpoint never changes, so there is nothing to keep in step.
+//! A small memory of states. The state at a checkpoint never changes, and is the same in the copies of a thread, which have
+//! its checkpoints under the same ids: so there is nothing to keep in step.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

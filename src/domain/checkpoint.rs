@@ -110,6 +110,7 @@ impl Position {
     pub fn detached(mut self) -> Self {
         self.asked.clear();
         self.reviewed.clear();
+        self.copied = !matches!(self.phase, Phase::Start | Phase::Ended);
         if let Phase::Tools { calls } = &mut self.phase {
             for call in calls {
                 match call.fate {

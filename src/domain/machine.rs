@@ -66,6 +66,10 @@ pub struct Position {
     /// What the model is shown instead of the conversation, when a client said so. It holds for one question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<Vec<Message>>,
+    /// Whether the checkpoint came here with the copy of a thread: what is under way after it has the same tasks in the
+    /// original. Whoever goes on from here begins a branch of its own first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copied: bool,
     /// The calls of the step under way that a human has approved: a digest of the content of each, by its id.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reviewed: BTreeMap<String, String>,
@@ -393,6 +397,7 @@ impl Machine {
         let entry = Entry { id, parent: self.head, step, source, node: node.to_owned(), writes, shown: vec![] };
         self.head = Some(id);
         self.step = Some(step);
+        self.position.copied = false;
         entry
     }
 

@@ -183,6 +183,15 @@ impl fmt::Display for Content {
 pub const REMOVE_ALL: &str = "__remove_all__";
 
 impl Message {
+    /// The first block of what a human said for which there is a reason why it cannot be used, with that reason.
+    pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
+        let Content::Blocks(blocks) = &self.content else { return None };
+        if self.role != Role::Human {
+            return None;
+        }
+        blocks.iter().enumerate().find_map(|(at, block)| Some((at, reason(block)?)))
+    }
+
     /// A message of `role` with nothing else set.
     pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {

@@ -231,6 +231,9 @@ pub struct Assigned {
     pub definition: Option<Digest>,
 }
 
+/// The longest instructions that an order may bring, in bytes: several times what large agents have.
+pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
+
 /// What a subagent is sent to do, as it is stored: the input of its run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Order {

@@ -133,6 +133,16 @@ impl Events {
         self.db.read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await })).await
     }
 
+    /// The number at which what is left of a thread's log begins, if that is behind `seq`: what came after `seq` was taken
+    /// away, at least in part. None for a log that reaches back far enough.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn gap(&self, thread: ThreadId, seq: i64) -> DbResult<Option<i64>> {
+        let read = self.db.read(move |tx| Box::pin(db::retention::pruned_to(tx, thread)));
+        Ok(read.await?.filter(|first| *first > 1 && *first > seq))
+    }
+
     /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.
     ///
     /// # Errors

@@ -22,6 +22,9 @@ use crate::runtime::{
     AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
 };
 
+/// The code of a stream that cannot be taken up where the client left it.
+pub const RESUME_GAP: &str = "resume_gap";
+
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
@@ -29,6 +32,7 @@ pub struct ApiError {
     code: &'static str,
     message: Cow<'static, str>,
     findings: Vec<RemarkView>,
+    gap: Option<Gap>,
     /// After how many seconds the client may try again; sent as `Retry-After`.
     retry_after: Option<u32>,
 }
@@ -46,11 +50,26 @@ pub struct ErrorBody {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Option<Vec<RemarkView>>)]
     pub findings: Vec<RemarkView>,
+    /// Of a stream that cannot be taken up where the client left it: the last number that the client has seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+    /// The first number of the log that there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_available_seq: Option<i64>,
+}
+
+/// Between which numbers the log of a thread was taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// The last number that the client has seen.
+    pub since: i64,
+    /// The first number that there is.
+    pub min_available_seq: i64,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), findings: vec![], retry_after: None }
+        Self { status, code, message: message.into(), findings: vec![], gap: None, retry_after: None }
     }
 
     /// The same with the header `Retry-After`, in seconds.
@@ -265,6 +284,16 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "deadline_exceeded", message).with_retry_after(2)
     }
 
+    /// The log does not reach back any more to what the client has seen last; `name` is what says so in the request.
+    pub fn resume_gap(name: &str, gap: Gap) -> Self {
+        let Gap { since, min_available_seq } = gap;
+        let message = format!(
+            "{name}: the log does not reach back to {since} any more; it begins at {min_available_seq}. Read the state of \
+             the thread, and follow it from there or from now on."
+        );
+        Self { gap: Some(gap), ..Self::new(StatusCode::CONFLICT, RESUME_GAP, message) }
+    }
+
     /// A request for a thread's stream that cannot be met.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
@@ -293,7 +322,11 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = ErrorBody { detail: self.message.into_owned(), code: self.code.to_owned(), findings: self.findings };
+        let detail = self.message.into_owned();
+        let code = self.code.to_owned();
+        let since = self.gap.map(|gap| gap.since);
+        let min_available_seq = self.gap.map(|gap| gap.min_available_seq);
+        let body = ErrorBody { detail, code, findings: self.findings, since, min_available_seq };
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -344,6 +377,11 @@ impl From<StartError> for ApiError {
             StartError::QuestionPending(ids) => {
                 let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
+            }
+            StartError::NoOpenInterrupt => {
+                let message = "The thread has no open interrupt that `command.resume` could answer. Send `input` instead: \
+                               something new, or null to go on where the thread stands.";
+                Self::new(StatusCode::CONFLICT, "no_open_interrupt", message)
             }
             StartError::AmbiguousAnswer(ids) => {
                 let message = format!(
@@ -564,6 +602,13 @@ mod tests {
         let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
         assert_eq!((status, &body["code"]), (422, &json!("ambiguous_resume")));
         assert!(body["detail"].as_str().is_some_and(|text| text.ends_with("Pending are: a, b")));
+    }
+
+    #[tokio::test]
+    async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
+        let (status, body) = shown(StartError::NoOpenInterrupt).await;
+        assert_eq!((status, &body["code"]), (409, &json!("no_open_interrupt")));
+        assert!(body["detail"].as_str().is_some_and(|text| text.contains("Send `input` instead")));
     }
 
     #[tokio::test]

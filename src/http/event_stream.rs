@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Api;
 use super::client::ClientId;
-use super::error::{ApiError, ErrorBody};
+use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ThreadPath, within_limits};
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
@@ -21,6 +21,7 @@ use super::wire::command::ThreadStreamRequest;
     params(ThreadPath), request_body = ThreadStreamRequest,
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
         (status = 400, description = "There is no such channel", body = ErrorBody),
+        (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
         (status = 413, description = "It is larger than allowed", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn post(
@@ -34,6 +35,11 @@ pub(super) async fn post(
     let filter = Filter::read(&request).map_err(ApiError::bad_stream_request)?;
     let permit = api.streams.acquire(Some(path.thread_id), client)?;
     let since = whole_number(&request, "since").unwrap_or(0);
+    if since > 0
+        && let Some(first) = api.events.gap(path.thread_id, since / FRAMES).await?
+    {
+        return Err(ApiError::resume_gap("since", Gap { since, min_available_seq: first * FRAMES }));
+    }
     let after = if since == 0 { 0 } else { api.events.anchor(path.thread_id, since / FRAMES).await? };
     let presenter = Presenter::new(Wanted { filters: vec![filter], since });
     let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::client::ClientId;
-use super::error::{ApiError, ErrorBody};
+use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::origins;
@@ -299,6 +299,7 @@ pub(super) async fn join(
             headers(("location" = String), ("content-location" = String))),
         (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
         (status = 404, description = "There is no such thread or run", body = ErrorBody),
+        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join_stream(
     State(api): State<Api>,
@@ -311,12 +312,13 @@ pub(super) async fn join_stream(
     let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
     let seen = last_event(&headers)?;
     let run = find(&api, path).await?;
+    let seen = seen.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
+    check_gap(&api, run.thread, seen.as_ref()).await?;
     let permit = api.streams.acquire(Some(run.thread), client)?;
     if run.lineage.depth > 0 {
         let answer = subagents::follow(&api, &run, (seen, filter), cancel_on_disconnect).await?;
         return Ok(permit.hold((located(&run, Some("stream")), answer).into_response()));
     }
-    let seen = seen.filter(|_| run.request.stream_resumable);
     let after = if seen.is_some() { After::Start } else { After::Now };
     let request = StreamRequest { seen, filter, ..follow(&api, &run, cancel_on_disconnect) };
     let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
@@ -350,6 +352,15 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let text = value.to_str().unwrap_or_default();
     text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
+}
+
+/// Refuses to go on behind an event to which the log does not reach back any more.
+pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>) -> Result<(), ApiError> {
+    let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else { return Ok(()) };
+    match api.events.gap(thread, since).await? {
+        Some(first) => Err(ApiError::resume_gap("Last-Event-ID", Gap { since, min_available_seq: first })),
+        None => Ok(()),
+    }
 }
 
 /// Stops a run and all below it. `action=rollback` undoes its work and deletes it.

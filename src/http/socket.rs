@@ -15,7 +15,7 @@ use super::Api;
 use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
 use super::connections::{ConnectionHandle, RequestGuard};
-use super::error::{ApiError, ErrorBody};
+use super::error::{ApiError, ErrorBody, RESUME_GAP};
 use super::extract::{ThreadPath, within_limits};
 use super::stream::beat;
 use super::stream::thread::{self, ThreadReader};
@@ -202,14 +202,17 @@ impl Line {
         let Some(since) = whole_number(params, "since") else {
             return Ok(Err(Refusal::argument("subscription.reconnect requires a since.")));
         };
-        match self.api.events.reach(self.thread).await {
-            Ok(Some((first, _))) if since > 0 && first > 1 && first * FRAMES > since => {
-                let mut refusal = Refusal::new("resume_gap", "The log does not reach back to this number any more.");
+        if since == 0 {
+            return self.subscribe(params, since).await;
+        }
+        match self.api.events.gap(self.thread, since / FRAMES).await {
+            Ok(Some(first)) => {
+                let mut refusal = Refusal::new(RESUME_GAP, "The log does not reach back to this number any more.");
                 refusal.more.insert("since".to_owned(), json!(since));
                 refusal.more.insert("min_available_seq".to_owned(), json!(first * FRAMES));
                 Ok(Err(refusal))
             }
-            Ok(_) => self.subscribe(params, since).await,
+            Ok(None) => self.subscribe(params, since).await,
             Err(error) => Ok(Err(refused(error.into()))),
         }
     }

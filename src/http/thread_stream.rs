@@ -58,6 +58,7 @@ impl Wanted {
         ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
     responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
         (status = 404, description = "There is no such thread", body = ErrorBody),
+        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn follow(
     State(api): State<Api>,
@@ -70,6 +71,7 @@ pub(super) async fn follow(
     let seen = runs::last_event(&headers)?;
     let found = api.db.read(move |tx| Box::pin(async move { threads::find(tx, thread).await })).await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
+    runs::check_gap(&api, thread, seen.as_ref()).await?;
     let permit = api.streams.acquire(Some(thread), client)?;
     let source = match &seen {
         Some(place) => Follow::from_seq(&api.events, thread, place.cursor.seq).await?,

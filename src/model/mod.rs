@@ -36,6 +36,11 @@ pub trait Model: Send + Sync {
         false
     }
 
+    /// Why a block of what a human says cannot be sent to the model, whatever else is said; none if it can be tried.
+    fn refusal(&self, _block: &Value) -> Option<String> {
+        None
+    }
+
     /// Asks the model. The stream yields any number of deltas and ends with exactly one [`ModelEvent::Done`], or one
     /// [`ModelEvent::Asks`]; an error is the last item. A stream that ends without either was cut, and the caller treats it as
     /// [`ModelError::Interrupted`].
@@ -164,6 +169,12 @@ pub enum ModelError {
         /// The provider's words.
         message: String,
     },
+    /// Something in the conversation cannot be sent to the model, so it was not asked. The text may be shown.
+    #[error("{message}")]
+    UnsupportedContent {
+        /// Which message and block, and why.
+        message: String,
+    },
     /// Too many requests.
     #[error("the model is rate limited: {message}")]
     RateLimited {
@@ -225,6 +236,7 @@ impl ModelError {
     pub fn class(&self) -> &str {
         match self {
             Self::Refused { .. } => "ModelRefusedError",
+            Self::UnsupportedContent { .. } => "UnsupportedContentError",
             Self::RateLimited { .. } => "ModelRateLimitError",
             Self::TooLong { .. } => "ContextOverflowError",
             Self::Unavailable { .. } => "ModelUnavailableError",
@@ -242,6 +254,7 @@ impl ModelError {
             Self::RateLimited { .. } | Self::Unavailable { .. } | Self::Interrupted { .. } => true,
             // Who waited for one that hung does not wait as long again.
             Self::Refused { .. }
+            | Self::UnsupportedContent { .. }
             | Self::TooLong { .. }
             | Self::TimedOut { .. }
             | Self::TooLarge { .. }

@@ -26,6 +26,7 @@ mod build;
 mod content;
 mod embedding;
 mod errors;
+mod file_names;
 mod markers;
 mod native;
 mod reply;
@@ -245,6 +246,11 @@ impl fmt::Debug for Providers {
             .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
+}
+
+/// Why no provider can be sent a block of what a human says; none if one may take it.
+pub(super) fn refusal(block: &serde_json::Value) -> Option<String> {
+    content::human_block(block).err()
 }
 
 /// Provider and model. Well-known model families are recognised without their provider.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures::stream::{self, BoxStream, StreamExt};
+use serde_json::Value;
 
 use super::{Model, ModelError, ModelEvent, ModelRequest};
 
@@ -70,6 +71,7 @@ impl RetryPolicy {
             ModelError::RateLimited { .. }
             | ModelError::Unavailable { .. }
             | ModelError::Refused { .. }
+            | ModelError::UnsupportedContent { .. }
             | ModelError::TooLong { .. }
             | ModelError::Interrupted { .. }
             | ModelError::TimedOut { .. }
@@ -110,6 +112,10 @@ impl Retrying {
 impl Model for Retrying {
     fn identity(&self) -> (&str, &str) {
         self.model.identity()
+    }
+
+    fn refusal(&self, block: &Value) -> Option<String> {
+        self.model.refusal(block)
     }
 
     async fn ask(

@@ -28,7 +28,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{Model, ModelError, ModelEvent, ModelRequest};
+use super::{Model, ModelError, ModelEvent, ModelRequest, providers};
 use crate::domain::message::{InvalidToolCall, Message, Role, ToolCall};
 
 pub mod demo;
@@ -75,6 +75,10 @@ impl Scripted {
 impl Model for Scripted {
     fn identity(&self) -> (&str, &str) {
         (PROVIDER, &self.model)
+    }
+
+    fn refusal(&self, block: &Value) -> Option<String> {
+        providers::refusal(block)
     }
 
     async fn ask(

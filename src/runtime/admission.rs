@@ -468,12 +468,17 @@ pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
 /// Checks what a wish brings, as far as the agent alone tells.
 pub(super) fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
-        agent.declared.check_input(&read_input(input)?)?;
+        let input = read_input(input)?;
+        agent.declared.check_input(&input)?;
+        agent.check_content(&input)?;
     }
     if let Some(command) = &wish.request.command {
         if let Some(update) = &command.update {
             read_update(update)
-                .and_then(|update| agent.declared.check(&update))
+                .and_then(|update| {
+                    agent.declared.check(&update)?;
+                    agent.check_content(&update)
+                })
                 .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
         }
         Destination::of(&command.goto, &agent.plan)?;

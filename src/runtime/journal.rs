@@ -420,7 +420,7 @@ impl Journal for LaneJournal {
                     }
                     let verdict = admission::child(tx, (&desk.run, &desk.registry), wish, now).await?;
                     if let (Ok(_), Some((head, position))) = (&verdict, head) {
-                        db::checkpoints::set_position(tx, *head, position, desk.run.id).await?;
+                        db::checkpoints::set_position(tx, desk.run.thread, *head, position, desk.run.id).await?;
                     }
                     if let Some(used) = used {
                         db::runs::set_usage(tx, lane, used).await?;

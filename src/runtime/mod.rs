@@ -287,6 +287,7 @@ impl Runs {
                 StartError::NoThread(_)
                 | StartError::NoCheckpoint(_)
                 | StartError::QuestionPending(_)
+                | StartError::NoOpenInterrupt
                 | StartError::AmbiguousAnswer(_)
                 | StartError::ResumeNeedsThread,
             ) => Err(ResolveError::NoInterrupt),

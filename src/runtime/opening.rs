@@ -69,7 +69,8 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     if own {
         return Ok(Opening { machine, notes, segment, plan, only_notes: false, budget });
     }
-    if forked && may_ask_first(&run.request, &machine) {
+    let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
+    if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
         let entry = machine.forked(CheckpointId::mint());
         notes.push(Note::entry(entry, &machine));
     }

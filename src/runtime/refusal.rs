@@ -37,6 +37,9 @@ pub enum StartError {
     /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
     #[error("{} questions wait for an answer", .0.len())]
     QuestionPending(Vec<InterruptId>),
+    /// An answer came to a thread on which no question waits.
+    #[error("the thread has no open interrupt")]
+    NoOpenInterrupt,
     /// Several questions wait and the answer does not say which it is for.
     #[error("{} questions wait for an answer", .0.len())]
     AmbiguousAnswer(Vec<InterruptId>),

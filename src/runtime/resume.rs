@@ -51,7 +51,7 @@ fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value
         return by_id.iter().map(find).collect();
     }
     match (open, answer) {
-        ([], _) => Ok(vec![]),
+        ([], _) => Err(StartError::NoOpenInterrupt),
         (open, Value::Array(list)) if open.iter().all(|asked| asked.interrupt.question.wants_decisions()) => {
             in_order(open, list)
         }
@@ -97,7 +97,7 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, thread: ThreadId, run: RunId, answe
         if !machine.resolve(id, answer.clone()) {
             continue;
         }
-        store(tx, &machine, run).await?;
+        store(tx, thread, &machine, run).await?;
         clear_way(tx, thread, asked.lane, run).await?;
     }
     Ok(())
@@ -116,7 +116,7 @@ pub(super) async fn clear_way(tx: &mut Tx<'_>, thread: ThreadId, mut lane: Lane,
 pub(super) async fn unpark(tx: &mut Tx<'_>, thread: ThreadId, (lane, child): (Lane, RunId), by: RunId) -> DbResult<()> {
     let mut machine = position(tx, thread, lane).await?;
     machine.unpark(child);
-    store(tx, &machine, by).await
+    store(tx, thread, &machine, by).await
 }
 
 /// The lane of the agent that delegated to `child`.
@@ -139,9 +139,9 @@ pub(super) async fn position(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> D
     }))
 }
 
-async fn store(tx: &mut Tx<'_>, machine: &Machine, by: RunId) -> DbResult<()> {
+async fn store(tx: &mut Tx<'_>, thread: ThreadId, machine: &Machine, by: RunId) -> DbResult<()> {
     if let Some(head) = machine.head {
-        db::checkpoints::set_position(tx, head, &machine.position, by).await?;
+        db::checkpoints::set_position(tx, thread, head, &machine.position, by).await?;
     }
     Ok(())
 }

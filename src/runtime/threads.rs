@@ -67,8 +67,8 @@ impl Runs {
         let ttl = wish.ttl.or(self.0.retention.threads);
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
         let agents = self.0.registry.agents();
-        let plan = agents.last_on(&thread).map(|known| known.agent.plan.clone()).unwrap_or_default();
-        let history = History::replayed(&plan, &wish.supersteps)?;
+        let known = agents.last_on(&thread);
+        let history = History::replayed(known.as_ref().map(|known| &*known.agent), &wish.supersteps)?;
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if !db::threads::insert(tx, &thread).await? {

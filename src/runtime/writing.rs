@@ -2,6 +2,7 @@
 
 use super::registry::Registry;
 use super::{StateWrite, StateWriteError, Superstep};
+use crate::agent::Agent;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
@@ -34,7 +35,8 @@ pub(super) async fn write(
         Err(invalid) => return Ok(Err(invalid.into())),
     };
     let known = registry.of_thread(tx, &found).await?;
-    if let Some(Err(invalid)) = known.as_ref().map(|known| known.agent.declared.check(&update)) {
+    let check = |agent: &Agent| agent.declared.check(&update).and_then(|()| agent.check_content(&update));
+    if let Some(Err(invalid)) = known.as_ref().map(|known| check(&known.agent)) {
         return Ok(Err(invalid.into()));
     }
     // Without an agent, the hooks of no agent.
@@ -106,7 +108,7 @@ async fn base(
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
     };
     let last = match machine.head {
-        Some(head) => db::checkpoints::node_of(tx, head).await?.unwrap_or_else(|| START.to_owned()),
+        Some(head) => db::checkpoints::node_of(tx, thread, head).await?.unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
     Ok(Ok(Base { machine, segment, last }))
@@ -120,6 +122,21 @@ fn knows(plan: &Plan, node: &str) -> bool {
 /// The node under which clients write the input of a turn.
 const INPUT: &str = "__input__";
 
+/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written. What is
+/// written is what the second one says.
+fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
+    is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
+}
+
+/// Whether all writes of a step are those of this node.
+fn is_of(superstep: &Superstep, node: &str) -> bool {
+    !superstep.updates.is_empty() && superstep.updates.iter().all(|write| write.node.as_deref() == Some(node))
+}
+
+fn brings_nothing(superstep: &Superstep) -> bool {
+    superstep.updates.iter().all(|write| write.values.is_null())
+}
+
 /// A history that a client brings for a new thread.
 pub(super) struct History {
     steps: Vec<(Entry, Position)>,
@@ -131,12 +148,24 @@ impl History {
     ///
     /// # Errors
     /// Names the write that cannot be accepted, or the node that the agent does not have.
-    pub(super) fn replayed(plan: &Plan, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+    pub(super) fn replayed(agent: Option<&Agent>, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+        // Without an agent, the hooks of no agent.
+        let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
         let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
         for (at, superstep) in supersteps.iter().enumerate() {
+            if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
+                continue;
+            }
+            if is_of(superstep, START) && at > 0 && is_of(&supersteps[at - 1], INPUT) && brings_nothing(superstep) {
+                continue;
+            }
             let mut update = Update::none();
             for (number, write) in superstep.updates.iter().enumerate() {
-                let written = read_update(&write.values).map_err(|invalid| {
+                let written = read_update(&write.values).and_then(|update| {
+                    agent.map_or(Ok(()), |agent| agent.check_content(&update))?;
+                    Ok(update)
+                });
+                let written = written.map_err(|invalid| {
                     let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
                     Invalid { field, ..invalid }
                 })?;

@@ -102,6 +102,13 @@ impl Delegation {
         self
     }
 
+    /// The same with these instructions in the place of the subagent's own, unless they are blank.
+    #[must_use]
+    pub fn instructed(mut self, system_prompt: Option<String>) -> Self {
+        self.order.system_prompt = system_prompt.filter(|prompt| !prompt.trim().is_empty());
+        self
+    }
+
     /// The same with these messages before the work, behind those with which the subagent begins anyway.
     #[must_use]
     pub fn beginning_with(mut self, messages: impl IntoIterator<Item = Message>) -> Self {

@@ -224,8 +224,9 @@ impl RemoteTool {
         if let Some(wish) = answer.delegate {
             let initial = read_initial(&wish.initial_messages.unwrap_or_default())
                 .map_err(|(at, why)| self.misunderstood(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
-            let wish = Delegation::to(wish.subagent_type, wish.description).in_form(wish.response_format);
-            return Ok(CallOutcome::Delegate(wish.beginning_with(initial)));
+            let delegation = Delegation::to(wish.subagent_type, wish.description).in_form(wish.response_format);
+            let delegation = delegation.beginning_with(initial).instructed(wish.system_prompt);
+            return Ok(CallOutcome::Delegate(delegation));
         }
         let Some(content) = answer.content else {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
@@ -316,6 +317,8 @@ fn is_in_lines(response: &Response) -> bool {
 struct Wish {
     description: String,
     subagent_type: String,
+    #[serde(default)]
+    system_prompt: Option<String>,
     #[serde(default)]
     response_format: Option<Value>,
     #[serde(default)]

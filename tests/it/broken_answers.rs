@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::sse::{Frame, put_together};
-use crate::support::viewer::{Viewer, data, depth, in_short, name, until_ends};
+use crate::support::viewer::{Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, on_both_engines, script, task, transcript};
 
 /// A turn in which the model says `one ` and then takes its time.
@@ -43,12 +43,35 @@ on_both_engines! {
         assert_eq!(in_short(&replayed, &["messages", "lifecycle"]), [
             "lifecycle running agent",
             "messages message-start ai", "messages content-block-start 0", "messages content-block-delta 0",
-            "lifecycle interrupted agent",
+            "messages content-block-finish 0", "lifecycle interrupted agent",
         ]);
         assert_eq!(said(&replayed), said(&heard));
         // It is no message of the conversation, and the model is not shown it.
         let told = transcript(&alice.says("go on").await);
         assert_eq!(told, ["human: …", "human: go on", "ai: echo: go on"]);
+    }
+
+    async fn who_left_in_the_middle_of_an_answer_that_was_stopped_gets_all_of_it(server: TestServer) {
+        let alice = server.human("agent").await;
+        let viewer = Viewer::of(&server, &alice.thread);
+        let mut live = viewer.looks().await;
+        let turn = json!({"text": "one two three", "delay_ms": 700});
+        let run = alice.run_of_id(&viewer.starts("agent", script().turn(turn).in_pieces_of(4)).await);
+        let piece = |text: &'static str| move |frame: &Frame| data(frame)["delta"]["text"] == text;
+        let mut heard = live.until(piece("one ")).await;
+        let since = seq(heard.last().unwrap());
+        heard.extend(live.until(piece("two ")).await);
+        run.is_cancelled("interrupt").await.ok();
+        heard.extend(until_ends(&mut live, 1).await);
+        drop(live);
+        let whole: String = heard.iter().filter_map(|frame| data(frame)["delta"]["text"].as_str()).collect();
+        assert!(whole.starts_with("one two "), "{whole}");
+        server.is_stopped_and_started_again().await;
+        let mut rest = viewer.opens(json!({"channels": ["messages", "lifecycle"], "since": since})).await;
+        let rest = until_ends(&mut rest, 1).await;
+        let block = rest.iter().find(|frame| data(frame)["event"] == "content-block-finish").expect("the end of the block");
+        assert_eq!(data(block)["content"], json!({"type": "text", "text": whole}));
+        assert!(rest.iter().all(|frame| seq(frame) > since), "{rest:#?}");
     }
 
     async fn what_a_subagent_was_saying_when_the_run_was_stopped_is_in_every_replay(server: TestServer) {

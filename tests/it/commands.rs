@@ -26,6 +26,17 @@ on_both_engines! {
         assert!(detail.starts_with("command.update"), "{detail}");
     }
 
+    async fn input_beside_an_update_is_refused_and_nothing_is_written(server: TestServer) {
+        let alice = server.human("agent").await;
+        let before = alice.says("hello").await;
+        let update = json!({"messages": [{"role": "user", "content": "a note"}]});
+        let input = json!({"messages": [{"role": "user", "content": "hello?"}]});
+        let body = json!({"assistant_id": "agent", "input": input, "command": {"update": update}});
+        let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
+        assert!(detail.starts_with("input: cannot be given together with `command.update`"), "{detail}");
+        assert_eq!((alice.state().await["values"].clone(), alice.runs().await.len()), (before, 1));
+    }
+
     async fn who_goes_elsewhere_drops_the_question_that_waits(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob"))).await;

@@ -181,13 +181,33 @@ on_both_engines! {
         assert_eq!(transcript(&alice.says("thanks").await).last().unwrap(), "ai: echo: thanks");
     }
 
-    async fn an_answer_where_nobody_asked_changes_nothing(server: TestServer) {
+    async fn an_answer_where_nobody_asked_is_refused(server: TestServer) {
         let alice = server.human("agent").await;
+        let approve = json!({"decisions": [{"type": "approve"}]});
+        let refused = alice.tries_to_resume(approve.clone()).await.refused(409);
+        assert!(refused.contains("has no open interrupt") && refused.contains("Send `input`"), "{refused}");
         let before = alice.says("hello").await;
-        let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
-        run.finishes().await;
-        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("success", "idle"));
+        for answer in [approve.clone(), json!("yes"), json!({})] {
+            alice.tries_to_resume(answer).await.refused(409);
+        }
+        assert_eq!((alice.runs().await.len(), alice.status().await.as_str()), (1, "idle"));
         assert_eq!(alice.state().await["values"], before);
+
+        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+        alice.resumes(approve.clone()).await.finishes().await;
+        alice.tries_to_resume(approve).await.refused(409);
+        assert_eq!(server.tools.calls_of("send_email").len(), 1);
+    }
+
+    async fn who_stopped_at_a_breakpoint_goes_on_with_no_input_and_takes_no_answer(server: TestServer) {
+        let alice = server.human("agent").await;
+        let stops = alice.wish(script().calls(lookup("c1", "x")).says("found"), json!({"interrupt_before": ["tools"]}));
+        alice.starts(stops).await.finishes().await;
+        assert_eq!((alice.status().await.as_str(), alice.questions().await), ("interrupted", vec![]));
+        let refused = alice.tries_to_resume(json!("go on")).await.refused(409);
+        assert!(refused.contains("null to go on"), "{refused}");
+        alice.starts(json!({"input": null})).await.finishes().await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: found");
     }
 
     async fn a_call_that_needs_no_approval_is_not_asked_about(server: TestServer) {

@@ -70,6 +70,25 @@ async fn everything_works(server: &TestServer, way: Way) {
     assert_eq!((&told["thread_id"], &told["run_id"]), (&json!(bob.thread), &json!(run.id)));
 }
 
+/// A tool that delegates may bring the instructions of the subagent.
+async fn a_delegation_may_bring_instructions(server: &TestServer, way: Way) {
+    let Some(_docs) = docs(server, way, "").await else { return };
+    let alice = server.human("librarian").await;
+    let work = script().turn(json!({"echo_system": true})).to_string();
+    let spawn =
+        |id: &str, prompt: Value| docs_call(id, "spawn", json!({"work": work, "to": "helper", "prompt": prompt}));
+    alice
+        .says(script().calls_all([spawn("c1", json!("You count sheep.")), spawn("c2", Value::Null)]).says("done"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("docs__spawn: SYSTEM<<You count sheep.") && !said[2].contains("You help."),
+        "{}",
+        said[2]
+    );
+    assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
+}
+
 /// New tools come while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: Way) {
     let Some(_docs) = docs(server, way, "").await else { return };
@@ -259,5 +278,13 @@ on_both_engines! {
         let alice = server.human("waiter").await;
         let said = transcript(&alice.says(script().calls(call("c1", "gone__dig", json!({}))).says("done")).await);
         assert!(said[2].contains("gone__dig is not a valid tool"), "{said:#?}");
+    }
+
+    async fn a_delegation_of_a_program_may_bring_instructions(server: TestServer) {
+        a_delegation_may_bring_instructions(&server, Way::Stdio).await;
+    }
+
+    async fn a_delegation_from_behind_http_may_bring_instructions(server: TestServer) {
+        a_delegation_may_bring_instructions(&server, Way::Http).await;
     }
 }

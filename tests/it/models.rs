@@ -124,4 +124,81 @@ on_both_engines! {
         alice.says(script().turn(json!({"text": "talk"}))).await;
         assert_eq!(alice.state().await["values"]["structured_response"], Value::Null);
     }
+
+    async fn what_no_provider_can_be_sent_is_refused_before_it_is_stored(server: TestServer) {
+        let client = server.client();
+        let word = json!({"type": "text", "text": "look"});
+        let office = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
+        let blocks = [
+            json!({"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}),
+            json!({"type": "file", "base64": "AAAA", "mime_type": office}),
+            json!({"type": "hologram", "data": "x"}),
+        ];
+        for agent in ["openai", "anthropic", "agent"] {
+            let alice = server.human(agent).await;
+            for block in &blocks {
+                let message = json!({"role": "user", "content": [word, block]});
+                let messages = json!({"messages": [{"role": "user", "content": "hello"}, message]});
+                let update = json!({"assistant_id": agent, "command": {"update": messages}});
+                let named = "messages[1].content[1]: a content block of type";
+                for body in [json!({"assistant_id": agent, "input": messages}), update] {
+                    let detail = client.post(&alice.path("/runs"), body).await.refused(422);
+                    assert!(detail.contains(named) && detail.contains(block["type"].as_str().unwrap()), "{detail}");
+                }
+            }
+            assert_eq!((alice.runs().await.len(), alice.history().await.len()), (0, 0));
+        }
+        // What a provider may take is tried.
+        let audio = json!([{"type": "audio", "base64": "UklGRg==", "mime_type": "audio/wav"}]);
+        let input = json!({"messages": [{"role": "user", "content": audio}]});
+        let bob = server.human("openai").await;
+        server.models.will([Turn::Says("heard"), Turn::Says("so it is")]);
+        bob.starts(json!({"input": input})).await.finishes().await;
+        assert_eq!(transcript(&bob.says("is it?").await).last().unwrap(), "ai: so it is");
+        let write = json!({"values": {"messages": [{"role": "user", "content": [blocks[0]]}]}});
+        let detail = client.post(&bob.path("/state"), write).await.refused(422);
+        assert!(detail.starts_with("messages[0].content[0]: "), "{detail}");
+    }
+
+    async fn a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_the_block(server: TestServer) {
+        let client = server.client();
+        let content = json!([{"type": "text", "text": "see"}, {"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}]);
+        let message = json!({"role": "user", "id": "h1", "content": content});
+        // No agent is named that could be asked.
+        let steps = json!([{"updates": [{"values": {"messages": [message]}, "as_node": "__input__"}]}]);
+        let thread = client.post("/threads", json!({"supersteps": steps})).await.ok();
+        let path = format!("/threads/{}/runs/wait", thread["thread_id"].as_str().unwrap());
+        let body = json!({"assistant_id": "openai", "input": {"messages": [{"role": "user", "content": "well?"}]}});
+        let error = client.post(&path, body).await.ok()["__error__"].clone();
+        assert_eq!(error["error"], "UnsupportedContentError", "{error}");
+        let said = error["message"].as_str().unwrap();
+        assert!(said.contains("`messages[0].content[1]`, in the message `h1`") && said.contains("`video`"), "{said}");
+        assert_eq!(server.models.asked().len(), 0);
+    }
+
+    async fn the_names_of_files_reach_the_provider(server: TestServer) {
+        let file = |more: Value| {
+            let mut block = json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf"});
+            block.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            block
+        };
+        let nested = json!({"type": "file", "file": {"filename": "c.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}});
+        let blocks = json!([{"type": "text", "text": "see"}, file(json!({"filename": "a \"b\".pdf"})), file(json!({})),
+            file(json!({"metadata": {"filename": "b.pdf"}})), nested]);
+        let sent = async |agent: &str| -> Value {
+            let alice = server.human(agent).await;
+            server.models.will([Turn::Says("seen")]);
+            alice.starts(json!({"input": {"messages": [{"role": "user", "content": blocks}]}})).await.finishes().await;
+            serde_json::from_str(&server.models.asked().last().unwrap().body).unwrap()
+        };
+        let names = |body: &Value, at: &str| -> Vec<Value> {
+            let messages = body["messages"].as_array().unwrap();
+            let said = messages.iter().find(|message| message["role"] == "user").unwrap()["content"].as_array().unwrap();
+            said[1..].iter().map(|block| block.pointer(at).cloned().unwrap_or_default()).collect()
+        };
+        let named = [json!("a \"b\".pdf"), json!("document.pdf"), json!("b.pdf"), json!("c.pdf")];
+        assert_eq!(names(&sent("openai").await, "/file/filename"), named);
+        let named = [json!("a \"b\".pdf"), Value::Null, json!("b.pdf"), json!("c.pdf")];
+        assert_eq!(names(&sent("anthropic").await, "/title"), named);
+    }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::actors::transcript;
 use crate::support::provider::Turn;
-use crate::support::{TestServer, on_both_engines, script, task};
+use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
 /// Two blocks, the first of which is kept for an hour.
 fn blocks() -> Value {
@@ -102,5 +102,61 @@ on_both_engines! {
         let finding = &short["findings"][0];
         assert_eq!(finding["field"], "subagents[0].description");
         assert!(finding["message"].as_str().unwrap().contains("less than 20 characters"), "{finding}");
+    }
+
+    async fn a_tool_that_delegates_may_bring_the_instructions_of_the_subagent(server: TestServer) {
+        let spawn = |id: &str, who: &str, prompt: Value| {
+            let work = script().calls(lookup(&format!("l-{id}"), "x")).turn(json!({"echo_system": true})).to_string();
+            call(id, "spawn", json!({"description": work, "subagent_type": who, "system_prompt": prompt}))
+        };
+        server.moves_into_a_process().await;
+        let alice = server.human("deep").await;
+        server.tools.hold("lookup");
+        let counts = json!("You count sheep.");
+        let calls = [
+            spawn("s1", "researcher", counts.clone()),
+            spawn("s2", "general-purpose", counts),
+            spawn("s3", "researcher", json!(" ")),
+            spawn("s4", "researcher", Value::Null),
+            spawn("s5", "researcher", json!("x".repeat(64 * 1024 + 1))),
+        ];
+        let run = alice.asks(script().calls_all(calls).says("done")).await;
+        server.tools.called("lookup", 4).await;
+        server.is_killed_and_started_again().await;
+        server.tools.let_go("lookup");
+        run.finishes().await;
+        let said = alice.transcript().await;
+        for line in &said[2..4] {
+            assert!(line.starts_with("spawn: SYSTEM<<You count sheep."), "{line}");
+            assert!(!line.contains("You are the researcher.") && !line.contains("You work on one task"), "{line}");
+        }
+        for line in &said[4..6] {
+            assert!(line.starts_with("spawn: SYSTEM<<You are the researcher."), "{line}");
+        }
+        assert!(said[6].starts_with("spawn failed: The `system_prompt` for `researcher` has 65537 bytes"), "{}", said[6]);
+        for child in run.children().await {
+            let state = server.client().get(&format!("{}/state", alice.run(&child).path)).await.ok();
+            assert_eq!(state["values"].get("_system_prompt"), None, "{child}");
+        }
+    }
+
+    async fn who_begins_with_the_instructions_of_somebody_else_takes_none_from_a_tool(server: TestServer) {
+        let client = server.client();
+        client.put("/agents/clerk", json!({"model": "scripted:lab"})).await.ok();
+        let subagents = json!([
+            {"name": "twin", "description": "Goes on as its caller does.", "mode": "fork"},
+            {"name": "clerk", "description": "Knows where everything is.", "graph_id": "clerk", "async": false},
+        ]);
+        client.put("/agents/school", json!({"model": "scripted:lab", "tools": ["spawn"], "subagents": subagents})).await.ok();
+        let alice = server.human("school").await;
+        let spawn = |id: &str, who: &str| {
+            call(id, "spawn", json!({"description": "x", "subagent_type": who, "system_prompt": "You count sheep."}))
+        };
+        let run = alice.asks(script().calls_all([spawn("s1", "twin"), spawn("s2", "clerk")]).says("done")).await;
+        run.finishes().await;
+        let said = alice.transcript().await;
+        assert!(said[2].starts_with("spawn failed: `twin` takes no `system_prompt`"), "{}", said[2]);
+        assert!(said[3].starts_with("spawn failed: `clerk` takes no `system_prompt`"), "{}", said[3]);
+        assert_eq!(run.children().await, Vec::<Value>::new());
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::support::viewer::Viewer;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
 /// The shortest time: 0.3 seconds.
@@ -172,5 +173,85 @@ on_both_engines! {
         assert_eq!(client.post("/threads", nowhere).await.refused(400), "Node nosuch does not exist");
         let odd = json!({"supersteps": [{"updates": [{"values": {"messages": [{"role": "x"}]}}]}]});
         assert!(client.post("/threads", odd).await.refused(422).starts_with("supersteps[0].updates[0].values."));
+    }
+
+    async fn a_history_that_is_copied_step_by_step_writes_its_input_once(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("plain").await);
+        alice.says(script().calls(lookup("c1", "x")).says("found")).await;
+        let mut history = alice.history().await;
+        history.reverse();
+        // As a history shows it: the checkpoint before the input, then what each task wrote.
+        let input = history[0]["tasks"][0]["result"].clone();
+        let mut steps = vec![json!({"updates": [{"values": input, "as_node": "__input__"}]})];
+        for state in &history {
+            let tasks = state["tasks"].as_array().unwrap().iter();
+            let updates: Vec<Value> = tasks.map(|task| json!({"values": task["result"], "as_node": task["name"]})).collect();
+            if !updates.is_empty() {
+                steps.push(json!({"updates": updates}));
+            }
+        }
+        let nodes: Vec<&Value> = steps.iter().map(|step| &step["updates"][0]["as_node"]).collect();
+        assert_eq!(nodes, ["__input__", "__start__", "model", "tools", "model"]);
+        let body = json!({"metadata": {"graph_id": "plain"}, "supersteps": steps});
+        let thread = client.post("/threads", body).await.ok();
+        assert_eq!(transcript(&thread["values"]), alice.transcript().await);
+        let copied = alice.on(thread["thread_id"].as_str().unwrap()).history().await;
+        let shape = |states: &[Value]| -> Vec<Value> {
+            states.iter().map(|state| json!([state["metadata"]["step"], state["next"]])).collect()
+        };
+        history.reverse();
+        assert_eq!((copied.len(), shape(&copied)), (5, shape(&history)));
+
+        // The values of the first checkpoint are empty: the input comes with the second step alone, or with the first.
+        for (first, second) in [(json!({}), input.clone()), (input.clone(), Value::Null)] {
+            let steps = json!([{"updates": [{"values": first, "as_node": "__input__"}]},
+                {"updates": [{"values": second, "as_node": "__start__"}]}]);
+            let body = json!({"metadata": {"graph_id": "plain"}, "supersteps": steps});
+            let thread = client.post("/threads", body).await.ok();
+            assert_eq!(thread["values"]["messages"].as_array().map(Vec::len), Some(1));
+            assert_eq!(alice.on(thread["thread_id"].as_str().unwrap()).history().await.len(), 2);
+        }
+    }
+
+    async fn who_comes_back_to_a_log_that_was_pruned_is_told_so_over_http(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let more = json!({"stream_mode": ["values"], "stream_resumable": true});
+        let frames = alice.listens("hello", more).await.rest().await;
+        let run = alice.run(&alice.runs().await[0]);
+        let seen = frames[0].id.clone().unwrap();
+        let first = Viewer::of(&server, &alice.thread).looks_back(1).await[0].data["seq"].as_i64().unwrap();
+        let comes_back = async |path: &str, id: &str| {
+            let request = client.request(reqwest::Method::GET, path).header("last-event-id", id);
+            request.send().await.expect("an answer")
+        };
+        let since = async |since: i64| {
+            let body = json!({"channels": ["lifecycle"], "since": since});
+            client.request(reqwest::Method::POST, &alice.path("/stream/events")).json(&body).send().await.expect("an answer")
+        };
+        let paths = [format!("{}/stream", run.path), alice.path("/stream")];
+        for path in &paths {
+            assert_eq!(comes_back(path, &seen).await.status(), 200);
+        }
+        assert_eq!(since(first).await.status(), 200);
+
+        let prune = json!({"thread_ids": [alice.thread], "strategy": "keep_latest"});
+        assert_eq!(client.post("/threads/prune", prune).await.ok()["pruned_count"], 1);
+        for path in &paths {
+            let refused = comes_back(path, &seen).await;
+            assert_eq!(refused.status(), 409, "{path}");
+            let body: Value = refused.json().await.unwrap();
+            assert_eq!(body["code"], "resume_gap");
+            assert!(body["detail"].as_str().unwrap().starts_with("Last-Event-ID: the log does not reach back"), "{body}");
+            assert!(body["min_available_seq"].as_i64() > body["since"].as_i64(), "{body}");
+            let left = body["min_available_seq"].to_string();
+            assert_eq!(comes_back(path, &left).await.status(), 200);
+            assert_eq!(comes_back(path, "-1").await.status(), 200);
+        }
+        let refused = since(first).await;
+        assert_eq!(refused.status(), 409);
+        let body: Value = refused.json().await.unwrap();
+        assert_eq!((&body["code"], &body["since"]), (&json!("resume_gap"), &json!(first)));
+        assert_eq!(since(body["min_available_seq"].as_i64().unwrap()).await.status(), 200);
+        assert_eq!(since(0).await.status(), 200);
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::support::{TestServer, mail, on_both_engines, script, transcript};
+use crate::support::{Human, TestServer, mail, on_both_engines, script, task, transcript};
 
 /// The ids of the threads in an answer, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
@@ -190,6 +190,80 @@ on_both_engines! {
         let values = client.post(&format!("/threads/{id}/runs/wait"), input).await.ok();
         assert_eq!(transcript(&values), ["human: one", "ai: echo: one", "human: three", "ai: echo: three"]);
         assert_eq!(client.post(&format!("/threads/{}/copy", Uuid::new_v4()), json!({})).await.status, 404);
+    }
+
+    async fn the_ids_of_checkpoints_name_the_same_states_in_a_copy(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        alice.says("two").await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        let bob = alice.on(copy["thread_id"].as_str().unwrap());
+        let ids = |history: &[Value]| -> Vec<Value> {
+            history.iter().map(|state| json!([state["checkpoint_id"], state["parent_checkpoint_id"]])).collect()
+        };
+        let (old, new) = (alice.history().await, bob.history().await);
+        assert_eq!(ids(&new), ids(&old));
+        let after_one = &old[3]["checkpoint_id"];
+        let at = |who: &Human| format!("{}/{}", who.path("/state"), after_one.as_str().unwrap());
+        let (here, there) = (client.get(&at(&alice)).await.ok(), client.get(&at(&bob)).await.ok());
+        assert_eq!((&there["values"], &there["checkpoint"]["thread_id"]), (&here["values"], &json!(bob.thread)));
+        assert_eq!(transcript(&there["values"]), ["human: one", "ai: echo: one"]);
+
+        // A fork, a replay and a write from a stored id, each in the copy alone.
+        let runs = bob.path("/runs/wait");
+        let forked = json!({"assistant_id": "agent", "checkpoint_id": after_one, "input": {"messages": "three"}});
+        let forked = client.post(&runs, forked).await.ok();
+        assert_eq!(transcript(&forked), ["human: one", "ai: echo: one", "human: three", "ai: echo: three"]);
+        let before_model = old.iter().rfind(|state| state["next"] == json!(["model"])).unwrap()["checkpoint_id"].clone();
+        let replayed = json!({"assistant_id": "agent", "checkpoint_id": before_model, "input": null});
+        let replayed = client.post(&runs, replayed).await.ok();
+        assert_eq!(transcript(&replayed), ["human: one", "ai: echo: one"]);
+        let write = json!({"values": {"messages": [{"role": "user", "content": "four"}]}, "checkpoint_id": after_one});
+        client.post(&bob.path("/state"), write).await.ok();
+        assert_eq!(bob.transcript().await, ["human: one", "ai: echo: one", "human: four"]);
+        assert_eq!(alice.history().await, old);
+    }
+
+    async fn what_is_taken_from_a_thread_stays_in_its_copy_and_the_other_way_round(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        alice.says("one").await;
+        alice.says("two").await;
+        let copies = [client.post(&alice.path("/copy"), json!({})).await.ok(), client.post(&alice.path("/copy"), json!({})).await.ok()];
+        let [bob, carol] = copies.map(|copy| alice.on(copy["thread_id"].as_str().unwrap()));
+        let ids = |history: &[Value]| -> Vec<Value> { history.iter().map(|state| state["checkpoint_id"].clone()).collect() };
+        let all = ids(&alice.history().await);
+        let prune = json!({"thread_ids": [bob.thread], "strategy": "keep_latest"});
+        assert_eq!(client.post("/threads/prune", prune).await.ok()["pruned_count"], 1);
+        let said = ["human: one", "ai: echo: one", "human: two", "ai: echo: two"];
+        assert_eq!((ids(&bob.history().await), bob.transcript().await), (vec![all[0].clone()], said.map(str::to_owned).to_vec()));
+        assert_eq!((ids(&alice.history().await), ids(&carol.history().await)), (all.clone(), all.clone()));
+        let undone = bob.asks(script().turn(json!({"text": "x y", "delay_ms": 3_600_000}))).await;
+        undone.is_cancelled("rollback").await.ok();
+        assert_eq!(ids(&alice.history().await), all);
+        assert_eq!(client.delete(&alice.path("")).await.status, 204);
+        assert_eq!((ids(&carol.history().await), carol.transcript().await), (all, said.map(str::to_owned).to_vec()));
+        let on = transcript(&bob.says("three").await);
+        assert_eq!(on[4..], ["human: three", "ai: echo: three"]);
+    }
+
+    async fn a_copy_made_while_a_subagent_waits_delegates_to_one_of_its_own(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let mailer = script().calls(mail("m1", "bob")).says("sent");
+        let run = alice.asks(script().calls(task("t1", "mailer", mailer)).says("done")).await;
+        run.finishes().await;
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        let bob = alice.on(copy["thread_id"].as_str().unwrap());
+        let own = bob.starts(json!({"input": null})).await;
+        own.finishes().await;
+        let (here, there) = (alice.question().await, bob.question().await);
+        assert_ne!(here.id(), there.id());
+        assert_ne!(run.children().await[0]["run_id"], own.children().await[0]["run_id"]);
+        bob.approves(&there).await.finishes().await;
+        assert_eq!((bob.transcript().await.pop().unwrap(), alice.status().await.as_str()), ("ai: done".to_owned(), "interrupted"));
+        alice.approves(&here).await.finishes().await;
+        assert_eq!(alice.transcript().await.pop().unwrap(), "ai: done");
+        let calls = server.tools.calls_of("send_email");
+        assert_eq!((calls.len(), &calls[0]["thread_id"], &calls[1]["thread_id"]), (2, &json!(bob.thread), &json!(alice.thread)));
     }
 
     async fn the_copy_of_a_waiting_thread_asks_for_itself(server: TestServer) {

@@ -320,6 +320,22 @@ on_both_engines! {
         assert_eq!(steps, [-1, 0, 1, 2, 3]);
     }
 
+    async fn the_name_of_what_a_tool_tells_is_that_of_its_channel(server: TestServer) {
+        let viewer = Viewer::of_new(&server);
+        let mut named = viewer.opens(json!({"channels": ["custom:progress", "lifecycle"]})).await;
+        let mut other = viewer.opens(json!({"channels": ["custom:other", "lifecycle"]})).await;
+        let progress = call("p1", "progress", json!({"name": "progress"}));
+        viewer.starts("plain", script().calls(progress).says("done")).await;
+        let told = |frames: Vec<Frame>| -> Vec<Value> {
+            frames.iter().filter(|frame| frame.event == "custom").map(|frame| data(frame).clone()).collect()
+        };
+        let whole = json!({"name": "progress", "payload": {"name": "progress", "done": 0.5}});
+        assert_eq!(told(until_ends(&mut named, 1).await), [whole.clone()]);
+        assert_eq!(told(until_ends(&mut other, 1).await), Vec::<Value>::new());
+        let all = told(viewer.looks_back(1).await);
+        assert_eq!(all, [whole, json!({"payload": "almost"}), json!({"payload": 1})]);
+    }
+
     async fn a_run_that_a_crash_interrupted_is_told_once(server: TestServer) {
         server.moves_into_a_process().await;
         let viewer = Viewer::of_new(&server);

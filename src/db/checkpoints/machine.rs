@@ -60,8 +60,8 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
     })))
 }
 
-/// The node that left a checkpoint.
-pub async fn node_of(tx: &mut Tx<'_>, checkpoint: CheckpointId) -> DbResult<Option<String>> {
-    const SQL: &str = "select node from checkpoints where checkpoint_id = $1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(checkpoint.0).fetch_optional(conn).await)?)
+/// The node that left a checkpoint of a thread.
+pub async fn node_of(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
+    const SQL: &str = "select node from checkpoints where checkpoint_id = $1 and thread_id = $2";
+    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?)
 }

@@ -193,7 +193,9 @@ async fn keep_lanes_apart(db: Db) {
     assert_eq!(found.len(), 1);
     let ended = Position { phase: Phase::Ended, ..Position::default() };
     let changed = ended.clone();
-    assert!(write!(db, |tx| checkpoints::set_position(tx, id, &changed, RunId::mint())));
+    let elsewhere = changed.clone();
+    assert!(!write!(db, |tx| checkpoints::set_position(tx, ThreadId::mint(), id, &elsewhere, RunId::mint())));
+    assert!(write!(db, |tx| checkpoints::set_position(tx, thread, id, &changed, RunId::mint())));
     assert_eq!(read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position), Some(ended));
     assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
 }

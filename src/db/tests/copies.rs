@@ -89,7 +89,7 @@ async fn have_the_history_with_its_branches(db: Db) {
     assert_eq!(new.len(), 451);
     assert_eq!(said(&new[0].state), ["s0", "s1", "branch"]);
     for (old, new) in old.iter().zip(&new) {
-        assert_ne!(old.entry.id, new.entry.id);
+        assert_eq!((old.entry.id, old.entry.parent), (new.entry.id, new.entry.parent));
         assert_eq!((&old.state, old.seq, old.created_at), (&new.state, new.seq, new.created_at));
     }
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
@@ -120,7 +120,7 @@ async fn wait_for_nobody(db: Db) {
 
     let to = copy(&db, original).await;
     let position = history(&db, to).await.remove(0).position;
-    assert_eq!(position.asked, []);
+    assert_eq!((position.asked, position.copied), (vec![], true));
     let calls = vec![call("a", Fate::Ready), call("b", Fate::Ready), call("c", Fate::Started)];
     assert_eq!(position.phase, Phase::Tools { calls });
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");

@@ -148,6 +148,11 @@ impl SystemPrompt {
     /// Puts `text` in the place of `beginning`, if it begins so.
     pub fn begin_instead(&mut self, beginning: &Self, text: &str) {
         match (self, beginning) {
+            (Self::Text(whole), Self::Text(beginning)) if beginning.trim().is_empty() => {
+                let mut begun = Self::Text(text.to_owned());
+                begun.add(whole);
+                *whole = begun.text();
+            }
             (Self::Text(whole), Self::Text(beginning)) => {
                 if let Some(rest) = whole.strip_prefix(beginning.as_str()) {
                     *whole = format!("{text}{rest}");
@@ -324,6 +329,9 @@ mod tests {
         let mut text = prompt(json!("a\n\nrest"));
         text.begin_instead(&"a".into(), "other");
         assert_eq!(text.text(), "other\n\nrest");
+        let mut added = SystemPrompt::from("rest");
+        added.begin_instead(&"".into(), "other");
+        assert_eq!(added.text(), "other\n\nrest");
         let own = prompt(json!([{"text": "a"}, {"text": "b"}]));
         let mut blocks = own.clone();
         blocks.add("rest");

@@ -27,7 +27,7 @@ pub struct RunCreate {
     /// New input, usually `{"messages": [...]}`; null goes on where the thread stands.
     #[schema(value_type = Option<Object>)]
     pub input: Option<Value>,
-    /// What to do instead of taking input. Wins over `input`.
+    /// What to do instead of taking input: an `input` beside `resume` or `goto` is not read, one beside `update` is refused.
     pub command: Option<CommandBody>,
     /// One stream mode or a list: values, messages, messages-tuple, updates, events, debug, tasks, checkpoints, custom.
     #[schema(value_type = Option<Vec<String>>, example = json!(["values"]))]
@@ -142,7 +142,11 @@ impl RunCreate {
 
     fn request(&mut self, door: Door) -> Result<RunRequest, ApiError> {
         let (config, context) = self.config_and_context()?;
-        let input = self.input.take().filter(|_| self.command.is_none());
+        let input = self.input.take().filter(|input| !input.is_null());
+        if let (Some(input), Some(command)) = (&input, &self.command) {
+            command.check_beside(input)?;
+        }
+        let input = input.filter(|_| self.command.is_none());
         let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
             .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");

@@ -1,6 +1,7 @@
 //! A provider's model behind our trait: one request goes out, its reply comes back as events.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -12,10 +13,13 @@ use rig_core::operation::Completion;
 use rig_core::streaming::{CompletionStream, Item, PartKind, StreamEvent};
 use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
+use serde_json::Value;
 
+use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{CallIds, Watched};
-use super::{Kind, errors, reply, request};
+use super::{Kind, content, errors, reply, request};
+use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
@@ -54,19 +58,31 @@ where
         (self.kind.as_str(), &self.model)
     }
 
+    fn refusal(&self, block: &Value) -> Option<String> {
+        content::human_block(block).err()
+    }
+
     async fn ask(
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
         let blocks = request.system.blocks();
         let separator = Separator::mint(self.kind, &request.messages);
-        let request = request::build(&request, self.kind, separator.as_ref())?;
+        let built = request::build(&request, self.kind, separator.as_ref())
+            .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let ids = CallIds::default();
-        let transport =
-            Watched { http: self.http.clone(), kind: self.kind, ids: ids.clone(), blocks: blocks.into(), separator };
-        let streamed = driver::Model::new(self.wire.clone(), transport)
-            .stream(request)
-            .map_err(|error| errors::map(&error, false, self.key.as_ref()))?;
+        let transport = Watched {
+            http: self.http.clone(),
+            kind: self.kind,
+            ids: ids.clone(),
+            file_names: FileNames::of(&built, self.kind),
+            blocks: blocks.into(),
+            separator,
+        };
+        // What fails here was not sent.
+        let streamed = driver::Model::new(self.wire.clone(), transport).stream(built).map_err(|error| {
+            self.unsupported(&request.messages).unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
+        })?;
         let reading = Reading {
             streamed: Some(streamed),
             pieces: Pieces { ids, ..Pieces::default() },
@@ -77,6 +93,24 @@ where
         };
         Ok(stream::unfold(Box::new(reading), |mut reading| async move { Some((reading.next().await?, reading)) })
             .boxed())
+    }
+}
+
+impl<W> Adapter<W>
+where
+    Self: Model,
+{
+    /// Names the first block of the conversation that cannot be sent to the model.
+    fn unsupported(&self, messages: &[Arc<Message>]) -> Option<ModelError> {
+        messages.iter().enumerate().find_map(|(at, message)| {
+            let (block, reason) = message.unsupported(|block| self.refusal(block))?;
+            let id = message.id.as_deref().unwrap_or_default();
+            let message = format!(
+                "The model was not asked: `messages[{at}].content[{block}]`, in the message `{id}`: {reason}. Take the \
+                 message out of the state of the thread, or write it anew without the block."
+            );
+            Some(ModelError::UnsupportedContent { message })
+        })
     }
 }
 

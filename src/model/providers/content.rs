@@ -4,17 +4,19 @@ use rig_core::message::{
     Audio, AudioMediaType, Document, DocumentMediaType, DocumentSourceKind, Image, ImageMediaType, MimeType,
     ToolResultContent, UserContent,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::file_names::TITLE;
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
 /// What a human said. A block of a kind no provider can be given is refused by name: leaving it out would make the
 /// model answer a question that was not asked.
 pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
+    let refused = |message| ModelError::UnsupportedContent { message };
     match content {
         Content::Text(text) => Ok(vec![UserContent::text(text.as_str())]),
-        Content::Blocks(blocks) => blocks.iter().map(human_block).collect(),
+        Content::Blocks(blocks) => blocks.iter().map(|block| human_block(block).map_err(refused)).collect(),
     }
 }
 
@@ -34,7 +36,8 @@ fn tool_block(block: &Value) -> ToolResultContent {
     }
 }
 
-fn human_block(block: &Value) -> Result<UserContent, ModelError> {
+/// A block as the library takes it, or why it is none.
+pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
         return Ok(UserContent::text(text.as_str()));
     }
@@ -49,10 +52,26 @@ fn human_block(block: &Value) -> Result<UserContent, ModelError> {
         "audio" | "input_audio" => audio(block),
         _ => None,
     };
-    known.ok_or_else(|| ModelError::Refused {
-        status: 400,
-        message: format!("a content block of type `{kind}` cannot be sent to the model"),
+    known.ok_or_else(|| match mime_of(block).filter(|_| !kind.is_empty()) {
+        Some(mime) => {
+            format!("a content block of type `{kind}` with the media type `{mime}` cannot be sent to a model")
+        }
+        None => format!("a content block of type `{kind}` cannot be sent to a model"),
     })
+}
+
+/// The media type that a block states.
+fn mime_of(block: &Value) -> Option<&str> {
+    ["mime_type", "media_type"].iter().find_map(|name| block.get(*name)?.as_str())
+}
+
+/// The name of the file in a block, wherever the spelling at hand keeps it.
+fn file_name(block: &Value) -> Option<&str> {
+    let places = ["file", "metadata", "extras"].into_iter().filter_map(|name| block.get(name));
+    let mut places = std::iter::once(block).chain(places);
+    let name =
+        |place| ["filename", "file_name", "name", "title"].iter().find_map(|name| Value::get(place, *name)?.as_str());
+    places.find_map(name).map(str::trim).filter(|name| !name.is_empty())
 }
 
 /// The data of a block and its media type.
@@ -76,7 +95,8 @@ fn file(block: &Value) -> Option<UserContent> {
         return image(block);
     }
     let media_type = Some(DocumentMediaType::from_mime_type(mime)?);
-    Some(UserContent::Document(Document { data: source.data, media_type, additional_params: None }))
+    let additional_params = file_name(block).map(|name| json!({TITLE: name}));
+    Some(UserContent::Document(Document { data: source.data, media_type, additional_params }))
 }
 
 fn audio(block: &Value) -> Option<UserContent> {

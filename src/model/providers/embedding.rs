@@ -11,6 +11,7 @@ use rig_core::wire::{Encoded, Wire, WireFrame};
 use secrecy::SecretString;
 
 use super::build::{gemini, ollama, openai};
+use super::file_names::FileNames;
 use super::transport::{CallIds, Watched};
 use super::{Kind, ProviderConfig, Providers, errors, key, misconfigured};
 use crate::model::ModelError;
@@ -66,8 +67,15 @@ fn watched<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
 where
     W: Wire<Op = Embedding, Payload = Encoded, Frame = WireFrame>,
 {
-    driver::Model::new(wire, Watched { http, kind, ids: CallIds::default(), blocks: [].into(), separator: None })
-        .erase()
+    let transport = Watched {
+        http,
+        kind,
+        ids: CallIds::default(),
+        file_names: FileNames::default(),
+        blocks: [].into(),
+        separator: None,
+    };
+    driver::Model::new(wire, transport).erase()
 }
 
 /// Embeddings over the network.

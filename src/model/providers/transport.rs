@@ -15,6 +15,7 @@ use rig_core::wire::{Body, Encoded, Wire, WireFrame};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::file_names::FileNames;
 use super::separators::Separator;
 use super::{Kind, markers};
 use crate::domain::definition::PromptBlock;
@@ -44,6 +45,8 @@ pub(super) struct Watched {
     pub(super) http: DynHttpClient,
     pub(super) kind: Kind,
     pub(super) ids: CallIds,
+    /// The names of the files in the request.
+    pub(super) file_names: FileNames,
     /// The instructions.
     pub(super) blocks: Arc<[PromptBlock]>,
     /// What keeps messages of the user apart.
@@ -64,6 +67,7 @@ where
         if let Some(separator) = &self.separator {
             separator.remove(&mut payload.request);
         }
+        self.file_names.put(&mut payload.request);
         let (kind, ids) = (self.kind, self.ids.clone());
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
         Opening::new(async move {

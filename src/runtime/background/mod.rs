@@ -226,6 +226,7 @@ fn told(error: &StartError) -> String {
         | StartError::Busy
         | StartError::QueueFull(_)
         | StartError::ThreadFull(_)
+        | StartError::NoOpenInterrupt
         | StartError::AmbiguousAnswer(_)
         | StartError::Invalid(_)
         | StartError::ResumeNeedsThread => format!("The task was not started: {error}."),

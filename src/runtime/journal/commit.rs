@@ -127,7 +127,7 @@ pub(super) async fn write_batch(
     }
     write_entries(tx, &desk.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
-        db::checkpoints::set_position(tx, *head, position, root).await?;
+        db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
     let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;

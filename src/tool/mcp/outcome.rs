@@ -55,7 +55,13 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
             let initial = initial.map_or(&[][..], Vec::as_slice);
             let initial = read_initial(initial)
                 .map_err(|(at, why)| garbled(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
-            Ok(Some(Delegation::to(subagent, work).in_form(format).beginning_with(initial)))
+            let prompt = match wish.get("system_prompt") {
+                None | Some(Value::Null) => None,
+                Some(Value::String(prompt)) => Some(prompt.clone()),
+                Some(_) => return Err(garbled("`delegate.system_prompt` is not a text")),
+            };
+            let delegation = Delegation::to(subagent, work).in_form(format).beginning_with(initial);
+            Ok(Some(delegation.instructed(prompt)))
         }
         _ => Err(garbled("`delegate` is not an object with the texts `description` and `subagent_type`")),
     }
@@ -157,5 +163,11 @@ mod tests {
         assert_eq!(outcome(&call(), json!({"structuredContent": {"delegate": wish}})), delegated);
         assert_eq!(outcome(&call(), json!({"content": [], "_meta": {DELEGATE: wish}})), delegated);
         assert!(outcome(&call(), json!({"structuredContent": {"delegate": 1}})).is_err());
+        let wish = |prompt: Value| json!({"description": "d", "subagent_type": "s", "system_prompt": prompt});
+        let instructed = Delegation::to("s", "d").instructed(Some("You count.".to_owned()));
+        let read = |prompt: Value| outcome(&call(), json!({"structuredContent": {"delegate": wish(prompt)}}));
+        assert_eq!(read(json!("You count.")), Ok(CallOutcome::Delegate(instructed)));
+        assert_eq!(read(json!(null)), delegated);
+        assert!(read(json!(7)).is_err_and(|failure| failure.message.contains("`delegate.system_prompt`")));
     }
 }

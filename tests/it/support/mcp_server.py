@@ -71,7 +71,8 @@ def call(name, args, meta):
             pass
         return text("dug")
     if name == "spawn":
-        return {"content": [], "structuredContent": {"delegate": {"description": args["work"], "subagent_type": args["to"]}}}
+        wish = {"description": args["work"], "subagent_type": args["to"], "system_prompt": args.get("prompt")}
+        return {"content": [], "structuredContent": {"delegate": wish}}
     if name == "huge":
         return text("x" * (9 * 1024 * 1024))
     if name == "late":

@@ -81,7 +81,7 @@ async fn serve(
     let args = body["args"].clone();
     desk.calls.send_modify(|calls| calls.push(body));
     if tool == "progress" {
-        return progress(desk);
+        return progress(desk, &args["name"]);
     }
     let mut held = desk.held.subscribe();
     held.wait_for(|held| !held.contains(&name)).await.expect("the desk is there");
@@ -100,7 +100,7 @@ async fn serve(
             let format = &args["response_format"];
             let initial = args.get("initial_messages").cloned().unwrap_or(json!([]));
             let wish = json!({"description": text("description"), "subagent_type": subagent, "response_format": format,
-                "initial_messages": initial});
+                "initial_messages": initial, "system_prompt": args["system_prompt"]});
             Json(json!({"delegate": wish})).into_response()
         }
         "nested" => {
@@ -114,13 +114,20 @@ async fn serve(
     }
 }
 
-/// An answer in lines: one at once, the others when it is no longer held back.
-fn progress(desk: Arc<Desk>) -> Response {
-    let first = Ok::<_, std::convert::Infallible>("{\"custom\": [{\"done\": 0.5}], \"output\": \"all \"}\n");
+/// An answer in lines: one at once, which tells something under `name` if that is a text, the others when it is no longer
+/// held back.
+fn progress(desk: Arc<Desk>, name: &Value) -> Response {
+    let mut told = json!({"done": 0.5});
+    if name.is_string() {
+        told["name"] = name.clone();
+    }
+    let first = format!("{}\n", json!({"custom": [told], "output": "all "}));
+    let first = Ok::<_, std::convert::Infallible>(first);
     let rest = async move {
         let mut held = desk.held.subscribe();
         held.wait_for(|held| !held.contains("progress")).await.expect("the desk is there");
-        Ok("{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n")
+        let rest = "{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n";
+        Ok(rest.to_owned())
     };
     let lines = futures::stream::iter([first]).chain(futures::stream::once(rest));
     ([("content-type", "application/x-ndjson")], Body::from_stream(lines)).into_response()

@@ -88,13 +88,24 @@ async function joining(open) {
   await first.close();
 }
 
+// What a tool tells under a name is an extension of the thread.
+async function extensions(open) {
+  const thread = open();
+  const told = collect(thread.extensions.progress);
+  const research = script(callsTool("p1", "progress", { name: "progress" }), { text: "found" });
+  await thread.run.start({ input: human(script(task("t1", "researcher", research), { text: "done" })) });
+  assert.equal(last(await thread.output), "done");
+  assert.deepEqual(await told, [{ done: 0.5, name: "progress" }]);
+  await thread.close();
+}
+
 for (const name of ["sdk-1-11", "sdk-1-15"]) {
   const { Client } = modules(name);
   const client = new Client({ apiUrl, apiKey: null });
   for (const transport of ["sse", "websocket"]) {
     const options = { assistantId: "agent", transport, webSocketFactory: (url) => new WebSocket(url) };
     const open = (id) => (id ? client.threads.stream(id, options) : client.threads.stream(options));
-    for (const scene of [textAndTools, subagents, questions, joining]) {
+    for (const scene of [textAndTools, subagents, questions, joining, extensions]) {
       let timer;
       const tooLong = new Promise((_, reject) => (timer = setTimeout(reject, 40_000, new Error("it takes too long"))));
       await Promise.race([scene(open, client), tooLong]).catch((error) => {

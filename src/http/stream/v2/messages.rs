@@ -3,7 +3,8 @@
 //! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. When the finished message
 //! comes, whatever the reader still lacks of it is said then. A frame about a message is called by the message and by what
 //! it says of it, so a client that hears a message twice, once live and once replayed, knows every frame again: the whole
-//! text of a replay has the name of the first piece. An answer that broke off is made up for in the same way, but for its end.
+//! text of a replay has the name of the first piece. An answer that was stopped is made up for in the same way, and its blocks
+//! are finished; only the message has no end.
 
 use std::collections::HashSet;
 
@@ -127,9 +128,14 @@ impl Speech {
         if !self.is_about(id) {
             self.break_off(place, out);
         }
-        self.current.get_or_insert_with(|| Answer::new(id)).catch_up(place, message, out);
+        let answer = self.current.get_or_insert_with(|| Answer::new(id));
+        let finals = answer.catch_up(place, message, out);
         if failed {
-            self.break_off(place, out);
+            return self.break_off(place, out);
+        }
+        // Who has seen the beginning of a block takes what a replay says of it for the same: its end tells the whole.
+        for (index, content) in finals {
+            answer.close(place, index, &content, out);
         }
     }
 
@@ -235,12 +241,8 @@ impl Answer {
         out: &mut Outlet<'_>,
     ) {
         self.ended = true;
-        for (index, (block, content)) in self.blocks.iter().zip(contents).enumerate() {
-            out.put_spoken(
-                place,
-                format!("{}:{}:finish", self.id, block.kind.word()),
-                || json!({"event": "content-block-finish", "index": index, "content": content}),
-            );
+        for (index, content) in contents.iter().enumerate() {
+            self.close(place, index, content, out);
         }
         out.put_spoken(place, format!("{}:finish", self.id), || {
             let mut finish = json!({"event": "message-finish", "metadata": without_id(metadata)});
@@ -251,6 +253,16 @@ impl Answer {
             }
             finish
         });
+    }
+
+    /// Says what a block is as a whole.
+    fn close(&self, place: &Place, index: usize, content: &Value, out: &mut Outlet<'_>) {
+        let Some(block) = self.blocks.get(index) else { return };
+        out.put_spoken(
+            place,
+            format!("{}:{}:finish", self.id, block.kind.word()),
+            || json!({"event": "content-block-finish", "index": index, "content": content}),
+        );
     }
 
     fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {

@@ -373,14 +373,15 @@ fn show_values(view: &LaneView, out: &mut Outlet<'_>) {
     out.put(Channel::Values, &view.place, Name::Placed, || view.state.as_ref().map(Values));
 }
 
-/// What a tool or policy tells: under a name when it is an object of `name` and `payload`.
+/// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
+/// payload is what is told; anything else is told as it is.
 fn custom(view: &LaneView, value: &Value, out: &mut Outlet<'_>) {
-    let named = value.as_object().filter(|fields| fields.len() == 2);
-    let named = named.and_then(|fields| Some((fields.get("name")?.as_str()?, fields.get("payload")?)));
-    match named {
-        Some((name, payload)) => out.put_custom(&view.place, Some(name), || json!({"name": name, "payload": payload})),
-        None => out.put_custom(&view.place, None, || json!({"payload": value})),
-    }
+    let Some(name) = value.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+        return out.put_custom(&view.place, None, || json!({"payload": value}));
+    };
+    let is_envelope = value.as_object().is_some_and(|fields| fields.len() == 2);
+    let payload = value.get("payload").filter(|_| is_envelope).unwrap_or(value);
+    out.put_custom(&view.place, Some(name), || json!({"name": name, "payload": payload}));
 }
 
 /// How clients call the way in which a run came to its end.

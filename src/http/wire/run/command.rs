@@ -1,7 +1,7 @@
 //! Commands on the wire.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::domain::Invalid;
@@ -24,6 +24,16 @@ pub struct CommandBody {
 }
 
 impl CommandBody {
+    /// Refuses input that would be lost beside this command. An empty object, which some clients always send, is none.
+    pub(super) fn check_beside(&self, input: &Value) -> Result<(), Invalid> {
+        let is_empty = input.as_object().is_some_and(Map::is_empty);
+        if self.update.is_none() || is_empty {
+            return Ok(());
+        }
+        let reason = "cannot be given together with `command.update`: put everything into one of them";
+        Err(Invalid::new("input", reason))
+    }
+
     /// The command without its answers, which are still to be checked.
     pub(super) fn read(&self) -> Result<Command, Invalid> {
         let goto = match &self.goto {

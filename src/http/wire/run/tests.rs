@@ -58,6 +58,17 @@ fn a_resume_is_kept_apart_until_it_is_checked() {
 }
 
 #[test]
+fn input_beside_an_update_is_refused_unless_it_is_empty() {
+    let beside = |input: Value| {
+        let update = json!({"messages": []});
+        read(json!({"assistant_id": "a", "input": input, "command": {"update": update}})).err()
+    };
+    let refused = beside(json!({"messages": ["hi"]})).unwrap_or_default();
+    assert!(refused.starts_with("input: cannot be given together with `command.update`"), "{refused}");
+    assert_eq!((beside(json!({})), beside(Value::Null)), (None, None));
+}
+
+#[test]
 fn goto_names_one_node_or_several() {
     let goto = |goto: Value| read(json!({"assistant_id": "a", "command": {"goto": goto}}));
     let nodes = |value| goto(value).map(|run| run.wish.request.command.unwrap_or_default().goto);

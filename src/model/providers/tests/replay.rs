@@ -117,8 +117,12 @@ async fn images_and_files_are_sent_and_unknown_blocks_are_named() {
     assert_eq!(sent[3]["source"]["url"], "https://example.com/a.png", "{sent}");
     assert_eq!((&sent[4]["type"], &sent[4]["source"]["data"]), (&json!("document"), &json!("JVBERi0=")), "{sent}");
     let strange = human(vec![json!({"type": "hologram", "data": "x"})]);
-    match ask(&model, request(vec![strange])).await.1 {
-        Err(ModelError::Refused { message, .. }) => assert!(message.contains("`hologram`"), "{message}"),
+    let strange = Message { id: Some("h1".to_owned()), ..strange };
+    match ask(&model, request(vec![Message::human("hi"), strange])).await.1 {
+        Err(ModelError::UnsupportedContent { message }) => {
+            let place = "`messages[1].content[0]`, in the message `h1`";
+            assert!(message.contains("`hologram`") && message.contains(place), "{message}");
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!(server.count(), 0);
