@@ -86,6 +86,20 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
     None
 }
 
+/// That the program of a server, which stands in `field`, cannot be found. The server says so again when it starts it, but
+/// who only checks would not hear of it.
+pub(super) fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Finding> {
+    let command = Path::new(server.command.as_ref()?);
+    let path = server.env.get("PATH").cloned().or_else(|| variable("PATH")).unwrap_or_default();
+    let message = match command.components().count() {
+        // In which folder a relative path begins depends on the system.
+        _ if command.is_absolute() => (!command.is_file()).then_some("there is no such program"),
+        1 => std::env::split_paths(&path).all(|folder| !folder.join(command).is_file()).then_some("is not in PATH"),
+        _ => None,
+    };
+    message.map(|message| Finding::warning(field.then("command"), format!("`{}`: {message}", command.display())))
+}
+
 /// The text with the values of the variables that it names.
 fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let (mut filled, mut rest) = (String::new(), text);
