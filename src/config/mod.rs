@@ -186,6 +186,9 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         }
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
+    if Problems(sheet.problems.clone()).are_harmless() {
+        mcp::missing_programs(&mut config).into_iter().for_each(|finding| sheet.add(finding));
+    }
     sheet.close(config, source.name)
 }
 
@@ -273,7 +276,6 @@ impl Sheet {
         for (name, server) in &mut config.mcp_servers {
             let field = FieldPath::of(["mcp_servers", name.as_str()]);
             findings.extend(mcp::settle(&field, server, beside));
-            findings.extend(mcp::missing_program(&field, server));
         }
         for (graph_id, agent) in &mut config.agents {
             let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
@@ -283,7 +285,6 @@ impl Sheet {
             for (at, server) in agent.servers_mut() {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));
-                findings.extend(mcp::missing_program(&field, server));
             }
             config.files.roots.extend(enclosures::places(agent, &folder));
         }
