@@ -6,23 +6,31 @@ use super::builder::Registered;
 use crate::config::{Config, Loaded, Problem};
 use crate::domain::definition::{AgentDefinition, Severity};
 
+/// A key that is not there.
+struct MissingKey {
+    reason: String,
+    /// Who cannot work without it.
+    users: Vec<String>,
+}
+
 /// One warning for each provider that lacks its key and is to be asked: by agents, or for the index of the Store.
 pub(super) fn missing(loaded: &Loaded, registered: &Registered) -> Vec<Problem> {
     let providers = super::providers(&loaded.config).with_own(registered.sources());
-    let mut missing: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+    let mut missing: BTreeMap<String, MissingKey> = BTreeMap::new();
     for (user, model) in models(&loaded.config) {
         let Some((provider, reason)) = providers.missing_key(model) else { continue };
-        let (_, users) = missing.entry(provider.to_owned()).or_insert_with(|| (reason, vec![]));
-        if !users.contains(&user) {
-            users.push(user);
+        let key = missing.entry(provider.to_owned()).or_insert_with(|| MissingKey { reason, users: vec![] });
+        if !key.users.contains(&user) {
+            key.users.push(user);
         }
     }
-    let warning = |(provider, (reason, users)): (String, (String, Vec<String>))| {
-        let message = format!("{reason}; without it these fail: {}", users.join(", "));
-        let problem = Problem::in_file(loaded.source.clone(), message);
-        Problem { severity: Severity::Warning, field: format!("providers.{provider}"), ..problem }
-    };
-    missing.into_iter().map(warning).collect()
+    missing.iter().map(|(provider, key)| warning(loaded, provider, key)).collect()
+}
+
+fn warning(loaded: &Loaded, provider: &str, key: &MissingKey) -> Problem {
+    let message = format!("{}; without it these fail: {}", key.reason, key.users.join(", "));
+    let problem = Problem::in_file(loaded.source.clone(), message);
+    Problem { severity: Severity::Warning, field: format!("providers.{provider}"), ..problem }
 }
 
 /// Who asks which model.
