@@ -36,7 +36,7 @@ pub fn in_json(words: &str) -> String {
         0 => part
             .replace("a table", "an object")
             .replace("a text", "a string")
-            .replace("a word", "a string")
+            .replace("must be a word", "must be a string")
             .replace("not nothing", "not null")
             .replace("a truth value", "true or false"),
         _ => part.to_owned(),
