@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -40,6 +40,7 @@ use crate::tool::{Tool, demo};
 
 mod builder;
 mod definitions;
+mod keys;
 
 pub use builder::{Builder, Prepared};
 
@@ -63,14 +64,14 @@ impl App {
         Builder::default()
     }
 
-    /// Opens the database, assembles the agents, and goes on with the runs that were left unfinished.
+    /// Assembles the agents, and goes on with the runs that were left unfinished.
     async fn open(
         config: Config,
         registered: Registered,
+        db: Db,
         shutdown: Shutdown,
         clock: Arc<dyn Clock>,
     ) -> anyhow::Result<Self> {
-        let db = database(&config.storage, &shutdown).await?;
         let events = Events::new(db.clone(), shutdown.soft().clone());
         if db.engine() == Engine::Postgres {
             shutdown.spawn_essential("watch", events.clone().watch(Arc::clone(&clock)).map(Ok::<(), Infallible>));
@@ -153,7 +154,8 @@ impl App {
             answers: Answers::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address),
         };
-        tracing::info!(%address, database = %self.config.storage.url, "listening");
+        let document = document_url(address);
+        tracing::info!(%address, database = %self.config.storage.url, document, "listening");
         let soft = self.shutdown.soft().clone();
         let max_connections = self.config.server.max_connections.unwrap_or_else(http::fitting_connections);
         let serving = http::serve(listener, http::router(api), max_connections, soft);
@@ -179,6 +181,16 @@ impl App {
         }
         Err(anyhow!("{address} {}", config::NEEDS_INSECURE_NO_AUTH))
     }
+}
+
+/// Where a browser on this machine finds the page that shows the API document.
+fn document_url(address: SocketAddr) -> String {
+    let here = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}/docs", SocketAddr::new(here, address.port()))
 }
 
 /// What the owner of a server that is bound to `address` decided about its HTTP side.

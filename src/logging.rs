@@ -4,7 +4,7 @@
 //! full, because whoever reads the log does not, or when a line cannot be written, because the disk is full or the reader
 //! is gone, lines are lost and counted: `adjutant_log_lines_lost_total` in `GET /metrics`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Log, LogFormat};
+use crate::config::{self, Log, LogFormat};
 
 /// How much may wait to be written, in bytes: some ten thousand lines, which outlasts a short stall of the reader.
 const MAX_WAITING: usize = 4 * 1024 * 1024;
@@ -35,8 +35,11 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
     let buffer = PROCESS.get_or_init(Buffer::default);
     std::thread::Builder::new().name("log".to_owned()).spawn(|| buffer.write_to(io::stderr()))?;
     // An error of the log itself would be printed on the same broken standard error, and that panics.
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || buffer).log_internal_errors(false);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || buffer)
+        .with_ansi(io::stderr().is_terminal() && config::variable("NO_COLOR").is_none())
+        .log_internal_errors(false);
     let started = match log.format {
         LogFormat::Text => lines.try_init(),
         LogFormat::Json => lines.json().try_init(),
@@ -58,6 +61,11 @@ pub fn print(line: &str) {
         Some(buffer) => buffer.push(line.as_bytes()),
         None => drop(io::stderr().write_all(line.as_bytes())),
     }
+}
+
+/// Whether what is logged goes to standard error, by [`start`].
+pub fn is_started() -> bool {
+    PROCESS.get().is_some()
 }
 
 /// Waits until all that was logged is written, but not for long.

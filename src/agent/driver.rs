@@ -381,6 +381,7 @@ fn shown(error: &ModelError) -> String {
         ModelError::Interrupted { .. } => "The model's answer broke off before it was complete.".to_owned(),
         ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
         ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
+        ModelError::NothingToAsk => error.to_string(),
         ModelError::UnsupportedContent { message }
         | ModelError::Elsewhere { message, .. }
         | ModelError::Misconfigured { message } => message.clone(),

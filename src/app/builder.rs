@@ -2,18 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
 
-use super::App;
+use super::{App, keys};
 use crate::agent::Runnable;
-use crate::config::{self, Loaded, Problem, Problems, Settings};
+use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
+use crate::db::Db;
 use crate::domain::definition::AgentDefinition;
 use crate::domain::definition::check::{is_word, tool_name_problem};
 use crate::domain::time::{Clock, SystemClock};
+use crate::logging;
 use crate::middleware::Middleware;
 use crate::model::providers::Source;
 use crate::model::{Model, ModelError};
@@ -165,7 +168,10 @@ impl Builder {
         let loaded = config::load(&self.settings);
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
         match loaded {
-            Ok(loaded) if self.mistakes.is_empty() => Ok(Prepared { loaded, registered: self.registered, clock }),
+            Ok(mut loaded) if self.mistakes.is_empty() => {
+                loaded.warnings.0.extend(keys::missing(&loaded, &self.registered));
+                Ok(Prepared { loaded, registered: self.registered, clock })
+            }
             Ok(_) => Err(Problems(self.mistakes)),
             Err(problems) => Err(Problems(self.mistakes.into_iter().chain(problems.0).collect())),
         }
@@ -209,12 +215,19 @@ impl Prepared {
     /// # Errors
     /// When the database cannot be opened or an agent cannot be assembled.
     pub async fn start(self, shutdown: Shutdown) -> anyhow::Result<App> {
-        let opened = App::open(self.loaded.config, self.registered, shutdown.clone(), self.clock).await;
-        if opened.is_err() {
-            // The tasks that were started already are not missed.
-            shutdown.begin();
-        }
-        opened
+        let db = self.open_database(&shutdown).await?;
+        self.start_on(db, shutdown).await
+    }
+
+    async fn open_database(&self, shutdown: &Shutdown) -> anyhow::Result<Db> {
+        let opened = super::database(&self.loaded.config.storage, shutdown).await;
+        // The tasks that were started already are not missed.
+        opened.inspect_err(|_| shutdown.begin())
+    }
+
+    async fn start_on(self, db: Db, shutdown: Shutdown) -> anyhow::Result<App> {
+        let opened = App::open(self.loaded.config, self.registered, db, shutdown.clone(), self.clock).await;
+        opened.inspect_err(|_| shutdown.begin())
     }
 
     /// Serves at the configured address until the process is told to stop.
@@ -225,13 +238,46 @@ impl Prepared {
         for warning in &self.loaded.warnings.0 {
             tracing::warn!(%warning, "odd configuration");
         }
-        tracing::info!(source = self.loaded.source, agents = self.loaded.config.agents.len(), "configuration loaded");
+        let agents: Vec<&str> = self.loaded.config.agents.keys().map(String::as_str).collect();
+        tracing::info!(source = self.loaded.source, agents = shown(&agents), "configuration loaded");
         let server = &self.loaded.config.server;
-        let listener = TcpListener::bind(&server.listen);
-        let listener = listener.await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let shutdown = Shutdown::new(server.shutdown_deadline());
         shutdown.listen_for_signals();
-        Box::pin(self.start(shutdown)).await?.serve(listener).await
+        // Before the port is bound: whoever finds it bound finds a server. Before the agents are assembled and runs go on:
+        // a second server, whose port is taken, must not do that.
+        let db = self.open_database(&shutdown).await?;
+        let listener = TcpListener::bind(&server.listen).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => {
+                shutdown.begin();
+                db.close().await;
+                return Err(error);
+            }
+        };
+        let greeting = self.greeting(listener.local_addr()?);
+        let app = Box::pin(self.start_on(db, shutdown)).await?;
+        greeting.iter().for_each(|line| logging::print(line));
+        app.serve(listener).await
+    }
+
+    /// What whoever starts the server by hand wants to know, a line each. Programs read logs in JSON, and libraries do not
+    /// print: there it is in the log alone.
+    fn greeting(&self, address: SocketAddr) -> Vec<String> {
+        let config = &self.loaded.config;
+        if config.log.format != LogFormat::Text || !logging::is_started() {
+            return vec![];
+        }
+        let agents: Vec<&str> = config.agents.keys().map(String::as_str).collect();
+        let serves = match self.loaded.is_demonstration() {
+            true => {
+                "Serves the built-in demonstration, whose model is a script: no configuration was found.".to_owned()
+            }
+            false => format!("Serves {}.", self.loaded.source),
+        };
+        let document = format!("API document: {}", super::document_url(address));
+        vec![serves, document, format!("Agents: {}", shown(&agents))]
     }
 }
 
@@ -259,6 +305,17 @@ impl Registered {
 
 fn mistake(message: impl Into<String>) -> Problem {
     Problem::in_file(PROGRAM, message)
+}
+
+/// These names, or the first of them.
+fn shown(names: &[&str]) -> String {
+    const MOST: usize = 20;
+    let first = names.iter().take(MOST).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(MOST).filter(|more| *more > 0) {
+        Some(more) => format!("{first} and {more} more"),
+        None if names.is_empty() => "none".to_owned(),
+        None => first,
+    }
 }
 
 /// Registers a thing; a name that is taken is a mistake.

@@ -23,7 +23,13 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     let (table, errors) = DeTable::parse_recoverable(text);
     let problems = errors.iter().map(|error| {
         let position = error.span().map(|span| position(text, span.start));
-        Problem::in_file(file, error.message().trim().replace('\n', ", ")).at(position)
+        let message = error.message().trim().replace('\n', ", ");
+        let key = error.span().and_then(|span| text.get(span)).map(str::trim).filter(|key| !key.is_empty());
+        let message = match key {
+            Some(key) if message == "duplicate key" => format!("the key `{key}` is there twice"),
+            Some(_) | None => message,
+        };
+        Problem::in_file(file, message).at(position)
     });
     let mut problems: Vec<Problem> = problems.collect();
     problems.sort_by_key(|problem| problem.position);

@@ -2,7 +2,7 @@
 //! `${NAME}` or `${NAME:-otherwise}`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Config, variable};
 use crate::domain::definition::mcp::McpServerDefinition;
@@ -84,6 +84,31 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
     // A program that is started elsewhere would not find a relative one.
     *named = std::path::absolute(&place).unwrap_or(place).display().to_string();
     None
+}
+
+/// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again when
+/// it starts one, but who only checks would not hear of it.
+pub(super) fn missing_programs(config: &mut Config) -> Vec<Finding> {
+    let all = config.mcp_servers.iter().map(|(name, server)| (FieldPath::of(["mcp_servers", name.as_str()]), server));
+    let mut findings: Vec<Finding> = all.filter_map(|(field, server)| missing_program(&field, server)).collect();
+    for (graph_id, agent) in &mut config.agents {
+        let top = FieldPath::of(["agents", graph_id.as_str()]);
+        findings.extend(agent.servers_mut().filter_map(|(at, server)| missing_program(&top.join(&at), server)));
+    }
+    findings
+}
+
+fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Finding> {
+    let command = Path::new(server.command.as_ref()?);
+    let path = server.env.get("PATH").cloned().or_else(|| variable("PATH")).unwrap_or_default();
+    let is_missing = |folder: PathBuf| !folder.join(command).is_file();
+    let message = match command.components().count() {
+        _ if command.is_absolute() => (!command.is_file()).then_some("there is no such program"),
+        1 => std::env::split_paths(&path).all(is_missing).then_some("is not in PATH"),
+        // In which folder a relative path begins depends on the system.
+        _ => None,
+    };
+    message.map(|message| Finding::warning(field.then("command"), format!("`{}`: {message}", command.display())))
 }
 
 /// The text with the values of the variables that it names.

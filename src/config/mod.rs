@@ -122,12 +122,20 @@ pub struct Loaded {
     pub source: String,
 }
 
+impl Loaded {
+    /// Whether it is the built-in demonstration, since there was no configuration.
+    pub fn is_demonstration(&self) -> bool {
+        self.source == DEMO_NAME
+    }
+}
+
 /// Reads the configuration from the working directory, or from the file that the settings name.
 ///
 /// # Errors
 /// Everything that is wrong, in the order of the files.
 pub fn load(settings: &Settings) -> Result<Loaded, Problems> {
-    load_from(Path::new(""), settings)
+    // Not the empty path, which is the working directory for some calls and nothing for others.
+    load_from(Path::new("."), settings)
 }
 
 /// Reads the configuration as if `directory` were the working directory.
@@ -178,6 +186,9 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         }
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
+    if Problems(sheet.problems.clone()).are_harmless() {
+        mcp::missing_programs(&mut config).into_iter().for_each(|finding| sheet.add(finding));
+    }
     sheet.close(config, source.name)
 }
 
@@ -263,15 +274,18 @@ impl Sheet {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
         for (name, server) in &mut config.mcp_servers {
-            findings.extend(mcp::settle(&FieldPath::of(["mcp_servers", name.as_str()]), server, beside));
+            let field = FieldPath::of(["mcp_servers", name.as_str()]);
+            findings.extend(mcp::settle(&field, server, beside));
         }
         for (graph_id, agent) in &mut config.agents {
             let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
             let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             findings.extend(enclosures::enclose(agent, &folder).into_iter().map(|finding| finding.under(&field)));
-            let settled = agent.servers_mut().filter_map(|(at, server)| mcp::settle(&field.join(&at), server, &folder));
-            findings.extend(settled);
+            for (at, server) in agent.servers_mut() {
+                let field = field.join(&at);
+                findings.extend(mcp::settle(&field, server, &folder));
+            }
             config.files.roots.extend(enclosures::places(agent, &folder));
         }
         findings

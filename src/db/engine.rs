@@ -1,6 +1,6 @@
 //! The few places where the two engines differ.
 
-use std::path::Path;
+use std::path::{Component, Path};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,13 +171,23 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .pragma("journal_size_limit", "67108864"))
 }
 
+/// Makes the folder of the file where it is missing, but only below the working directory: elsewhere a missing folder is
+/// a slip of the pen, or a disk that is not mounted.
 fn make_directory(file: &Path) -> DbResult<()> {
-    match file.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => {
-            std::fs::create_dir_all(directory).map_err(|error| cannot_open("the folder", directory, &error))
-        }
-        Some(_) | None => Ok(()),
+    let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) else {
+        return Ok(());
+    };
+    if !is_below_working_directory(folder) {
+        let folder = folder.display();
+        return Err(DbError::CannotOpen(format!("there is no folder {folder}: create it, or name another file")));
     }
+    std::fs::create_dir_all(folder).map_err(|error| cannot_open("the folder", folder, &error))
+}
+
+fn is_below_working_directory(folder: &Path) -> bool {
+    let leads_up = folder.components().any(|component| component == Component::ParentDir);
+    let here = std::env::current_dir();
+    !leads_up && (folder.is_relative() || here.is_ok_and(|here| folder.starts_with(here)))
 }
 
 /// SQLite says of a file that it cannot open only that it cannot be opened; the system knows why.
@@ -187,8 +197,7 @@ fn check_file(file: &Path) -> DbResult<()> {
 }
 
 fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
-    let text = format!("{what} {} cannot be opened for writing: {error}", path.display());
-    DbError::from(sqlx::Error::Io(std::io::Error::new(error.kind(), text)))
+    DbError::CannotOpen(format!("{what} {} cannot be opened for writing: {error}", path.display()))
 }
 
 async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {

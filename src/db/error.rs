@@ -31,6 +31,9 @@ pub enum DbError {
     /// The job panicked. It left no trace.
     #[error("a database job panicked: {0}")]
     Panicked(String),
+    /// The file of the database cannot be opened, or a folder on the way to it.
+    #[error("{0}")]
+    CannotOpen(String),
     /// Another process has the file, and a file serves one process.
     #[error(
         "{} is in use by another server{by}. A SQLite database serves one process: stop the other one first, \
@@ -62,6 +65,7 @@ impl DbError {
             | Self::Corrupt { .. }
             | Self::Unfit(_)
             | Self::Panicked(_)
+            | Self::CannotOpen(_)
             | Self::InUse { .. }
             | Self::Closed => false,
         }

@@ -59,7 +59,7 @@ async fn open(url: &str) -> Db {
 
 async fn with_sqlite(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
     let directory = tempfile::tempdir().expect("a directory");
-    let db = open(&format!("sqlite://{}/new/adjutant.db", directory.path().display())).await;
+    let db = open(&format!("sqlite://{}/adjutant.db", directory.path().display())).await;
     test(db.clone()).await;
     db.close().await;
 }

@@ -48,6 +48,7 @@ pub mod message;
 pub mod metadata;
 pub mod path;
 pub mod pattern;
+pub mod plain_words;
 pub mod run;
 pub mod schema;
 pub mod size;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::{self, HeaderMap};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use serde_json::{Value, json};
 
 use super::Api;
@@ -13,6 +13,29 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::Params;
 use crate::db;
 use crate::metrics::{Backlog, samples};
+
+/// Where things are: for a browser the page with the API document, for others a list.
+#[utoipa::path(get, path = "/", tag = "Server",
+    responses((status = 200, description = "Where things are", body = Value),
+        (status = 307, description = "A browser is sent to the API document")))]
+pub(super) async fn root(headers: HeaderMap) -> Response {
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepted.contains("text/html") {
+        return Redirect::temporary("/docs").into_response();
+    }
+    let places = json!({
+        "server": "adjutant",
+        "version": env!("CARGO_PKG_VERSION"),
+        "docs": "/docs",
+        "openapi": "/openapi.json",
+        "health": "/ok",
+        "info": "/info",
+        "metrics": "/metrics",
+        "assistants": "/assistants/search",
+        "threads": "/threads",
+    });
+    ([(header::VARY, "accept")], Json(places)).into_response()
+}
 
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",

@@ -9,7 +9,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::Object;
-use super::wire::cron::{CronCreate, CronSearch, CronView, read_patch, read_wish};
+use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
 use super::{Answer, Api};
 use crate::db::crons;
 use crate::domain::cron::Cron;
@@ -30,6 +30,7 @@ pub(super) async fn create(
     State(api): State<Api>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
+    check_keys(&body)?;
     let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
@@ -50,6 +51,7 @@ pub(super) async fn create_for_thread(
     path: ThreadPath,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
+    check_keys(&body)?;
     let once = api.runs.create_cron(read_wish(body, Some(path.thread_id))?, key, made).await?;
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
@@ -78,6 +80,7 @@ pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body):
     if body.is_empty() {
         return Err(ApiError::empty_patch());
     }
+    check_keys(&body)?;
     let mut outcome = Err(CronError::Stale);
     for _ in 0..ATTEMPTS {
         let old = find(&api, path.cron_id).await?;

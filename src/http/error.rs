@@ -347,9 +347,11 @@ impl From<DbError> for ApiError {
         match error {
             DbError::Unfit(why) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unfit", why),
             DbError::Busy | DbError::Closed | DbError::Unavailable(_) => Self::database_unavailable(&error),
-            DbError::Conflict(_) | DbError::Corrupt { .. } | DbError::Panicked(_) | DbError::InUse { .. } => {
-                Self::fault(&error)
-            }
+            DbError::Conflict(_)
+            | DbError::Corrupt { .. }
+            | DbError::Panicked(_)
+            | DbError::CannotOpen(_)
+            | DbError::InUse { .. } => Self::fault(&error),
         }
     }
 }

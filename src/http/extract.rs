@@ -1,5 +1,7 @@
 //! What is read from a request before a handler sees it: bodies, ids in the path, parameters, pages.
 
+use std::collections::BTreeMap;
+
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
@@ -13,9 +15,11 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::error::ApiError;
+use super::unknown_keys;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::domain::json_limits::{self, LimitExceeded};
+use crate::domain::plain_words::{in_json, plain};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -44,8 +48,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonWithDefinition<
             Ok(()) | Err(LimitExceeded::Depth | LimitExceeded::Values) => object(&body)?,
         };
         match (json_limits::check(&value), value) {
+            (Ok(()) | Err(LimitExceeded::Nul), Value::Object(fields)) => {
+                unknown_keys::check(fields.keys(), unknown_keys::of::<T>())?;
+                self::fields(&fields).map(Self)
+            }
             (Err(exceeded @ (LimitExceeded::Depth | LimitExceeded::Values)), _) => Err(exceeded.of("body").into()),
-            (Ok(()) | Err(LimitExceeded::Nul), Value::Object(fields)) => self::fields(&fields).map(Self),
             (Ok(()) | Err(LimitExceeded::Nul), _) => Err(Invalid::new("body", "must be a JSON object").into()),
         }
     }
@@ -63,15 +70,30 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
     }
 }
 
-/// Reads a JSON object.
+/// Reads a JSON object. It may have the keys that `T` has.
 pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    parse(body, b'{', "a JSON object")
+    let read = parse(body, b'{', "a JSON object")?;
+    if let Some(known) = unknown_keys::of::<T>() {
+        let given: Keys = read_as(body)?;
+        unknown_keys::check(given.keys(), Some(known))?;
+    }
+    Ok(read)
 }
 
-/// Reads a JSON list.
+/// Reads a JSON list of objects. They may have the keys that `T` has.
 pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
-    parse(body, b'[', "a JSON list")
+    let read = parse(body, b'[', "a JSON list")?;
+    if let Some(known) = unknown_keys::of::<T>() {
+        let given: Vec<Keys> = read_as(body)?;
+        for (at, item) in given.iter().enumerate() {
+            unknown_keys::check_item(at, item.keys(), known)?;
+        }
+    }
+    Ok(read)
 }
+
+/// The keys of an object.
+type Keys = BTreeMap<String, IgnoredAny>;
 
 /// Why a body could not be read.
 pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
@@ -122,6 +144,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
         serde_json::error::Category::Data => {
             let text = inner.to_string();
             let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
+            let reason = plain(reason).map_or_else(|| reason.to_owned(), |words| in_json(&words));
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
         serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
@@ -526,13 +549,23 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field() {
-        assert!(refused(r#"{"items":[{"n":1},{"n":"x"}]}"#).starts_with("items[1].n: invalid type"));
-        assert!(refused(r#"{"items":[{}]}"#).starts_with("items[0]: missing field `n`"));
+        assert_eq!(
+            refused(r#"{"items":[{"n":1},{"n":"x"}]}"#),
+            "items[1].n: must be a whole number from 0 to 255, not a string"
+        );
+        assert_eq!(refused(r#"{"items":[{}]}"#), "items[0]: `n` must be given");
+        assert_eq!(refused(r#"{"items":{}}"#), "items: must be a list, not an object");
     }
 
     #[test]
-    fn unknown_fields_are_ignored() {
-        assert!(parse::<Outer>(br#"{"other": 1}"#, b'{', "a JSON object").is_ok());
+    fn unknown_keys_are_refused_at_the_top_and_ignored_below() {
+        let refused = |body: &[u8]| object::<Outer>(body).err().map(|error| error.message().to_owned());
+        let expected = "itens: unknown key; did you mean `items`? allowed are: items";
+        assert_eq!(refused(br#"{"itens": []}"#).as_deref(), Some(expected));
+        assert_eq!(refused(br#"{"items": [{"n": 1, "m": 2}]}"#), None);
+        let listed = list::<Outer>(br#"[{}, {"itens": []}]"#).err().map(|error| error.message().to_owned());
+        assert_eq!(listed, Some(format!("[1].{expected}")));
+        assert!(object::<Value>(br#"{"other": 1}"#).is_ok());
     }
 
     #[test]

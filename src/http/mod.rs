@@ -54,6 +54,7 @@ mod subagents;
 mod thread_stream;
 mod threads;
 mod traffic;
+mod unknown_keys;
 mod waiting;
 pub mod wire;
 
@@ -122,6 +123,7 @@ impl Default for ApiSettings {
 fn whom_to_ask() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // About the server.
+        .routes(routes!(about::root))
         .routes(routes!(about::ok))
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Path;
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
-use utoipa::openapi::schema::{SchemaType, Type};
+use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, SchemaType, Type};
 use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::Config;
 
@@ -62,6 +62,7 @@ pub fn document() -> openapi::OpenApi {
 /// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     selected::loosen(&mut document);
+    close_bodies(&mut document);
     for item in document.paths.paths.values_mut() {
         for operation in operations(item) {
             name(operation);
@@ -72,6 +73,40 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
         changing.into_iter().flatten().for_each(|operation| add_errors(operation, true));
     }
     document
+}
+
+/// The bodies that may have keys of which nothing is known here: those of a protocol with versions of its own.
+const OPEN_BODIES: [&str; 2] = ["ThreadCommand", "ThreadStreamRequest"];
+
+/// Says of the objects that are sent in bodies that they have no other keys, see [`unknown_keys`](super::unknown_keys).
+fn close_bodies(document: &mut openapi::OpenApi) {
+    let mut sent = vec![];
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        let Some(RefOr::T(body)) = &operation.request_body else { continue };
+        let contents = body.content.values().filter_map(|content| match content {
+            RefOr::T(content) => Some(content),
+            RefOr::Ref(_) => None,
+        });
+        sent.extend(contents.filter_map(|content| name_of_object(content.schema.as_ref()?)));
+    }
+    let schemas = document.components.iter_mut().flat_map(|components| &mut components.schemas);
+    for (_, schema) in schemas.filter(|(name, _)| sent.contains(name) && !OPEN_BODIES.contains(&name.as_str())) {
+        if let RefOr::T(Schema::Object(object)) = schema {
+            object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+        }
+    }
+}
+
+/// The name of the object that a schema is, or is a list of.
+fn name_of_object(schema: &RefOr<Schema>) -> Option<String> {
+    match schema {
+        RefOr::Ref(named) => named.ref_location.rsplit('/').next().map(str::to_owned),
+        RefOr::T(Schema::Array(list)) => match &list.items {
+            ArrayItems::RefOrSchema(item) => name_of_object(item),
+            ArrayItems::False => None,
+        },
+        RefOr::T(_) => None,
+    }
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
@@ -133,6 +168,8 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
     let front = Arc::clone(&config);
     Router::new()
         .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], text)))
+        // Browsers ask for it wherever they are.
+        .route("/favicon.ico", get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)))
         .route("/docs", get(async move || front_page(front)))
         .route("/docs/{*file}", get(async move |Path(file): Path<String>| asset(&file, config)))
 }

@@ -223,6 +223,12 @@ pub enum ModelError {
         /// What happened.
         message: String,
     },
+    /// There is nothing to ask: no message and no instructions. The provider would refuse it, and is not asked.
+    #[error(
+        "there is nothing to ask the model: the thread has no messages, and the agent has no instructions. Send a message in \
+         `input.messages`"
+    )]
+    NothingToAsk,
     /// The model cannot be used as configured (no such provider, key missing).
     #[error("{message}")]
     Misconfigured {
@@ -243,6 +249,7 @@ impl ModelError {
             Self::Interrupted { .. } => "ModelInterruptedError",
             Self::TimedOut { .. } => "ModelTimeoutError",
             Self::TooLarge { .. } => "ModelAnswerTooLargeError",
+            Self::NothingToAsk => "EmptyInputError",
             Self::Elsewhere { class, .. } => class,
             Self::Misconfigured { .. } => "ModelConfigurationError",
         }
@@ -258,6 +265,7 @@ impl ModelError {
             | Self::TooLong { .. }
             | Self::TimedOut { .. }
             | Self::TooLarge { .. }
+            | Self::NothingToAsk
             | Self::Elsewhere { .. }
             | Self::Misconfigured { .. } => false,
         }

@@ -211,6 +211,15 @@ impl Providers {
         split(name).is_some_and(|(provider, _)| self.own.contains_key(provider) || self.configs.contains_key(provider))
     }
 
+    /// The provider of a model of this name, and why it has no key, if that is what a call of the model would fail with.
+    pub fn missing_key<'a>(&'a self, name: &'a str) -> Option<(&'a str, String)> {
+        if split(name).is_some_and(|(provider, _)| self.own.contains_key(provider)) {
+            return None;
+        }
+        let (provider, _, config) = self.find(name).ok().filter(|(_, _, config)| config.kind != Kind::Scripted)?;
+        key(provider, config).err().map(|error| (provider, error.to_string()))
+    }
+
     fn build(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
         if let Some((own, (_, model))) = split(name).and_then(|name| Some((self.own.get(name.0)?, name))) {
             return own(model);

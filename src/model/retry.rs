@@ -76,6 +76,7 @@ impl RetryPolicy {
             | ModelError::Interrupted { .. }
             | ModelError::TimedOut { .. }
             | ModelError::TooLarge { .. }
+            | ModelError::NothingToAsk
             | ModelError::Elsewhere { .. }
             | ModelError::Misconfigured { .. } => own,
         }

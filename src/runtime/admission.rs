@@ -8,7 +8,7 @@ use super::ahead::Checked;
 use super::assistants::{self, Cast};
 use super::registry::Registry;
 use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, StartError, Target, Webhooks, Wish, background, resume};
+use super::{CancelAction, StartError, Target, Webhooks, Wish, background, log_lines, resume};
 use crate::agent::assemble::Known;
 use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
@@ -416,9 +416,11 @@ pub(super) async fn withdraw(
         CancelAction::Interrupt => {
             db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
             webhooks.tell_withdrawn(tx, run, now).await?;
+            log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
         }
         CancelAction::Rollback => {
             db::runs::delete(tx, run.thread, run.id).await?;
+            log_lines::run_withdrawn(run, log_lines::ROLLED_BACK);
         }
     }
     let (status, error) = standing(tx, run.thread).await?;

@@ -6,7 +6,7 @@ use super::admission::{House, Occasion};
 use super::desk::Desk;
 use super::giving_up::{self, Teller};
 use super::worker::Worker;
-use super::{CancelError, Runs, Webhooks, admission};
+use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
@@ -127,10 +127,10 @@ impl Runs {
 impl Worker {
     /// Undoes what a run did.
     pub(super) async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
-        self.metrics.work().run_was_ended(desk.run.lineage.agent(), "rolled_back");
+        self.metrics.work().run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
         let (log, now) = (Arc::clone(&desk.log), self.clock.now());
         let last = log.is_open().then(|| log.reserve(1));
-        let desk = Arc::clone(desk);
+        let (desk, run) = (Arc::clone(desk), desk.run.clone());
         let undone = self
             .db
             .write(move |tx| {
@@ -147,6 +147,9 @@ impl Worker {
             .await;
         if let Some(last) = last {
             log.abandon(last, 1);
+        }
+        if undone.is_ok() {
+            log_lines::run_withdrawn(&run, log_lines::ROLLED_BACK);
         }
         undone
     }

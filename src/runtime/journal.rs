@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::desk::{Desk, fault};
-use super::{Report, admission};
+use super::{Report, admission, log_lines};
 use crate::agent::assemble::Known;
 use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 use crate::db::interrupts::{Asked, AskedStatus};
@@ -254,6 +254,10 @@ impl LaneJournal {
         work.committed(begun.elapsed());
         let age = self.desk.clock.now().since(self.began);
         events.iter().for_each(|event| work.happened(event, age));
+        if self.origin.lane == Lane::Main {
+            let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
+            ends.for_each(|end| log_lines::run_ended(&self.desk.run, &end));
+        }
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
@@ -378,6 +382,7 @@ impl Journal for LaneJournal {
             return Err(Stop::LeaseLost);
         };
         self.settle_segment(first, &stored);
+        stored.asked.iter().for_each(log_lines::asked);
         self.count(&stored.events, begun);
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {

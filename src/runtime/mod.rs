@@ -38,6 +38,7 @@ mod giving_up;
 mod journal;
 mod lease;
 mod ledger;
+mod log_lines;
 mod opening;
 mod queue;
 mod refusal;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::admission::{self, Admitted, House, Occasion};
-use super::{Runs, Shown, StartError, Wish};
+use super::{Runs, Shown, StartError, Wish, log_lines};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::idempotency::{Kept, Key, Once};
@@ -123,6 +123,7 @@ impl Runs {
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
     pub(super) fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
         let Admitted { run, claimed, displaced } = admitted;
+        log_lines::answered(&run);
         if claimed {
             self.0.begin(Claim { run: run.clone(), fence: 0, crashes: 0 }, true, permit);
         } else {

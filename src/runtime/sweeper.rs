@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 
 use super::desk::Desk;
 use super::worker::Worker;
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::id::ThreadId;
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -106,11 +106,18 @@ impl Worker {
             if Arc::strong_count(&desk.log) <= 1 {
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(25)).await;
+            let pause = tokio::time::sleep(Duration::from_millis(25));
+            if self.shutdown.soft().run_until_cancelled(pause).await.is_none() {
+                // It goes when its time is over, on whatever server.
+                return;
+            }
         }
         let thread = desk.run.thread;
         let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
-        if let Err(error) = deleted {
+        // A server that stops leaves it, too.
+        if let Err(error) = deleted
+            && !matches!(error, DbError::Closed)
+        {
             tracing::warn!(%thread, %error, "could not remove the thread of a stateless run");
         }
     }

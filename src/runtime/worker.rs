@@ -315,8 +315,7 @@ impl Worker {
         let driven =
             if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };
         match driven {
-            Ok(Ending::Failed(failure)) => tracing::info!(run = %run.id, class = %failure.class, "run failed"),
-            Ok(Ending::Done | Ending::Parked(_) | Ending::Paused) => {}
+            Ok(Ending::Done | Ending::Failed(_) | Ending::Parked(_) | Ending::Paused) => {}
             Err(Stop::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
             Err(Stop::Away) => self.give_back(desk).await,
             Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,

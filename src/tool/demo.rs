@@ -95,17 +95,19 @@ fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
 
 fn lookup(query: &str) -> String {
     /// A small encyclopaedia: a word, and what is known about it.
-    const KNOWN: [(&str, &str); 5] = [
+    const KNOWN: [(&str, &str); 6] = [
         ("adjutant", "An adjutant is an officer who helps a commander by carrying out the details of the work."),
         ("agent", "An agent is a model that works in a loop: it thinks, calls tools, reads the results, and goes on."),
         ("checkpoint", "A checkpoint is a stored state from which work goes on after an interruption."),
         ("delegat", "To delegate is to hand a piece of work to somebody else and to take back only the result."),
+        ("otter", "Otters hunt fish and crabs in rivers and along coasts; sea otters open shells with stones."),
         ("rust", "Rust is a programming language that finds memory errors and data races when it compiles."),
     ];
     let words = query.to_lowercase();
     let facts: Vec<&str> = KNOWN.iter().filter(|(word, _)| words.contains(word)).map(|(_, fact)| *fact).collect();
     if facts.is_empty() {
-        return format!("The demonstration's encyclopaedia has five entries, and none about \"{query}\".");
+        let count = KNOWN.len();
+        return format!("The demonstration's encyclopaedia has {count} entries, and none about \"{query}\".");
     }
     facts.join(" ")
 }

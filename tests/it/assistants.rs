@@ -74,7 +74,7 @@ on_both_engines! {
         let client = server.client();
         let refusals = [
             (json!({"graph_id": "nosuch"}), 404, "Graph 'nosuch' not found"),
-            (json!({}), 422, "body: missing field `graph_id`"),
+            (json!({}), 422, "body: `graph_id` must be given"),
             (json!({"graph_id": "agent", "assistant_id": "nope"}), 422, "Invalid assistant ID: must be a UUID"),
             (json!({"graph_id": "agent", "name": ""}), 422, "name: "),
             (json!({"graph_id": "agent", "name": "n".repeat(600)}), 422, "name: "),

@@ -85,6 +85,6 @@ on_both_engines! {
 
         let wrong = json!({"name": "a", "description": "Does all that is left.", "initial_messages": ["x", 3]});
         let told = client.put("/agents/school", json!({"model": "scripted:lab", "subagents": [wrong]})).await.refused(422);
-        assert!(told.contains("subagents[0].initial_messages[1]: must be a text, a pair or an object"), "{told}");
+        assert!(told.contains("subagents[0].initial_messages[1]: must be a string, a pair or an object"), "{told}");
     }
 }

@@ -101,6 +101,19 @@ on_both_engines! {
         assert_eq!(server.models.asked().len(), 0);
     }
 
+    async fn without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed(server: TestServer) {
+        let silent = "\n[agents.silent]\nmodel = \"fake_openai:m-1\"\n\n[agents.keyless]";
+        server.is_configured_by("\n[agents.keyless]", silent).await;
+        let asked_before = server.models.asked().len();
+        for input in [json!({}), json!({"messages": []})] {
+            let wish = json!({"assistant_id": "silent", "input": input});
+            let error = server.client().post("/runs/wait", wish).await.ok()["__error__"].clone();
+            assert_eq!(error["error"], "EmptyInputError", "{error}");
+            assert!(error["message"].as_str().unwrap().contains("there is nothing to ask the model"), "{error}");
+        }
+        assert_eq!(server.models.asked().len(), asked_before);
+    }
+
     async fn a_scripted_answer_that_breaks_off_fails_the_run(server: TestServer) {
         let alice = server.human("agent").await;
         let values = alice.says(script().turn(json!({"text": "one two", "drop": true}))).await;

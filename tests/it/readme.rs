@@ -11,13 +11,18 @@ const BASE: &str = "http://127.0.0.1:8123";
 
 /// The program under the mark `<!-- test: name -->`.
 fn session(name: &str, base: &str) -> String {
+    let program = block(name);
+    assert!(program.contains(BASE), "the session names the server:\n{program}");
+    program.replace(BASE, base)
+}
+
+/// The text under the mark `<!-- test: name -->`.
+fn block(name: &str) -> &'static str {
     let mark = format!("<!-- test: {name} -->");
     let (_, rest) = README.split_once(&mark).unwrap_or_else(|| panic!("the README has no {mark}"));
     let block = rest.trim_start().strip_prefix("```").expect("a fenced block follows the mark");
-    let (program, _) = block.split_once("\n```").expect("the block ends");
-    let (_, program) = program.split_once('\n').expect("the block has lines");
-    assert!(program.contains(BASE), "the session names the server:\n{program}");
-    program.replace(BASE, base)
+    let (text, _) = block.split_once("\n```").expect("the block ends");
+    text.split_once('\n').expect("the block has lines").1
 }
 
 /// Stops the server when the test is over, however it ends.
@@ -59,6 +64,8 @@ async fn the_session_with_curl_comes_to_its_end() {
         assert!(said.contains(promise), "{promise} is missing in:\n{said}");
     }
     assert!(!said.contains("\"detail\""), "something was refused:\n{said}");
+    let answer = serde_json::to_string(block("answer")).expect("JSON");
+    assert!(said.contains(&answer), "{answer} is missing in:\n{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -71,4 +78,6 @@ async fn the_session_with_the_python_sdk_comes_to_its_end() {
     for promise in ["editor: ", "researcher: ", "writer: ", "asks: [{"] {
         assert!(said.contains(promise), "{promise} is missing in:\n{said}");
     }
+    assert!(said.trim_end().ends_with(block("answer")), "it ends with another answer:\n{said}");
+    assert!(!said.contains("none about"), "the demonstration knows nothing of its own question:\n{said}");
 }

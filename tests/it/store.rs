@@ -137,7 +137,7 @@ on_both_engines! {
             (with("ttl", json!(0)), 422, "ttl: must be more than 0"),
             (with("ttl", json!("soon")), 422, "ttl: "),
             (with("index", json!({})), 422, "index: must be false or a list of fields"),
-            (json!({"key": "k"}), 422, "missing field `namespace`"),
+            (json!({"key": "k"}), 422, "body: `namespace` must be given"),
         ];
         for (body, status, reason) in cases {
             let refused = items(&client, Method::PUT, body.clone()).await.refused(status);

@@ -116,6 +116,33 @@ tools = [\"lookup\"]
 }
 
 #[test]
+fn approvals_may_concern_the_tools_of_any_subagent() {
+    let text = "\
+interrupt_on = { lookup = true }
+[[agents.a.subagents]]
+name = \"researcher\"
+description = \"Researches one question.\"
+tools = [\"lookup\"]
+interrupt_on = { lookup = false }
+";
+    assert_eq!(agent_complaints(text), "");
+    let general = "interrupt_on = { lookup = true }\n[agents.a.general_purpose_subagent]\ntools = [\"lookup\"]\n";
+    assert_eq!(agent_complaints(general), "");
+    let off = agent_complaints(&format!("{general}enabled = false\n"));
+    assert!(off.contains("agents.a.interrupt_on.lookup: the agent has no tool `lookup`"), "{off}");
+}
+
+#[test]
+fn the_old_defaults_may_concern_tools_of_the_old_defaults() {
+    let text =
+        |switch: &str| format!("{switch}default_tools = [\"lookup\"]\ndefault_interrupt_on = {{ lookup = true }}\n");
+    for switch in ["", "general_purpose_agent = false\n", "general_purpose_agent = true\n"] {
+        let told = agent_complaints(&text(switch));
+        assert!(!told.contains("error") && told.contains("deprecated"), "{switch}: {told}");
+    }
+}
+
+#[test]
 fn a_response_format_must_be_the_schema_of_an_object() {
     assert_eq!(
         agent_complaints("response_format = { type = \"object\", properties = { n = { type = \"numbr\" } } }\n"),

@@ -23,8 +23,8 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
             "old": {"transport": "sse", "url": "https://a.b/sse"},
             "plain": {"url": "https://a.b/plain", "disabledTools": ["write_*"]},
             "off": {"command": "off", "disabled": true},
-            "files": {"command": "node", "args": ["bin/x.js"], "env": {"A": "${NONE:-b}"}, "allowedTools": ["read"]},
-            "below": {"command": "x", "cwd": "bin"}}"#,
+            "files": {"command": "sh", "args": ["bin/x.js"], "env": {"A": "${NONE:-b}"}, "allowedTools": ["read"]},
+            "below": {"command": "sh", "cwd": "bin"}}"#,
     );
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
@@ -35,7 +35,7 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
     assert_eq!((servers["old"].transport, servers["plain"].transport), (McpTransport::Sse, McpTransport::Http));
     assert_eq!(servers["plain"].disabled_tools, ["write_*"]);
     let files = &servers["files"];
-    assert_eq!((files.command.as_deref(), files.env["A"].as_str()), (Some("node"), "b"));
+    assert_eq!((files.command.as_deref(), files.env["A"].as_str()), (Some("sh"), "b"));
     assert_eq!(files.allowed_tools.as_deref(), Some(["read".to_owned()].as_slice()));
     let ends =
         |server: &McpServerDefinition, end: &str| Path::new(server.cwd.as_deref().unwrap_or_default()).ends_with(end);

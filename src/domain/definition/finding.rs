@@ -161,7 +161,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 }
 
 /// Says which words are allowed, and first the one that was probably meant.
-pub(super) fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, label: &str) -> String {
+pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, label: &str) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let list = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     match nearest(word, known.iter().copied()) {

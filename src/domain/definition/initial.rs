@@ -56,7 +56,7 @@ mod tests {
     fn what_is_no_message_is_told_with_its_place() {
         let cases = [
             (json!("hello"), "subagents[0].initial_messages: must be a list"),
-            (json!(["x", 3]), "subagents[0].initial_messages[1]: must be a text, a pair or an object"),
+            (json!(["x", 3]), "subagents[0].initial_messages[1]: must be a string, a pair or an object"),
             (
                 json!([{"role": "robot", "content": "x"}]),
                 "subagents[0].initial_messages[0]: `role` is \"robot\", but allowed",

@@ -6,6 +6,7 @@ use super::check::{Surroundings, check_agent};
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
 use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
+use crate::domain::plain_words::in_json;
 
 /// What came of reading a definition.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +39,8 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
         }
     }
     findings.extend(reading.findings);
+    // It came as JSON.
+    findings.iter_mut().for_each(|finding| finding.message = in_json(&finding.message));
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
     Judgement { definition: reading.value.filter(|_| is_usable), findings }

@@ -58,7 +58,7 @@ pub use clients::ClientRules;
 pub use dialect::{ContextScoping, Mode, TaskDialect, UnknownSubagent, UntilTool};
 pub use elsewhere::{Location, UpdateStrategy};
 pub use enclosed::Enclosed;
-pub use finding::{FieldPath, Finding, Segment, Severity, nearest};
+pub use finding::{FieldPath, Finding, Segment, Severity, nearest, suggestion};
 pub use general::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{Headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};

@@ -267,8 +267,8 @@ mod tests {
     fn what_is_wrong_with_a_block_is_told_where_it_stands() {
         let marked = |count: usize| json!(vec![json!({"text": "x", "cache_control": {"type": "ephemeral"}}); count]);
         let cases = [
-            (json!(3), "system_prompt: must be a text or a list of blocks"),
-            (json!([]), "system_prompt: must be a text, or have at least one block"),
+            (json!(3), "system_prompt: must be a string or a list of blocks"),
+            (json!([]), "system_prompt: must be a string, or have at least one block"),
             (json!([{"text": " "}]), "system_prompt[0].text: must not be blank"),
             (json!([{"text": "x"}, {"type": "text"}]), "system_prompt[1].text: must not be blank"),
             (json!([{"type": "image", "text": "x"}]), "system_prompt[0].type: `image` is not allowed"),
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(
             findings(body),
             [
-                "general_purpose_subagent.system_prompt: must be a text, or have at least one block",
+                "general_purpose_subagent.system_prompt: must be a string, or have at least one block",
                 "subagents[0].system_prompt[0].text: must not be blank",
             ]
         );

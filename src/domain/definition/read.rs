@@ -3,9 +3,10 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::finding::{FieldPath, Finding, Segment, suggestion};
+use super::finding::{FieldPath, Finding, Segment};
 use super::strict::Strict;
 use crate::domain::json_limits::check;
+use crate::domain::plain_words::plain;
 
 /// How many things of the wrong shape are told at most. After each the rest is read again.
 const MOST_FINDINGS: usize = 100;
@@ -141,52 +142,12 @@ fn take_out(value: &mut Value, place: &FieldPath) -> bool {
     }
 }
 
-/// Says in the words of configuration files what the library says in the words of programs. Values are not repeated
-/// unless they stand for themselves, since they may be secret.
+/// Says what is wrong in the words of configuration files.
 fn plain_words(field: &FieldPath, message: &str) -> String {
-    if let Some((word, known)) = unknown(message, "unknown field `") {
-        return format!("unknown key; {}", suggestion(word, known, "allowed are"));
-    }
-    if let Some((word, known)) = unknown(message, "unknown variant `") {
-        return format!("`{word}` is not allowed; {}", suggestion(word, known, "allowed are"));
-    }
-    if let Some((_, expected)) =
-        message.strip_prefix("invalid value: ").and_then(|wrong| wrong.split_once(", expected "))
-    {
-        return format!("must be {}", thing(expected));
-    }
-    match message.strip_prefix("invalid type: ").and_then(|wrong| wrong.split_once(", expected ")) {
-        Some((found, expected)) => {
-            let found = found.split(['`', '"']).next().unwrap_or(found).trim();
-            format!("must be {}, not {}", thing(expected), thing(found))
-        }
+    match plain(message) {
+        Some(words) => words,
         None if field.is_secret() => "has the wrong form".to_owned(),
         None => message.to_owned(),
-    }
-}
-
-fn unknown<'a>(message: &'a str, start: &str) -> Option<(&'a str, Vec<&'a str>)> {
-    let (word, rest) = message.strip_prefix(start)?.split_once('`')?;
-    Some((word, rest.split('`').skip(1).step_by(2).collect()))
-}
-
-fn thing(word: &str) -> &str {
-    match word {
-        "map" | "a map" => "a table",
-        "sequence" | "a sequence" => "a list",
-        "a boolean" => "true or false",
-        "boolean" => "a truth value",
-        "string" | "a string" | "a borrowed string" => "a text",
-        "integer" => "a whole number",
-        "floating point" => "a number with a fraction",
-        "null" => "nothing",
-        "u16" => "a whole number from 0 to 65535",
-        "u32" => "a whole number from 0 to 4294967295",
-        "u64" | "usize" => "a whole number from 0 up",
-        "f64" => "a number",
-        "string only" | "string or map" => "a word",
-        other if other.starts_with("struct ") => "a table",
-        other => other,
     }
 }
 

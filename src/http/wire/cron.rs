@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
 use super::run::{Door, RunCreate};
@@ -16,17 +17,39 @@ use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select, fields};
+use crate::http::unknown_keys;
 use crate::runtime::CronWish;
 
 /// A wish for a cron: what each run shall do, as in a wish for a run, and when.
-#[derive(Debug, ToSchema)]
+#[derive(Debug)]
 pub struct CronCreate {
     /// What each run shall do. `command.resume`, `after_seconds` and what concerns a waiting client make no sense here.
-    #[schema(inline)]
     run: RunCreate,
     /// When.
-    #[schema(inline)]
     rhythm: Rhythm,
+}
+
+impl PartialSchema for CronCreate {
+    /// The fields of both, side by side.
+    fn schema() -> RefOr<Schema> {
+        let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(rhythm))) =
+            (RunCreate::schema(), Rhythm::schema())
+        else {
+            return RunCreate::schema();
+        };
+        both.description =
+            Some("A wish for a cron: what each run shall do, as in a wish for a run, and when.".to_owned());
+        both.properties.extend(rhythm.properties);
+        both.required.extend(rhythm.required);
+        Schema::Object(both).into()
+    }
+}
+
+impl ToSchema for CronCreate {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        RunCreate::schemas(schemas);
+        Rhythm::schemas(schemas);
+    }
 }
 
 /// When runs are started.
@@ -71,6 +94,16 @@ const PATCHABLE: [&str; 19] = [
     "durability",
     "checkpoint_during",
 ];
+
+/// Refuses keys that no wish for a cron has. What was stored before it was looked is not asked.
+///
+/// # Errors
+/// Names the key.
+pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
+    let both = [unknown_keys::of::<RunCreate>(), unknown_keys::of::<Rhythm>()];
+    let known: Vec<&str> = both.into_iter().flatten().flatten().copied().collect();
+    unknown_keys::check(payload.keys(), Some(&known))
+}
 
 /// Reads a wish for a cron.
 ///

@@ -18,7 +18,7 @@ mod command;
 
 pub use command::CommandBody;
 
-/// A wish for a run. Unknown fields are ignored.
+/// A wish for a run.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct RunCreate {
     /// Who shall run: an assistant's UUID or a graph id.

@@ -32,6 +32,9 @@ pub(super) fn build(
     for message in &request.messages {
         history.add(message)?;
     }
+    if history.said.is_empty() {
+        return Err(ModelError::NothingToAsk);
+    }
     let (tools, choice) = tools(request, &history)?;
     let mut built = CompletionRequest::from(history.said).tools(tools).accept_unknown_finish_reasons(true);
     built.tool_choice = choice;

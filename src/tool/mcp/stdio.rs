@@ -5,7 +5,7 @@
 //! that it started: they are a group of processes.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -64,7 +64,11 @@ impl Pipes {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         lead_a_group(&mut command);
         let cannot = |what: &str| WireError::Unreachable(format!("{what} `{}`", program.command));
-        let mut child = command.spawn().map_err(|error| cannot(&format!("{}, starting", error.kind())))?;
+        let mut child = command.spawn().map_err(|error| match error.kind() {
+            ErrorKind::NotFound if program.command.contains('/') => cannot("there is no program"),
+            ErrorKind::NotFound => WireError::Unreachable(format!("the program `{}` is not in PATH", program.command)),
+            kind => cannot(&format!("{kind}, starting")),
+        })?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (lines, unread) = mpsc::channel(UNREAD);
         let (waiting, signs, child) = (Waiting::default(), Signs::default(), Mutex::new(Some(child)));

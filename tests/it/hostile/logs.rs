@@ -154,6 +154,30 @@ on_both_engines! {
         run.finishes().await;
     }
 
+    async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of(server: TestServer) {
+        server.goes_away().await;
+        let (process, mut log) = Process::with_a_pipe(&server, "info");
+        let client = server.client();
+        server.tools.hold("slow");
+        let text = script().calls(call("s1", "slow", json!({}))).fails(400).to_string();
+        let input = json!({"messages": [{"role": "user", "content": text}]});
+        let run = client.post("/runs", json!({"assistant_id": "plain", "input": input})).await.ok();
+        server.tools.called("slow", 1).await;
+        let thread = run["thread_id"].as_str().expect("an id");
+        // Whoever listens keeps the thread for a while.
+        let listens = client.get_stream(&format!("/threads/{thread}/stream"), None).await;
+        server.tools.let_go("slow");
+        let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
+        eventually(async || client.get(&path).await.body["status"] == "error").await;
+        process.signal("TERM");
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+        drop(listens);
+        assert!(process.ends().await.success(), "{said}");
+        assert!(!said.contains("WARN") && !said.contains("could not remove"), "{said}");
+        server.is_stopped_and_started_again().await;
+    }
+
     async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
         server.goes_away().await;
         let clock = Arc::new(BreakableClock(AtomicBool::new(false)));

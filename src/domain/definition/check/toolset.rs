@@ -23,19 +23,27 @@ pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a Agen
 
 /// The tools of the general-purpose subagent, or of one that would be it.
 pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let Some(general) = agent.general() else { return of_agent(agent) };
-    let store = general.store.as_ref().unwrap_or(&agent.store);
-    let mut tools = of_policies(general.todos, agent.files, store, !general.skills.is_empty());
+    let mut tools = match agent.general() {
+        Some(general) => {
+            let store = general.store.as_ref().unwrap_or(&agent.store);
+            of_policies(general.todos, agent.files, store, !general.skills.is_empty())
+        }
+        None => of_policies(agent.todos, agent.files, &agent.store, !agent.skills.is_empty()),
+    };
     let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);
     tools.extend(declared.iter().chain(&agent.skill_tools).map(String::as_str));
     tools
 }
 
-/// The tools whose calls the rules of an agent may concern: its own, and those of subagents that share its rules.
+/// The tools whose calls the rules of an agent may concern: its own, and those of its subagents, which have its rules
+/// unless they have some of their own.
 pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let inheriting = agent.subagents.iter().filter(|it| it.graph_id.is_none() && it.interrupt_on.is_none());
     let mut tools = of_agent(agent);
-    tools.extend(inheriting.flat_map(|subagent| of_subagent(subagent, agent)));
+    if agent.general_purpose_subagent.enabled {
+        tools.extend(of_general(agent));
+    }
+    let here = agent.subagents.iter().filter(|subagent| subagent.graph_id.is_none());
+    tools.extend(here.flat_map(|subagent| of_subagent(subagent, agent)));
     tools.insert("task");
     if agent.background().next().is_some() {
         tools.extend(BACKGROUND_TOOLS);

@@ -1,0 +1,85 @@
+//! What the log of the process says of every run: that it ended, and that questions were asked and answered. Ids, names
+//! and figures only; what was said is in the thread.
+
+use std::time::Duration;
+
+use crate::db::interrupts::Asked;
+use crate::domain::event::{Event, EventBody, Fact};
+use crate::domain::interrupt::QuestionKind;
+use crate::domain::limits::Usage;
+use crate::domain::machine::Failure;
+use crate::domain::run::Run;
+
+/// What a log line calls the end of a run that was undone.
+pub(super) const ROLLED_BACK: &str = "rolled_back";
+
+/// How a run of a main agent ended.
+pub(super) struct End<'a> {
+    /// The word for it.
+    status: &'static str,
+    /// Why, when it failed or was cancelled.
+    error: Option<&'a Failure>,
+    /// Whether it stopped to wait, for answers or at a breakpoint.
+    waits: bool,
+    /// For how long it was at work in this process, when it was.
+    took: Option<Duration>,
+    /// What it used, with all that worked for it, when that is known.
+    used: Option<Usage>,
+}
+
+/// The end that an event tells, after so long; none if it tells something else.
+pub(super) fn end_in(event: &Event, took: Duration) -> Option<End<'_>> {
+    let EventBody::Fact(Fact::Ended { status, error, waits, used }) = &event.body else { return None };
+    let used = used.as_ref().map(|totals| totals.tree.unwrap_or(totals.own));
+    Some(End { status: status.word(), error: error.as_ref(), waits: *waits, took: Some(took), used })
+}
+
+/// Says that a run ended.
+pub(super) fn run_ended(run: &Run, end: &End<'_>) {
+    tracing::info!(
+        run = %run.id,
+        thread = %run.thread,
+        agent = run.lineage.agent(),
+        status = end.status,
+        error = end.error.map(|failure| failure.class.as_str()),
+        waits = end.waits,
+        duration_ms = end.took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        model_calls = end.used.map(|used| used.model_calls),
+        tool_calls = end.used.map(|used| used.tool_calls),
+        input_tokens = end.used.map(|used| used.input_tokens),
+        output_tokens = end.used.map(|used| used.output_tokens),
+        "run ended"
+    );
+}
+
+/// Says that a run ended which was withdrawn before it began, or undone.
+pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
+    run_ended(run, &End { status, error: None, waits: false, took: None, used: None });
+}
+
+/// Says that an agent waits for an answer.
+pub(super) fn asked(asked: &Asked) {
+    let question = &asked.interrupt.question;
+    let kind = match question.kind {
+        QuestionKind::ToolApproval => "tool_approval",
+        QuestionKind::UnknownOutcome => "unknown_outcome",
+        QuestionKind::Question => "question",
+    };
+    tracing::info!(
+        interrupt = %asked.interrupt.id.0,
+        run = %asked.run,
+        thread = %asked.thread,
+        agent = asked.agent,
+        kind,
+        calls = question.calls.len(),
+        "interrupt asked"
+    );
+}
+
+/// Says which questions a new run brings answers to.
+pub(super) fn answered(run: &Run) {
+    let answers = run.request.command.iter().filter_map(|command| command.resume.as_ref()).flatten();
+    for (interrupt, _) in answers {
+        tracing::info!(interrupt = %interrupt.0, run = %run.id, thread = %run.thread, "interrupt answered");
+    }
+}
