@@ -336,12 +336,10 @@ on_both_engines! {
             let frame = json!({"namespace": ["odd"], "key": format!("k{round}"), "value": {}});
             client.put("/store/items", body(&mut dice, frame, "/value")).await.ok();
             paths.push(format!("/store/items?namespace=odd&key=k{round}"));
-            if round % 4 == 0 {
-                paths.extend(an_odd_agent(&client, &mut dice, round).await);
-                paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
-                paths.extend(an_odd_report(&server, &mut dice, &ear).await);
-                paths.extend(an_odd_background_task(&server, &mut dice).await);
-            }
+            paths.extend(an_odd_agent(&client, &mut dice, round).await);
+            paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
+            paths.extend(an_odd_report(&server, &mut dice, &ear).await);
+            paths.extend(an_odd_background_task(&server, &mut dice).await);
             for thread in [thread, format!("/threads/{}", copied["thread_id"].as_str().unwrap()), format!("/threads/{other}")] {
                 paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
             }

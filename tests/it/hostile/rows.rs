@@ -227,28 +227,24 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
     }
 }
 
-/// Breaks each column in turn, or all columns of each table, then all of them at once. Returns those that there are.
-async fn breaks_in_turn(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
+/// Breaks each column in turn, then all of them at once. Returns those that there are.
+async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
     let ear = Ear::opens().await;
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
     let mut threads = seed(server, &ear).await;
-    let (columns, mut poisoned) = (columns(server).await, vec![]);
-    for group in columns.chunk_by(|one, next| kind == Poison::NoJson && one.0 == next.0) {
-        let before = poisoned.len();
-        for (table, column) in group {
-            if poison_with(server, table, column, kind).await > 0 {
-                poisoned.push((table.clone(), column.clone()));
-            }
-        }
-        if poisoned.len() == before {
+    let mut poisoned = vec![];
+    for (table, column) in columns(server).await {
+        let rows = poison_with(server, &table, &column, kind).await;
+        if rows == 0 {
             continue;
         }
-        let what = format!("{:?}", &poisoned[before..]);
+        let what = format!("{table}.{column} in {rows} rows");
         let waiting = id_of(server, &threads[2]);
         sql(server, format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}")).await;
         others_are_served(server, &ear, &what, &threads).await;
         all_is_deleted(server, &what, &threads).await;
         threads = seed(server, &ear).await;
+        poisoned.push((table, column));
     }
     // All of them at once, read for the first time by a server that takes over what another one left behind.
     server.moves_into_a_process().await;
@@ -410,7 +406,7 @@ on_both_engines! {
     }
 
     async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
-        let poisoned = breaks_in_turn(&server, Poison::TooDeep).await;
+        let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
         for expected in [
             ("assistants", "config"), ("assistants", "metadata"), ("background_tasks", "ancestry"),
             ("background_tasks", "seen"), ("background_tasks", "used"), ("checkpoints", "before"),
@@ -423,8 +419,8 @@ on_both_engines! {
         }
     }
 
-    async fn whichever_table_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
-        let poisoned = breaks_in_turn(&server, Poison::NoJson).await;
+    async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
+        let poisoned = breaks_each_column(&server, Poison::NoJson).await;
         assert!(poisoned.iter().any(|(table, _)| table == "background_tasks"), "{poisoned:?}");
         let of_sqlite = poisoned.iter().any(|(table, column)| table == "threads" && column == "metadata");
         assert_eq!(of_sqlite, server.engine == Engine::Sqlite, "Postgres keeps its own columns of JSON whole");
