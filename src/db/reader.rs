@@ -19,7 +19,7 @@ pub(super) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
     let given_back = tokio::time::timeout(limit, conn.return_to_pool());
     // Without a runtime the connection is closed.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself, and whoever closes the pool waits for it")]
+    // No task of the server's own: it ends by itself, and whoever closes the pool waits for it.
     drop(runtime.spawn(given_back));
 }
 
