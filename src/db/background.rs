@@ -4,9 +4,9 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::{Cell, encode, readable};
+use super::json::{Cell, encode, readable, unless_corrupt};
 use super::{DbResult, Tx};
-use crate::domain::background::{RemoteWork, TaskRecord};
+use crate::domain::background::{Ancestry, RemoteWork, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
@@ -114,9 +114,15 @@ pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord
     row.map(TaskRecord::try_from).transpose()
 }
 
-/// How much clients see of what is done on a thread: all of it, unless it is that of a task.
+/// How much clients see of what is done on a thread: all of it, unless it is that of a task. Of a task of which that cannot
+/// be read nothing is seen.
 pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibility> {
-    Ok(find(tx, thread).await?.map(|task| task.ancestry.visibility).unwrap_or_default())
+    const SQL: &str = "select ancestry from background_tasks where task_id = $1";
+    let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
+    let Some(text) = found else { return Ok(Visibility::default()) };
+    let cell = Cell { table: TABLE, column: "ancestry", id: &thread.0 };
+    let ancestry = unless_corrupt(cell.decode::<Ancestry>(&text))?;
+    Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
 }
 
 /// The tasks that were begun in the course of a run, the oldest first, up to `limit`.

@@ -172,7 +172,7 @@ impl Db {
                 self.in_time(Box::pin(read)).await
             }
             Readers::Postgres(pool) => {
-                let mut reader = self.in_time(Box::pin(Reader::of(pool))).await?;
+                let mut reader = self.in_time(Box::pin(Reader::of(pool, self.0.limits.transaction()))).await?;
                 let read = async {
                     let mut transaction = reader.begin().await?;
                     job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
@@ -237,7 +237,12 @@ impl Db {
         match &self.0.readers {
             Readers::Writer => {}
             Readers::Sqlite(pool) => pool.close().await,
-            Readers::Postgres(pool) => pool.close().await,
+            Readers::Postgres(pool) => {
+                // A database that does not answer is not waited for.
+                if tokio::time::timeout(self.0.limits.transaction(), pool.close()).await.is_err() {
+                    tracing::warn!("the connections to the database were not closed cleanly");
+                }
+            }
         }
     }
 }

@@ -13,6 +13,16 @@ use super::error::DbResult;
 /// Begins a read that sees one moment of the database in all its statements.
 const BEGIN: &str = "begin isolation level repeatable read read only";
 
+/// Gives a connection back to its pool, which first sees to it that the connection answers. One that does not within
+/// `limit` is closed: the pool itself would wait for it without end, and have one connection less meanwhile.
+pub(super) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
+    let given_back = tokio::time::timeout(limit, conn.return_to_pool());
+    // Without a runtime the connection is closed.
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    // No task of the server's own: it ends by itself, and whoever closes the pool waits for it.
+    drop(runtime.spawn(given_back));
+}
+
 /// A connection that goes back to its pool only if nothing is left open on it.
 ///
 /// Dropping a transaction rolls it back, but one whose beginning was not waited for to its end is not known to the driver:
@@ -20,12 +30,13 @@ const BEGIN: &str = "begin isolation level repeatable read read only";
 pub(super) struct Reader {
     conn: PoolConnection<Postgres>,
     has_begun: bool,
+    limit: Duration,
 }
 
 impl Reader {
-    /// Takes a connection out of the pool.
-    pub(super) async fn of(pool: &PgPool) -> DbResult<Self> {
-        Ok(Self { conn: pool.acquire().await?, has_begun: false })
+    /// Takes a connection out of the pool. What a read leaves behind on it has to end within `limit`.
+    pub(super) async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
+        Ok(Self { conn: pool.acquire().await?, has_begun: false, limit })
     }
 
     /// The connection does not answer: it does not go back to the pool.
@@ -43,8 +54,9 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if !self.has_begun {
-            self.conn.close_on_drop();
+        match self.has_begun {
+            true => give_back(&mut self.conn, self.limit),
+            false => self.conn.close_on_drop(),
         }
     }
 }

@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use sqlx::postgres::PgListener;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{PgPool, query};
 use tokio::sync::broadcast;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::engine::{Conn, Tx};
@@ -20,6 +21,10 @@ const BELL: &str = "adjutant";
 pub(super) const UNHEARD: usize = 1024;
 /// How long to wait after the connection broke.
 const PAUSE: Duration = Duration::from_secs(1);
+/// After how long without a ring it is looked whether the connection still answers.
+const QUIET: Duration = Duration::from_secs(10);
+/// How long the answer may take.
+const TO_ANSWER: Duration = Duration::from_secs(10);
 
 /// Something that another process may want to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,16 +86,26 @@ pub(super) fn listen(
 }
 
 async fn hear(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx::Error> {
-    let mut listener = PgListener::connect_with(pool).await?;
+    // With a connection of its own: a listener that is dropped takes leave of the database, however long that takes, and
+    // would keep a connection of the others meanwhile.
+    let own = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None).acquire_timeout(TO_ANSWER);
+    let own = own.connect_lazy_with(PgConnectOptions::clone(&pool.connect_options()));
+    let mut listener = PgListener::connect_with(&own).await?;
     // After a break it is not known what was missed.
     listener.eager_reconnect(false);
     listener.listen(BELL).await?;
     let _ = rings.send(Ring::Queue);
-    while let Some(heard) = listener.try_recv().await? {
+    loop {
+        let Ok(heard) = timeout(QUIET, listener.try_recv()).await else {
+            // To listen once more changes nothing, and has to be answered.
+            let answers = timeout(TO_ANSWER, listener.listen(BELL)).await;
+            answers.map_err(|_| sqlx::Error::PoolTimedOut)??;
+            continue;
+        };
+        let Some(heard) = heard? else { return Ok(()) };
         if let Some(ring) = Ring::read(heard.payload()) {
             // Nobody may be listening yet.
             let _ = rings.send(ring);
         }
     }
-    Ok(())
 }

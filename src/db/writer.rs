@@ -7,6 +7,7 @@ use std::any::Any;
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::DbLimits;
 use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
+use super::reader::give_back;
 use super::rings::Ring;
 use super::states::States;
 
@@ -197,7 +199,8 @@ pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<Bo
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
                 // A database that does not answer at all must not keep the writer for ever.
-                let _ = tokio::time::timeout(limits.transaction(), write_one(&pool, &states, job)).await;
+                let limit = limits.transaction();
+                let _ = tokio::time::timeout(limit, write_one(&pool, &states, job, limit)).await;
             }
         });
         writer
@@ -214,8 +217,8 @@ async fn next(inbox: &Mutex<Inbox>, closing: &CancellationToken) -> Option<Box<d
     inbox.recv().await
 }
 
-async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>) {
-    let mut writer = match Writer::of(pool).await {
+async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>, limit: Duration) {
+    let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),
     };
@@ -233,18 +236,20 @@ async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>) {
 struct Writer {
     conn: PoolConnection<Postgres>,
     has_ended: bool,
+    limit: Duration,
 }
 
 impl Writer {
-    async fn of(pool: &PgPool) -> DbResult<Self> {
-        Ok(Self { conn: pool.acquire().await?, has_ended: false })
+    async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
+        Ok(Self { conn: pool.acquire().await?, has_ended: false, limit })
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if !self.has_ended {
-            self.conn.close_on_drop();
+        match self.has_ended {
+            true => give_back(&mut self.conn, self.limit),
+            false => self.conn.close_on_drop(),
         }
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Number, Value};
 use uuid::Uuid;
 
 use super::Invalid;
+use super::json_limits::{LimitExceeded, check_to};
 
 /// How deeply a filter may nest.
 const DEEPEST: usize = 16;
@@ -33,8 +34,12 @@ impl Filter {
     /// # Errors
     /// If it nests deeper than 16 levels or names more than 64 values, equal ones included.
     pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
-        if wanted.values().any(|value| depth(value) >= DEEPEST) {
-            return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
+        match wanted.values().try_for_each(|value| check_to(value, DEEPEST - 1)) {
+            Ok(()) => {}
+            Err(LimitExceeded::Depth) => {
+                return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
+            }
+            Err(exceeded) => return Err(exceeded.of(field)),
         }
         if wanted.values().map(count).sum::<usize>() > MOST_VALUES {
             return Err(Invalid::new(field, format!("names more than {MOST_VALUES} values")));
@@ -145,14 +150,6 @@ fn count(value: &Value) -> usize {
         Value::Object(fields) if !fields.is_empty() => fields.values().map(count).sum(),
         Value::Array(items) if !items.is_empty() => items.iter().map(count).sum(),
         Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
-    }
-}
-
-fn depth(value: &Value) -> usize {
-    match value {
-        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
-        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
     }
 }
 

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Invalid;
+use super::definition::{FieldPath, Segment};
 
 /// How many levels a document may nest; a text or a number nests 0.
 pub const MAX_DEPTH: usize = 64;
@@ -99,6 +100,14 @@ fn scan_to(text: &[u8], most: usize) -> Result<(), LimitExceeded> {
 /// # Errors
 /// A limit that the value exceeds.
 pub fn check(value: &Value) -> Result<(), LimitExceeded> {
+    check_to(value, MAX_DEPTH)
+}
+
+/// The same with another limit of the depth.
+///
+/// # Errors
+/// A limit that the value exceeds.
+pub fn check_to(value: &Value, most: usize) -> Result<(), LimitExceeded> {
     let mut values = 0_usize;
     let mut open = vec![(value, 0_usize)];
     while let Some((value, depth)) = open.pop() {
@@ -116,7 +125,7 @@ pub fn check(value: &Value) -> Result<(), LimitExceeded> {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
         let is_container = value.is_array() || value.is_object();
-        if is_container && depth + 1 > MAX_DEPTH {
+        if is_container && depth + 1 > most {
             return Err(LimitExceeded::Depth);
         }
         if values > MAX_VALUES || open.len() > MAX_VALUES {
@@ -208,22 +217,27 @@ pub fn without_nul(mut text: String) -> String {
     text
 }
 
-/// Where in a value the character U+0000 stands first, as `messages[0].content`; none if it is nowhere.
-pub fn place_of_nul(value: &Value) -> Option<String> {
-    let mut open = vec![(value, String::new())];
-    while let Some((value, place)) = open.pop() {
+/// Where in a value the character U+0000 stands first, as `messages[0].content`; none if it is nowhere. A key that contains
+/// it has U+FFFD in its place. As [`check`], it does not recurse.
+pub fn place_of_nul(value: &Value) -> Option<FieldPath> {
+    let mut place = FieldPath::default();
+    let mut open = vec![(value, 0, None)];
+    while let Some((value, depth, segment)) = open.pop() {
+        place.0.truncate(depth);
+        place.0.extend(segment);
+        let below = place.0.len();
         match value {
             Value::String(text) if text.contains('\0') => return Some(place),
             Value::Array(items) => {
-                open.extend(items.iter().enumerate().rev().map(|(at, item)| (item, format!("{place}[{at}]"))));
+                let items = items.iter().enumerate().rev();
+                open.extend(items.map(|(at, item)| (item, below, Some(Segment::Index(at)))));
             }
             Value::Object(fields) => {
-                let dot = if place.is_empty() { "" } else { "." };
-                let under = |key: &str| format!("{place}{dot}{}", key.replace('\0', "\u{fffd}"));
+                let segment = |key: &String| Segment::Key(without_nul(key.clone()));
                 if let Some(key) = fields.keys().find(|key| key.contains('\0')) {
-                    return Some(under(key));
+                    return Some(place.then(segment(key)));
                 }
-                open.extend(fields.iter().rev().map(|(key, value)| (value, under(key))));
+                open.extend(fields.iter().rev().map(|(key, value)| (value, below, Some(segment(key)))));
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
@@ -292,9 +306,9 @@ mod tests {
 
     #[test]
     fn the_place_of_the_character_zero_is_told() {
-        let place = |text: &str| place_of_nul(&serde_json::from_str(text).unwrap());
+        let place = |text: &str| place_of_nul(&serde_json::from_str(text).unwrap()).map(|place| place.to_string());
         assert_eq!(place(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
-        assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.b\u{fffd}"));
+        assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
         assert_eq!(place(r#"{"a": "fine"}"#), None);
     }
 }

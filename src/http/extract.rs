@@ -126,8 +126,8 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
         },
         LimitExceeded::Depth | LimitExceeded::Values => None,
     };
-    let place = place.filter(|place| !place.is_empty()).unwrap_or_else(|| "body".to_owned());
-    Err(exceeded.of(place))
+    let place = place.map(|place| place.to_string()).filter(|place| !place.is_empty());
+    Err(exceeded.of(place.unwrap_or_else(|| "body".to_owned())))
 }
 
 fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

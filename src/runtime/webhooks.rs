@@ -153,9 +153,11 @@ impl Webhooks {
         if run.request.webhook().is_none() {
             return Ok(());
         }
-        let (machine, _) = db::checkpoints::machine(tx, run.thread, Lane::Main).await?;
+        // A history that cannot be read does not keep a run from being cancelled.
+        let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
+        let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
         let run = Run { status: RunStatus::Interrupted, updated_at: now, ..run.clone() };
-        let report = Report { run: &run, began: None, ended: now, values: machine.state.values() };
+        let report = Report { run: &run, began: None, ended: now, values };
         match self.delivery(&report) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),

@@ -1,6 +1,8 @@
 //! Hostile documents: deep, wide, long, with odd numbers and odd encodings, and schemas that grow when they are checked.
 
-use serde_json::{Value, json};
+use serde_json::json;
+
+use super::schemas::doubling;
 
 /// A generator of numbers that gives the same for the same seed (SplitMix64).
 pub(crate) struct Chance(u64);
@@ -65,7 +67,7 @@ pub(crate) fn small(chance: &mut Chance) -> Vec<u8> {
         8 => b"\"\xc0\xaf\xed\xa0\x80\"".to_vec(),
         9 => json!("\u{202e}\u{feff}\u{10ffff}\u{7f}\r\n\t").to_string().into_bytes(),
         10 => b"{\"a\":1,\"a\":2,\"\":3,\"__proto__\":{}}".to_vec(),
-        11 => schema(chance.below(30)).to_string().into_bytes(),
+        11 => doubling(chance.below(30)).to_string().into_bytes(),
         12 => json!({"$ref": "#", "$schema": "http://127.0.0.1:1/x", "pattern": "(a+)+$"}).to_string().into_bytes(),
         13 => json!("x".repeat(chance.below(5000))).to_string().into_bytes(),
         14 => json!(["", null, true, -1, 1.5, {}, []]).to_string().into_bytes(),
@@ -98,15 +100,4 @@ fn list(item: &[u8], size: usize) -> Vec<u8> {
 
 fn nested(levels: usize, open: &[u8], inner: &[u8], close: &[u8]) -> Vec<u8> {
     [open.repeat(levels), inner.to_vec(), close.repeat(levels)].concat()
-}
-
-/// A schema whose check makes 2^`levels` errors: each definition offers the one before it twice.
-pub(crate) fn schema(levels: usize) -> Value {
-    let mut definitions = serde_json::Map::new();
-    definitions.insert("d0".to_owned(), json!({"type": "string"}));
-    for level in 1..=levels {
-        let below = json!({"$ref": format!("#/$defs/d{}", level - 1)});
-        definitions.insert(format!("d{level}"), json!({"anyOf": [below, below]}));
-    }
-    json!({"type": "object", "properties": {"a": {"$ref": format!("#/$defs/d{levels}")}}, "$defs": definitions})
 }

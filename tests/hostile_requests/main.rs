@@ -17,6 +17,8 @@ mod parties;
 #[path = "../support/postgres.rs"]
 mod postgres;
 mod requests;
+#[path = "../support/schemas.rs"]
+mod schemas;
 mod server;
 mod traffic;
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::documents::schema;
+use super::schemas::doubling;
 
 /// How much a party says at the most that would go on for ever, in bytes.
 const ENDLESS: usize = 64 * 1024 * 1024;
@@ -296,7 +296,9 @@ async fn speak_mcp(stream: &mut TcpStream, body: &[u8]) -> std::io::Result<()> {
             let version = request["params"]["protocolVersion"].clone();
             json!({"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}})
         }
-        Some("tools/list") => json!({"tools": [{"name": "find", "description": "Finds.", "inputSchema": schema(24)}]}),
+        Some("tools/list") => {
+            json!({"tools": [{"name": "find", "description": "Finds.", "inputSchema": doubling(24)}]})
+        }
         Some("tools/call") => json!({"content": [{"type": "text", "text": "found"}]}),
         _ => {
             return stream.write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;

@@ -68,6 +68,11 @@ pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
     messages.iter().map(mark).filter(|mark| !mark.is_null()).collect()
 }
 
+/// Returns when an agent knows what came of one task, be it that it was woken or that it was still at work, and is done.
+pub(crate) async fn knows_an_outcome(human: &Human) {
+    eventually(async || human.status().await == "idle" && notifications(human).await.len() == 1).await;
+}
+
 /// Returns when the thread has so many runs and all are over.
 pub(crate) async fn has_run(human: &Human, times: usize) -> Vec<Value> {
     let is_over = |run: &Value| run["status"] != "pending" && run["status"] != "running";

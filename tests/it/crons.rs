@@ -58,7 +58,7 @@ async fn threads_of(client: &Client, cron: &Value) -> usize {
 }
 
 /// Makes all crons due at once, whatever their schedules say.
-async fn all_are_due(server: &TestServer) {
+pub(crate) async fn all_are_due(server: &TestServer) {
     const SQL: &str = "update crons set due_at = 1";
     let url = server.database_url();
     match server.engine {

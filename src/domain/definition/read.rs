@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::finding::{FieldPath, Finding, Segment};
 use super::strict::Strict;
-use crate::domain::json_limits::check;
+use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
 use crate::domain::plain_words::plain;
 
 /// How many things of the wrong shape are told at most. After each the rest is read again.
@@ -52,13 +52,12 @@ impl Gaps {
 pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
     let mut findings: Vec<Finding> = Vec::new();
     let mut gaps = Gaps::default();
-    let mut place = FieldPath::default();
-    if has_nul(&value, &mut place) {
-        findings.push(Finding::error(place, "contains the character U+0000, which cannot be kept"));
-        return Reading { value: None, findings, gaps };
-    }
     if let Err(exceeded) = check(&value) {
-        findings.push(Finding::error(FieldPath::default(), exceeded.to_string()));
+        let place = match exceeded {
+            LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
+            LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
+        };
+        findings.push(Finding::error(place, exceeded.to_string()));
         return Reading { value: None, findings, gaps };
     }
     loop {
@@ -89,24 +88,6 @@ pub fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
         field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
     })
-}
-
-/// Whether a text in `value` has a character that no database keeps; `place` then leads to it.
-fn has_nul(value: &Value, place: &mut FieldPath) -> bool {
-    let mut inside = |segment: Segment, key: &str, value: &Value| {
-        place.0.push(segment);
-        let found = key.contains('\0') || has_nul(value, place);
-        if !found {
-            place.0.pop();
-        }
-        found
-    };
-    match value {
-        Value::String(text) => text.contains('\0'),
-        Value::Array(items) => items.iter().enumerate().any(|(at, item)| inside(at.into(), "", item)),
-        Value::Object(fields) => fields.iter().any(|(key, value)| inside(key.into(), key, value)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-    }
 }
 
 fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
@@ -190,7 +171,7 @@ mod tests {
     fn what_cannot_be_kept_is_refused_where_it_stands() {
         assert_eq!(
             told(json!({"list": [{}, {"a\0": 1}]}))[0],
-            "list[1].\"a\\0\": contains the character U+0000, which cannot be kept"
+            "list[1].\"a\u{fffd}\": contains the character U+0000, which cannot be stored"
         );
         assert!(told(json!({"word": "a\0"}))[0].starts_with("word: contains"));
     }

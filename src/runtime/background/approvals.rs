@@ -42,9 +42,10 @@ impl Runs {
         Ok(all.into_iter().filter(|asked| asked.status == AskedStatus::Pending).collect())
     }
 
+    /// The task on another server whose thread this is; none, too, if what is stored of it cannot be read.
     async fn remote_task(&self, task: ThreadId) -> DbResult<Option<TaskRecord>> {
         let read = self.0.db.read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
-        Ok(read.await?.filter(|record| record.url.is_some()))
+        Ok(db::unless_corrupt(read.await)?.flatten().filter(|record| record.url.is_some()))
     }
 
     /// Takes the answer to a question to the server that asks it; returns the run that goes on with it there. The same

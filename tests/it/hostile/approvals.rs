@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
+use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
 /// Sends a run for the main agent and waits for the values afterwards.
 async fn runs(server: &TestServer, who: &Human, mut body: Value) -> Value {
@@ -186,6 +186,65 @@ on_both_engines! {
         runs(&server, &alice, json!({"command": {"goto": {"node": "tools", "input": order}}})).await;
         assert_eq!(alice.question().await.agent(), "mailer");
         is_asked_about_a_mail(&server, &alice, "bob", 0).await;
+    }
+
+    async fn the_own_question_of_a_tool_is_no_approval_and_an_approval_is_no_answer_to_it(server: TestServer) {
+        server.is_embedded().await;
+        server.is_configured_with("[agents.advised]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\n\
+            tools = [\"consult\", \"send_email\"]\ninterrupt_on = { consult = true, send_email = true }").await;
+        let alice = server.human("advised").await;
+        let calls = [call("q1", "consult", json!({})), mail("m1", "bob")];
+        alice.says(script().calls_all(calls).says("done")).await;
+        let approval = alice.question().await;
+        assert_eq!((approval.0["kind"].as_str(), approval.requests().len()), (Some("tool_approval"), 2));
+        let decisions = json!([{"type": "approve"}, {"type": "reject", "message": "never"}]);
+        alice.decides(&approval, decisions).await.finishes().await;
+        let own = alice.question().await;
+        assert_eq!(own.0["value"], "which?");
+        assert_ne!(own.id(), approval.id());
+        // Neither is the old approval an answer to it, nor decisions in the form of one.
+        let decisions = json!({"decisions": [{"type": "approve"}]});
+        assert_eq!(alice.resolves(&own, json!({"response": decisions})).await.status, 422);
+        assert!(alice.resolves(&approval, decisions).await.status >= 400);
+        assert_eq!(alice.question().await.id(), own.id());
+        alice.resolves(&own, json!({"response": "that one"})).await.ok();
+        eventually(async || alice.status().await == "idle").await;
+        let said = alice.transcript().await;
+        assert!(said.contains(&r#"consult: consulted: "that one""#.to_owned()), "{said:#?}");
+        assert!(said.iter().any(|line| line.contains("reason: never")), "{said:#?}");
+        assert_eq!(mails(&server).len(), 0);
+        // A call of it that a command sends meets the approval first, too.
+        let send = json!({"assistant_id": "advised", "command": {"goto": {"node": "tools", "input": call("q2", "consult", json!({}))}}});
+        server.client().post(&alice.path("/runs/wait"), send).await.ok();
+        let approval = alice.question().await;
+        assert_eq!(approval.0["kind"], "tool_approval");
+        alice.rejects(&approval, "not again").await.finishes().await;
+        assert!(alice.questions().await.is_empty());
+    }
+
+    async fn calls_in_initial_messages_are_not_made_without_approval(server: TestServer) {
+        let client = server.client();
+        let initial = json!([{"role": "user", "content": "go"}, answer("a1", json!([mail("m1", "bob")]))["messages"][0]]);
+        let scholar = |name: &str, more: Value| {
+            let mut scholar = json!({"name": name, "description": "Knows something already.", "system_prompt": "Know.",
+                "tools": ["send_email", "lookup"], "interrupt_on": {"send_email": true}});
+            scholar["initial_messages"] = more;
+            scholar
+        };
+        let subagents = json!([scholar("scholar", initial.clone()), scholar("novice", json!([]))]);
+        let agent = json!({"model": "scripted:lab", "tools": ["spawn"], "subagents": subagents});
+        client.put("/agents/school", agent).await.ok();
+        let alice = server.human("school").await;
+        let order = json!({"description": script().says("nothing").to_string(), "subagent_type": "novice", "initial_messages": initial});
+        let calls = [task("t1", "scholar", script().says("nothing")), call("s1", "spawn", order)];
+        alice.says(script().calls_all(calls).says("done")).await;
+        assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+        assert_eq!(mails(&server).len(), 0, "nobody has approved it");
+        assert!(alice.questions().await.is_empty(), "what was said before is over");
+        // What the subagent's own model calls is asked about all the same.
+        let order = task("t2", "scholar", script().calls(mail("m2", "eve")).says("sent by child"));
+        alice.says(script().calls(order).says("done")).await;
+        is_asked_about_a_mail(&server, &alice, "eve", 0).await;
     }
 
     async fn a_copy_of_a_thread_has_no_approval_of_the_original(server: TestServer) {

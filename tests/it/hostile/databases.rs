@@ -3,11 +3,13 @@
 use std::time::{Duration, Instant};
 
 use adjutant::Adjutant;
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::{Engine, TestServer, eventually, on_both_engines, play};
+use crate::support::postgres_door::PostgresDoor;
+use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
 
 /// From now on a statement may take this long, in seconds.
 async fn is_impatient(server: &TestServer, seconds: f64) {
@@ -90,6 +92,99 @@ async fn a_locked_table_of_postgres_is_waited_for_no_longer_than_a_statement_may
         assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
         sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
         eventually(async || client.post("/threads", json!({})).await.status == 200).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_when_it_speaks_again() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let straight = server.database_url();
+        let Some(door) = PostgresDoor::before(&straight, "nothing") else { return };
+        // A statement may take 1.5 s with the way there and back, so requests are given up in the midst of their reads.
+        server.configuration_changes("[server]\n", "[server]\nrequest_s = 1.0\n");
+        server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 0.5\n");
+        server.configuration_changes("lease_s = 2.0", "lease_s = 120.0");
+        server.configuration_changes(&straight, &door.url);
+        server.is_stopped_and_started_again().await;
+        server.tools.hold("slow");
+        let (client, alice) = (server.client(), server.human("plain").await);
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        let thread = alice.path("");
+        door.falls_silent();
+        server.tools.let_go("slow");
+        // More than there are connections, in reads and writes of all kinds.
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let reads = (0..20).map(|_| client.get(&thread));
+            let writes = (0..20).map(|_| client.post("/threads", json!({})));
+            let others = async {
+                client.get("/ok").await.ok();
+                client.get("/metrics").await.ok();
+                begun.elapsed()
+            };
+            let all = futures::future::join(futures::future::join_all(reads), futures::future::join_all(writes));
+            let ((reads, writes), promptly) = futures::future::join(all, others).await;
+            reads.iter().chain(&writes).for_each(says_try_again);
+            says_try_again(&client.get("/ok?check_db=1").await);
+            assert!(promptly < Duration::from_secs(5), "what needs no database: {promptly:?}");
+            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        }
+        door.speaks_again();
+        // All of its connections are of use again, for reads and for writes, and not only one of them.
+        eventually(async || {
+            let reads = futures::future::join_all((0..32).map(|_| client.get(&thread)));
+            let writes = futures::future::join_all((0..32).map(|_| client.post("/threads", json!({}))));
+            let (reads, writes) = futures::future::join(reads, writes).await;
+            reads.iter().chain(&writes).all(|reply| reply.status == 200)
+        })
+        .await;
+        client.get("/ok?check_db=1").await.ok();
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls slow", "slow: at last", "ai: done"]);
+        assert_eq!(server.tools.calls_of("slow").len(), 1);
+        let bob = server.human("plain").await;
+        bob.says("hello").await;
+        assert_eq!(bob.transcript().await, ["human: hello", "ai: echo: hello"]);
+        server.configuration_changes(&door.url, &straight);
+        server.is_stopped_and_started_again().await;
+    })
+    .await;
+}
+
+/// From now on the process writes to files nothing at all, or as much as it may, like one whose disk is full.
+fn disk_is_full(process: u32, is_full: bool) {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process");
+    let most = getrlimit(Resource::Fsize).maximum;
+    let current = if is_full { Some(0) } else { most };
+    prlimit(Some(process), Resource::Fsize, Rlimit { current, maximum: most }).expect("it is ours");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_told_by_the_check_of_the_database_and_everything_goes_on_when_there_is_room() {
+    play(Engine::Sqlite, async |server: TestServer| {
+        let process = server.moves_into_a_process_that_outlives_a_full_disk().await;
+        server.tools.hold("slow");
+        let (client, alice) = (server.client(), server.human("plain").await);
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        client.get("/ok?check_db=1").await.ok();
+        disk_is_full(process, true);
+        server.tools.let_go("slow");
+        for _ in 0..3 {
+            says_try_again(&client.get("/ok?check_db=1").await);
+            says_try_again(&client.post("/threads", json!({})).await);
+            client.get("/ok").await.ok();
+            client.get("/metrics").await.ok();
+            client.get(&alice.path("")).await.ok();
+        }
+        disk_is_full(process, false);
+        eventually(async || client.get("/ok?check_db=1").await.status == 200).await;
+        run.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: …", "ai calls slow", "slow: at last", "ai: done"]);
+        assert_eq!(server.tools.calls_of("slow").len(), 1);
+        alice.says("hello").await;
     })
     .await;
 }

@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::background::{boss, knows_an_outcome, start, the_task};
 use crate::support::client::{Client, Reply, reply};
-use crate::support::{TestServer, call, mail, on_both_engines, script};
+use crate::support::ear::Ear;
+use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script};
 
 /// A value that nests so deeply.
 fn nested(levels: usize) -> Value {
@@ -67,6 +69,7 @@ async fn doors(client: &Client, value: &Value) -> Vec<(Method, String, Value)> {
     }
     doors.push((Method::PATCH, format!("/threads/{thread}")));
     doors.push((Method::PATCH, format!("/assistants/{assistant}")));
+    doors.push((Method::PUT, "/agents/odd".to_owned()));
     doors.push((Method::PUT, "/store/items".to_owned()));
     doors.push((Method::DELETE, "/store/items".to_owned()));
     let body = json!({"odd": value});
@@ -133,6 +136,81 @@ fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
     body
 }
 
+/// An agent that a client defines, and runs, with odd documents where a definition takes some. Returns where it is shown.
+async fn an_odd_agent(client: &Client, dice: &mut Dice, round: usize) -> Vec<String> {
+    let agent = format!("/agents/odd-{round}");
+    let frame = json!({"model": "scripted:lab", "context_schema": {"type": "object", "default": {}}});
+    client.put(&agent, body(dice, frame, "/context_schema/default")).await.ok();
+    let frame = json!({"model": "scripted:lab", "response_format": {"title": "F", "type": "object", "examples": [{}]}});
+    client.put(&agent, body(dice, frame, "/response_format/examples/0")).await.ok();
+    let frame = json!({"model": "scripted:lab", "model_settings": {}});
+    client.put(&agent, body(dice, frame, "/model_settings")).await.ok();
+    let run =
+        json!({"assistant_id": format!("odd-{round}"), "input": {"messages": [{"role": "user", "content": "hi"}]}});
+    client.post("/runs/wait", run).await.ok();
+    ["", "/versions", "?version=1", "?version=2"].map(|rest| format!("{agent}{rest}")).to_vec()
+}
+
+/// Runs of a batch, each of which makes a thread. Returns where they are shown.
+async fn odd_runs_without_a_thread(client: &Client, dice: &mut Dice) -> Vec<String> {
+    let wish = json!({"assistant_id": "agent", "after_seconds": 3600, "on_completion": "keep"});
+    let frame = |name: &str| {
+        let mut frame = json!([wish, wish]);
+        frame[1][name] = json!({});
+        frame
+    };
+    let mut paths = vec![];
+    for name in ["input", "context", "config", "metadata"] {
+        let made = client.post("/runs/batch", body(dice, frame(name), &format!("/1/{name}"))).await.ok();
+        for run in made.as_array().expect("a list") {
+            let thread = format!("/threads/{}", run["thread_id"].as_str().unwrap());
+            paths.push(format!("{thread}/runs/{}", run["run_id"].as_str().unwrap()));
+            paths.push(thread);
+        }
+    }
+    paths
+}
+
+/// A run of whose end, and of whose odd values and notes, somebody is told. Returns where that is shown.
+async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &Ear) -> Vec<String> {
+    let client = server.client();
+    let mut paths = vec![];
+    for name in ["input", "metadata"] {
+        let thread = format!("/threads/{}", client.thread().await);
+        let frame = json!({"assistant_id": "agent", "webhook": ear.base, name: {}});
+        let wish = body(dice, frame, &format!("/{name}"));
+        let run = client.post(&format!("{thread}/runs"), wish.clone()).await.ok();
+        let told = format!("/webhooks/deliveries?run_id={}", run["run_id"].as_str().unwrap());
+        eventually(async || client.get(&told).await.ok()[0]["status"] == "delivered").await;
+        let delivery = client.get(&told).await.ok()[0]["delivery_id"].as_str().unwrap().to_owned();
+        let shown = client.get(&format!("/webhooks/deliveries/{delivery}")).await.ok();
+        if name == "metadata" {
+            assert_eq!(shown["payload"]["metadata"]["deep"], wish["metadata"]["deep"]);
+        }
+        paths.push(format!("/webhooks/deliveries/{delivery}"));
+    }
+    paths
+}
+
+/// A task in the background by a run with an odd context and odd notes. Returns where it is shown.
+async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<String> {
+    let parent = server.human("boss").await;
+    let mut paths = vec![];
+    for name in ["context", "config", "metadata"] {
+        let parent = parent.on(&server.client().thread().await);
+        let work = script().calls(lookup("l1", "x")).says("the long text");
+        let plan = script().calls(start("a1", "writer", work)).says("under way");
+        let run = parent.starts(body(dice, parent.wish(plan, json!({name: {}})), &format!("/{name}"))).await;
+        knows_an_outcome(&parent).await;
+        let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
+        paths.push(format!("{}/tree", run.path));
+        for thread in [parent.path(""), format!("/threads/{task}")] {
+            paths.extend(["", "/state", "/history", "/runs"].map(|rest| format!("{thread}{rest}")));
+        }
+    }
+    paths
+}
+
 /// All that shows something again. Each answers 200.
 async fn all_is_shown(client: &Client, paths: &[String]) {
     for path in paths {
@@ -175,13 +253,17 @@ on_both_engines! {
     async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(server: TestServer) {
         let client = server.client();
         for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
-            if path == "/agents/validate" {
+            // They name the field in their own way.
+            if path.starts_with("/agents/validate") || method == Method::PUT && path == "/agents/odd" {
                 continue;
             }
             let refused = send(&client, &method, &path, &body).await.refused(422);
             let place = if path == "/runs/batch" { "[0].inner[1]" } else { "odd.inner[1]" };
             assert_eq!(refused, format!("{place}: contains the character U+0000, which cannot be stored"), "{method} {path}");
         }
+        let odd = json!({"model": "scripted:lab", "system_prompt": "a\u{0}b"});
+        let refused = client.put("/agents/odd", odd).await.refused(422);
+        assert!(refused.contains("system_prompt: contains the character U+0000"), "{refused}");
         let thread = client.thread().await;
         for path in ["/store/items?namespace=a%00&key=k".to_owned(), format!("/threads/{thread}/runs?status=a%00b"),
             format!("/threads/{thread}/interrupts/a%00b"), "/assistants/a%00b/schemas".to_owned()] {
@@ -221,7 +303,8 @@ on_both_engines! {
     }
 
     async fn what_was_accepted_can_be_read_back(server: TestServer) {
-        let (client, mut dice) = (server.client(), Dice(11));
+        server.is_configured_with(&boss("")).await;
+        let (client, mut dice, ear) = (server.client(), Dice(11), Ear::opens().await);
         let mut paths = vec![];
         for round in 0..8 {
             let made = client.post("/threads", body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
@@ -253,6 +336,10 @@ on_both_engines! {
             let frame = json!({"namespace": ["odd"], "key": format!("k{round}"), "value": {}});
             client.put("/store/items", body(&mut dice, frame, "/value")).await.ok();
             paths.push(format!("/store/items?namespace=odd&key=k{round}"));
+            paths.extend(an_odd_agent(&client, &mut dice, round).await);
+            paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
+            paths.extend(an_odd_report(&server, &mut dice, &ear).await);
+            paths.extend(an_odd_background_task(&server, &mut dice).await);
             for thread in [thread, format!("/threads/{}", copied["thread_id"].as_str().unwrap()), format!("/threads/{other}")] {
                 paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
             }

@@ -54,6 +54,28 @@ on_both_engines! {
         assert!(frames.last().is_some_and(|frame| frame.data.to_string().contains("done")), "{frames:?}");
         assert_eq!(run.status().await, "success");
     }
+
+    async fn the_stream_of_a_thread_breaks_off_when_the_server_leaves(server: TestServer) {
+        server.moves_into_a_process().await;
+        let alice = server.human("plain").await;
+        for path in ["/stream", "/stream?stream_mode=lifecycle"] {
+            let request = server.client().request(Method::GET, &alice.path(path));
+            let mut response = request.send().await.expect("it answers");
+            alice.says("hello").await;
+            let first = response.chunk().await.expect("it is there");
+            assert!(first.is_some(), "{path}: it does not end before");
+            // SIGTERM; what the process had to say until its end can still be read.
+            server.moves_into_a_process().await;
+            let end = loop {
+                match response.chunk().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break "came to its end",
+                    Err(_) => break "broke off",
+                }
+            };
+            assert_eq!(end, "broke off", "{path}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

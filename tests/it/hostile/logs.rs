@@ -17,11 +17,11 @@ use crate::support::server::port_in;
 use crate::support::{TestServer, call, eventually, on_both_engines, script};
 
 /// A process of the server, of whose log becomes what the scene wants.
-struct Process(Child);
+pub(super) struct Process(Child);
 
 impl Process {
     /// Starts one in the place of `server`, with its log in a pipe. Returns what comes after the line `listening`.
-    fn with_a_pipe(server: &TestServer, filter: &str) -> (Self, BufReader<std::process::ChildStderr>) {
+    pub(super) fn with_a_pipe(server: &TestServer, filter: &str) -> (Self, BufReader<std::process::ChildStderr>) {
         let mut child = command(server).env("ADJUTANT_LOG", filter).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut line = String::new();
@@ -43,13 +43,13 @@ impl Process {
         Self(child.expect("it starts"))
     }
 
-    fn signal(&self, name: &str) {
+    pub(super) fn signal(&self, name: &str) {
         let id = self.0.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be called").success());
     }
 
     /// How it ended, as soon as it has.
-    async fn ends(mut self) -> ExitStatus {
+    pub(super) async fn ends(mut self) -> ExitStatus {
         let mut ended = None;
         for _ in 0..1500 {
             ended = self.0.try_wait().expect("it can be asked");
@@ -176,6 +176,26 @@ on_both_engines! {
         assert!(process.ends().await.success(), "{said}");
         assert!(!said.contains("WARN") && !said.contains("could not remove"), "{said}");
         server.is_stopped_and_started_again().await;
+    }
+
+    async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+        server.configuration_changes("[server]\n", "[server]\nshutdown_s = 0.5\n");
+        server.goes_away().await;
+        let (process, mut log) = Process::with_a_pipe(&server, "info");
+        server.tools.hold("slow");
+        let alice = server.human("plain").await;
+        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        server.tools.called("slow", 1).await;
+        process.signal("TERM");
+        let status = process.ends().await;
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("the deadline of 0.5 s was reached"), "{said}");
+        server.tools.let_go("slow");
+        server.configuration_changes("shutdown_s = 0.5\n", "");
+        server.is_stopped_and_started_again().await;
+        run.finishes().await;
     }
 
     async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {

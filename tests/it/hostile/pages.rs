@@ -63,6 +63,23 @@ async fn get(client: &Client, path: &str, headers: &[(&str, &str)]) -> Reply {
     reply(request).await
 }
 
+/// The status with which a request of HTTP/2 with this `:authority` is answered.
+async fn status_by_http2(client: &Client, authority: &str) -> u16 {
+    let address = client.base().replacen("http://", "", 1);
+    let stream = TcpStream::connect(address).await.expect("it listens");
+    let (mut sender, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
+    let request =
+        http::Request::get(format!("http://{authority}/assistants/none/schemas")).body(()).expect("a request");
+    let asks = async {
+        let (answer, _) = sender.send_request(request, true).expect("the connection is open");
+        answer.await.expect("an answer").status().as_u16()
+    };
+    tokio::select! {
+        status = asks => status,
+        ended = connection => panic!("the connection is over: {ended:?}"),
+    }
+}
+
 /// Tries to open the socket of a thread from a page of this origin; the status of a refusal.
 async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
     let url = client.base().replacen("http", "ws", 1);
@@ -101,6 +118,16 @@ on_both_engines! {
         }
         assert_eq!(reply(client.request(Method::POST, &alice.path("/copy"))).await.status, 200, "it needs no body");
         assert_eq!(reply(client.request(Method::POST, "/threads")).await.status, 422, "it needs a body");
+    }
+
+    async fn a_name_in_the_authority_of_http2_is_checked_like_any_other(server: TestServer) {
+        let client = server.client();
+        for foreign in ["rebind.evil.example", "rebind.evil.example:8123", "localhost.evil.example", "user@localhost"] {
+            assert_eq!(status_by_http2(&client, foreign).await, 421, "{foreign}");
+        }
+        for own in ["localhost", "localhost:8123", "127.0.0.1:1", "[::1]"] {
+            assert_ne!(status_by_http2(&client, own).await, 421, "{own}");
+        }
     }
 
     async fn a_page_of_another_origin_changes_nothing_by_any_endpoint(server: TestServer) {

@@ -1,7 +1,11 @@
 //! Runs without end: the length of the queue, delays, time limits, streams and labels by client.
 
+use std::io::BufRead;
+
 use serde_json::json;
 
+use super::logs::Process;
+use crate::crons::all_are_due;
 use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
 
 /// The server begins anew with these lines in its section `[runtime]`.
@@ -66,6 +70,46 @@ on_both_engines! {
             let body = alice.wish("hello", json!({}));
             server.client().post(&alice.path("/runs/wait"), body).await.status == 200
         }).await;
+    }
+
+    async fn a_cron_that_finds_the_queue_full_is_met_when_there_is_room(server: TestServer) {
+        let limits = [
+            ("max_queued_runs", "waits for room in the queue"),
+            ("max_queued_runs_per_thread", "but its run was refused"),
+        ];
+        for (limit, refusal) in limits {
+            is_bounded(&server, &format!("{limit} = 1")).await;
+            server.goes_away().await;
+            let (process, mut log) = Process::with_a_pipe(&server, "info");
+            let (client, alice) = (server.client(), server.human("agent").await);
+            assert_eq!(put_off(&server, &alice).await, 200);
+            let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "multitask_strategy": "enqueue",
+                "input": {"messages": [{"role": "user", "content": "by the clock"}]}});
+            let cron = client.post(&alice.path("/runs/crons"), cron).await.ok();
+            all_are_due(&server).await;
+            // It is tried, and tried again.
+            for _ in 0..2 {
+                let mut line = String::new();
+                while !line.contains(refusal) {
+                    line.clear();
+                    assert_ne!(log.read_line(&mut line).expect("text"), 0, "it goes on");
+                }
+            }
+            drop(log);
+            assert_eq!(alice.runs().await.len(), 1, "{limit}");
+            is_emptied(&server).await;
+            eventually(async || alice.runs().await.len() == 2).await;
+            eventually(async || alice.runs().await[0]["status"] == "success").await;
+            assert_eq!(alice.transcript().await, ["human: by the clock", "ai: echo: by the clock"]);
+            let path = format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap());
+            let next = client.get(&path).await.ok()["next_run_date"].as_str().unwrap().to_owned();
+            assert!(!next.starts_with("1970"), "it is due the next time: {next}");
+            assert_eq!(alice.runs().await.len(), 2, "one run for one due time");
+            client.delete(&path).await.ok();
+            process.signal("TERM");
+            assert!(process.ends().await.success());
+            server.is_configured_by(&format!("{limit} = 1\n"), "").await;
+        }
     }
 
     async fn the_queue_of_a_thread_is_bounded(server: TestServer) {

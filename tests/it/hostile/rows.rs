@@ -1,12 +1,33 @@
 //! Rows of the database that cannot be read: they are stepped over, and everything else goes on.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
 
+use crate::background::{boss, knows_an_outcome, start, the_task};
+use crate::peers::Peer;
+use crate::remote_tasks::chief;
 use crate::support::client::{Client, Reply};
-use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, transcript};
+use crate::support::ear::Ear;
+use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
-/// JSON that is well formed and deeper than the reader of stored columns goes.
+/// What is written in the place of JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Poison {
+    /// JSON that is well formed and deeper than the reader of stored columns goes.
+    TooDeep,
+    /// Text that begins like JSON and is none. Columns of a type that holds only JSON cannot have it.
+    NoJson,
+}
+
+impl Poison {
+    fn text(self) -> String {
+        match self {
+            Self::TooDeep => unreadable(),
+            Self::NoJson => "{\"a\": 1, oops".to_owned(),
+        }
+    }
+}
+
 fn unreadable() -> String {
     format!("{}{}", "[".repeat(200), "]".repeat(200))
 }
@@ -48,9 +69,18 @@ async fn columns(server: &TestServer) -> Vec<(String, String)> {
 
 /// Makes what a column holds of JSON unreadable, in all rows but those that agents have by themselves. Returns in how many.
 async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
+    poison_with(server, table, column, Poison::TooDeep).await
+}
+
+/// The same with this kind of text.
+async fn poison_with(server: &TestServer, table: &str, column: &str, kind: Poison) -> u64 {
     let own = if table.starts_with("assistant") { " and cast(metadata as text) not like '%created_by%'" } else { "" };
-    let cast = if is_jsonb(server, table, column).await { "::jsonb" } else { "" };
-    let value = format!("'{}'{cast}", unreadable());
+    let is_jsonb = is_jsonb(server, table, column).await;
+    if is_jsonb && kind == Poison::NoJson {
+        return 0;
+    }
+    let cast = if is_jsonb { "::jsonb" } else { "" };
+    let value = format!("'{}'{cast}", kind.text());
     let holds = format!("(cast({column} as text) like '{{%' or cast({column} as text) like '[%')");
     sql(server, format!("update {table} set {column} = {value} where {holds}{own}")).await
 }
@@ -70,16 +100,25 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
     found[0].0 == "jsonb"
 }
 
-/// Rows in all tables: threads that are done and that wait for a human, a run that waits for its turn, and all the rest.
-async fn seed(server: &TestServer) -> Vec<String> {
+/// Rows in all tables: threads that are done and that wait for a human, one whose question was answered by a later run,
+/// runs that wait for their turn, background tasks here and on another server, reports that did not arrive, and all the
+/// rest. Returns the threads.
+async fn seed(server: &TestServer, ear: &Ear) -> Vec<String> {
     let client = server.client();
     let (done, asks) = (server.human("agent").await, server.human("agent").await);
     let (waits, waits_longer) = (server.human("agent").await, server.human("agent").await);
     done.says(script().calls(lookup("c1", "x")).says("done")).await;
     asks.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let answered = server.human("agent").await;
+    let below = script().calls(mail("m2", "bob")).says("sent by child");
+    answered.says(script().calls(task("t1", "mailer", below)).says("done")).await;
+    answered.approves(&answered.question().await).await.finishes().await;
     let notes = json!({"metadata": {"a": 1}, "context": {"b": 2}, "after_seconds": 3600});
     waits.starts(waits.wish("later", notes.clone())).await;
-    waits_longer.starts(waits_longer.wish("much later", notes)).await;
+    waits_longer.says("hello").await;
+    let mut told = notes;
+    told["webhook"] = json!(ear.base);
+    waits_longer.starts(waits_longer.wish("much later", told)).await;
     let settings = json!({"graph_id": "agent", "name": "mine", "metadata": {"a": 1}, "context": {"b": [2]}});
     client.post("/assistants", settings).await.ok();
     let cron =
@@ -90,7 +129,30 @@ async fn seed(server: &TestServer) -> Vec<String> {
     let keyed =
         client.request(reqwest::Method::POST, "/threads").header("idempotency-key", uuid::Uuid::new_v4().to_string());
     crate::support::client::reply(keyed.json(&json!({"metadata": {"a": 1}}))).await.ok();
-    vec![done.thread, asks.thread, waits.thread, waits_longer.thread]
+    let parent = server.human("boss").await;
+    parent.says(script().calls(start("a1", "writer", "write it")).says("under way")).await;
+    knows_an_outcome(&parent).await;
+    let chief = server.human("away").await;
+    let asks_there = script().calls(mail("m3", "bob")).says("sent from afar");
+    chief.says(script().calls(start("a2", "far", asks_there)).says("under way")).await;
+    let there = the_task(&chief).await["task_id"].as_str().expect("an id").to_owned();
+    eventually(async || !client.get(&format!("/threads/{there}/interrupts")).await.ok()["interrupts"][0].is_null())
+        .await;
+    knows_an_outcome(&chief).await;
+    let reports = server.human("agent").await;
+    ear.answers(&[500]);
+    let report = reports.starts(reports.wish("hello", json!({"webhook": ear.base}))).await;
+    is_told(server, &report.id, "pending").await;
+    let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
+    let humans = [done, asks, waits, waits_longer, answered, parent, chief, reports];
+    humans.into_iter().map(|human| human.thread).chain([task]).collect()
+}
+
+/// Waits until the report of a run was tried, and stands so.
+async fn is_told(server: &TestServer, run: &str, status: &str) {
+    let path = format!("/webhooks/deliveries?run_id={run}");
+    let was_tried = |it: &Value| it["attempts"] == 1 && it["status"] == status && it["response_status"].is_number();
+    eventually(async || was_tried(&server.client().get(&path).await.ok()[0])).await;
 }
 
 /// All that lists or counts something, for all threads or one.
@@ -118,6 +180,10 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
     for thread in threads {
         paths.extend(["", "/runs", "/interrupts", "/storage"].map(|rest| format!("/threads/{thread}{rest}")));
     }
+    let deliveries = client.get("/webhooks/deliveries?limit=1000").await.ok();
+    for delivery in deliveries.as_array().expect("a list") {
+        paths.push(format!("/webhooks/deliveries/{}", delivery["delivery_id"].as_str().expect("an id")));
+    }
     for path in paths {
         let reply = client.get(&path).await;
         replies.push((path, reply));
@@ -125,25 +191,79 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
     replies
 }
 
-/// Everybody else is served: runs at once and later, crons, lists, and the sweeper.
-async fn others_are_served(server: &TestServer, what: &str, threads: &[String]) {
+/// Everybody else is served: runs at once and later, crons, lists, reports, background tasks, and the sweeper.
+async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: &[String]) {
     let (client, now, later) = (server.client(), server.human("agent").await, server.human("agent").await);
-    let queued = later.starts(later.wish("in time", json!({"after_seconds": 0.05}))).await;
+    let in_time = json!({"after_seconds": 0.05, "webhook": ear.base});
+    let queued = later.starts(later.wish("in time", in_time)).await;
     let short = client.post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}})).await.ok();
     let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
     let timed = server.human("agent").await;
     let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
     let cron = client.post(&timed.path("/runs/crons"), cron).await.ok();
     sql(server, "update crons set due_at = 1 where due_at is not null").await;
+    sql(server, "update deliveries set due_at = 1 where status = 'pending' and worker is null").await;
     assert_eq!(transcript(&now.says("hello").await).last().unwrap(), "ai: echo: hello", "{what}");
+    let parent = server.human("boss").await;
+    parent.says(script().calls(start("b1", "writer", "write it")).says("under way")).await;
     for (list, reply) in lists(&client, threads).await {
         assert_eq!(reply.status, 200, "{what}: {list}: {:?}", reply.body);
     }
     queued.finishes().await;
     assert_eq!(queued.status().await, "success", "{what}: a run that waited");
+    is_told(server, &queued.id, "delivered").await;
+    knows_an_outcome(&parent).await;
     eventually(async || client.get(&short).await.status == 404).await;
     eventually(async || timed.runs().await.iter().any(|run| run["status"] == "success")).await;
     client.delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap())).await.ok();
+}
+
+/// What waits is cancelled, and the threads are deleted.
+async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
+    let cancelled = server.client().post("/runs/cancel", json!({"status": "all"})).await;
+    assert!(cancelled.status < 300, "{what}: {cancelled:?}");
+    for thread in threads {
+        assert_eq!(server.client().delete(&format!("/threads/{thread}")).await.status, 204, "{what}");
+    }
+}
+
+/// Breaks each column in turn, then all of them at once. Returns those that there are.
+async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
+    let ear = Ear::opens().await;
+    let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
+    let mut threads = seed(server, &ear).await;
+    let mut poisoned = vec![];
+    for (table, column) in columns(server).await {
+        let rows = poison_with(server, &table, &column, kind).await;
+        if rows == 0 {
+            continue;
+        }
+        let what = format!("{table}.{column} in {rows} rows");
+        let waiting = id_of(server, &threads[2]);
+        sql(server, format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}")).await;
+        others_are_served(server, &ear, &what, &threads).await;
+        all_is_deleted(server, &what, &threads).await;
+        threads = seed(server, &ear).await;
+        poisoned.push((table, column));
+    }
+    // All of them at once, read for the first time by a server that takes over what another one left behind.
+    server.moves_into_a_process().await;
+    for (table, column) in &poisoned {
+        poison_with(server, table, column, kind).await;
+    }
+    server.tools.hold("lookup");
+    let bob = server.human("agent").await;
+    let calls = server.tools.calls_of("lookup").len();
+    let left = bob.asks(script().calls(lookup("c9", "x")).says("done")).await;
+    server.tools.called("lookup", calls + 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    left.finishes().await;
+    assert_eq!(left.status().await, "success");
+    others_are_served(server, &ear, "all", &threads).await;
+    all_is_deleted(server, "all", &threads).await;
+    peer.finish().await;
+    poisoned
 }
 
 on_both_engines! {
@@ -241,41 +361,69 @@ on_both_engines! {
         client.delete(&alice.path("")).await.ok();
     }
 
-    async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
-        let (mut poisoned, mut threads) = (vec![], seed(&server).await);
-        for (table, column) in columns(&server).await {
-            let rows = poison(&server, &table, &column).await;
-            if rows == 0 {
-                continue;
+    async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone(server: TestServer) {
+        let (alice, client) = (server.human("agent").await, server.client());
+        server.tools.hold("lookup");
+        let below = script().calls(mail("m1", "bob")).calls(lookup("l1", "x")).says("sent by child");
+        alice.says(script().calls(task("t1", "mailer", below)).says("done")).await;
+        let run = alice.approves(&alice.question().await).await;
+        server.tools.called("lookup", 1).await;
+        assert!(poison(&server, "interrupts", "before").await > 0);
+        assert!(poison(&server, "checkpoints", "before").await > 0);
+        assert_eq!(run.is_cancelled("rollback").await.status, 200);
+        client.get(&run.path).await.refused(404);
+        server.tools.let_go("lookup");
+        let (bob, after) = (server.human("agent").await, alice.asks("again").await);
+        assert_eq!(transcript(&bob.says("hello").await).last().unwrap(), "ai: echo: hello");
+        after.finishes().await;
+        assert!(matches!(after.status().await.as_str(), "success" | "error"), "it comes to an end");
+        client.delete(&alice.path("")).await.ok();
+    }
+
+    async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+        let (client, ear) = (server.client(), Ear::opens().await);
+        for way in ["cancel", "all", "run", "thread"] {
+            let alice = server.human("agent").await;
+            alice.says("hello").await;
+            let later = json!({"after_seconds": 3600, "webhook": ear.base});
+            let run = alice.starts(alice.wish("never", later)).await;
+            poison(&server, "checkpoints", "position").await;
+            poison(&server, "checkpoints", "writes").await;
+            // What was summed up is remembered.
+            server.is_stopped_and_started_again().await;
+            match way {
+                "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
+                "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
+                "run" => _ = client.delete(&run.path).await.ok(),
+                _ => _ = client.delete(&alice.path("")).await.ok(),
             }
-            let what = format!("{table}.{column} in {rows} rows");
-            sql(&server, format!("update runs set due_at = 1 where status = 'pending' and thread_id = {}", id_of(&server, &threads[2]))).await;
-            others_are_served(&server, &what, &threads).await;
-            let cancelled = server.client().post("/runs/cancel", json!({"status": "all"})).await;
-            assert!(cancelled.status < 300, "{what}: {cancelled:?}");
-            for thread in &threads {
-                assert_eq!(server.client().delete(&format!("/threads/{thread}")).await.status, 204, "{what}");
+            match way {
+                "run" => client.get(&run.path).await.refused(404).truncate(0),
+                "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
+                _ => assert_eq!(run.status().await, "interrupted"),
             }
-            threads = seed(&server).await;
-            poisoned.push((table, column));
         }
+    }
+
+    async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
+        let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
         for expected in [
-            ("assistants", "config"), ("assistants", "metadata"), ("checkpoints", "position"), ("checkpoints", "writes"),
-            ("crons", "payload"), ("crons", "request"), ("definitions", "body"), ("events", "body"),
-            ("idempotency_keys", "body"), ("interrupts", "interrupt"), ("items", "value"), ("runs", "metadata"),
+            ("assistants", "config"), ("assistants", "metadata"), ("background_tasks", "ancestry"),
+            ("background_tasks", "seen"), ("background_tasks", "used"), ("checkpoints", "before"),
+            ("checkpoints", "position"), ("checkpoints", "writes"), ("crons", "payload"), ("crons", "request"),
+            ("definitions", "body"), ("deliveries", "body"), ("events", "body"), ("idempotency_keys", "body"),
+            ("interrupts", "before"), ("interrupts", "interrupt"), ("items", "value"), ("runs", "metadata"),
             ("runs", "path"), ("runs", "request"), ("threads", "config"), ("threads", "metadata"),
         ] {
             assert!(poisoned.iter().any(|(table, column)| (table.as_str(), column.as_str()) == expected), "{expected:?}");
         }
-        // All of them at once, read for the first time by a server that starts.
-        for (table, column) in &poisoned {
-            poison(&server, table, column).await;
-        }
-        server.is_stopped_and_started_again().await;
-        others_are_served(&server, "all", &threads).await;
-        for thread in &threads {
-            server.client().delete(&format!("/threads/{thread}")).await.ok();
-        }
+    }
+
+    async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
+        let poisoned = breaks_each_column(&server, Poison::NoJson).await;
+        assert!(poisoned.iter().any(|(table, _)| table == "background_tasks"), "{poisoned:?}");
+        let of_sqlite = poisoned.iter().any(|(table, column)| table == "threads" && column == "metadata");
+        assert_eq!(of_sqlite, server.engine == Engine::Sqlite, "Postgres keeps its own columns of JSON whole");
     }
 }
 

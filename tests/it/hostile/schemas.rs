@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::wild::{Wild, doubling};
+use crate::support::schemas::doubling;
+use crate::support::wild::Wild;
 use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
 /// A definition with these fields besides.

@@ -1,5 +1,7 @@
 //! Tools behind HTTP and MCP servers that say too much, hang, or leave processes behind.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use crate::support::script::Script;
@@ -67,6 +69,54 @@ on_both_engines! {
         let answered: Vec<&Value> = messages[2..12].iter().map(|message| &message["tool_call_id"]).collect();
         assert_eq!(json!(answered), json!((0..10).map(|at| format!("c{at}")).collect::<Vec<_>>()));
         assert_eq!(server.tools.calls_of("slow").len(), 10);
+    }
+
+    async fn an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come(server: TestServer) {
+        for way in [mcp::Way::Stdio, mcp::Way::Http] {
+            let before = std::fs::read_to_string(server.configuration()).expect("a configuration");
+            let Some(_docs) = mcp::docs(&server, way, "").await else { return };
+            let alice = server.human("librarian").await;
+            let echo = call("c2", "docs__echo", json!({"text": "still there"}));
+            let said = transcript(&alice.says(script().calls(call("c1", "docs__huge", json!({}))).calls(echo).says("done")).await);
+            assert!(said[2].starts_with("docs__huge failed:"), "{way:?}: {said:#?}");
+            assert!(said[2].len() < 10_000, "{way:?}");
+            assert_eq!(said[4..], ["docs__echo: still there", "ai: done"], "{way:?}");
+            std::fs::write(server.configuration(), before).expect("it can change");
+            server.is_stopped_and_started_again().await;
+        }
+    }
+
+    async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second(server: TestServer) {
+        let Some(program) = mcp::program(&server) else { return };
+        let (command, script_of_it) = (program["command"].as_str().unwrap(), program["args"][0].as_str().unwrap());
+        let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+        // The one who floods ends with the program, of whose group it is.
+        let line = format!(
+            "while :; do echo '{changed}'; done & exec {command} {script_of_it} {}", server.tools.base
+        );
+        let path = std::env::var("PATH").unwrap_or_default();
+        server.is_configured_with(&format!(
+            "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\n\
+             env = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n\
+             [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n"
+        )).await;
+        server.moves_into_a_process().await;
+        let asked = async || {
+            let alice = server.human("reader").await;
+            let said = transcript(&alice.says(script().calls(call("c1", "docs__lists", json!({}))).says("done")).await);
+            let times = said[2].strip_prefix("docs__lists: ").and_then(|times| times.parse::<u64>().ok());
+            times.unwrap_or_else(|| panic!("{said:#?}"))
+        };
+        let (begun, first, memory) = (Instant::now(), asked().await, server.peak_memory().await);
+        eventually(async || {
+            server.client().get("/ok?check_db=1").await.ok();
+            asked().await >= first + 3
+        }).await;
+        let (more, took) = (asked().await - first, begun.elapsed().as_secs());
+        // A whole list is two questions here, and the first second has begun before.
+        assert!(more <= 2 * (took + 2), "it was asked {more} times in {took} s");
+        let grown = server.peak_memory().await - memory;
+        assert!(grown < 64, "it grew by {grown} MiB");
     }
 
     async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {

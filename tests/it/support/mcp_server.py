@@ -31,6 +31,7 @@ TOOLS = [
     {"name": "fail", "description": "Fails.", "inputSchema": schema(why=TEXT)},
     {"name": "whoami", "description": "Tells who calls.", "inputSchema": schema()},
     {"name": "environment", "description": "Tells the variables.", "inputSchema": schema()},
+    {"name": "lists", "description": "Tells how often it was asked for its tools.", "inputSchema": schema()},
     {"name": "process", "description": "Tells the process.", "inputSchema": schema()},
     {"name": "dig", "description": "Digs.", "inputSchema": schema()},
     {"name": "spawn", "description": "Has a subagent do it.", "inputSchema": schema(work=TEXT, to=TEXT)},
@@ -39,6 +40,8 @@ TOOLS = [
     {"name": "long", "description": "Can only be called as a task.", "inputSchema": schema(), "execution": {"taskSupport": "required"}},
     {"name": "broken", "description": "Has no schema that fits.", "inputSchema": {"type": "string"}},
 ]
+# One for each time that it was asked for its tools.
+LISTS = []
 
 
 def text(said):
@@ -60,6 +63,8 @@ def call(name, args, meta):
         return text(json.dumps(meta.get("adjutant/call"), sort_keys=True))
     if name == "environment":
         return text(" ".join(sorted(os.environ)) + " " + os.environ.get("DOCS_KEY", ""))
+    if name == "lists":
+        return text(str(len(LISTS)))
     if name == "process":
         return text(str(os.getpid()))
     if name == "dig":
@@ -94,6 +99,7 @@ def answer(message):
         own = {"name": "tests", "version": "1"}
         result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {"listChanged": True}}, "serverInfo": own}
     elif method == "tools/list":
+        LISTS.append(params)
         half = len(TOOLS) // 2
         first = {"tools": TOOLS[:half], "nextCursor": "rest"}
         result = first if "cursor" not in params else {"tools": TOOLS[half:]}

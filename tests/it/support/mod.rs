@@ -10,6 +10,8 @@ pub(crate) mod postgres;
 pub(crate) mod postgres_door;
 pub(crate) mod program;
 pub(crate) mod provider;
+#[path = "../../support/schemas.rs"]
+pub(crate) mod schemas;
 pub(crate) mod script;
 pub(crate) mod server;
 pub(crate) mod sse;

@@ -1,4 +1,4 @@
-//! The way to a Postgres that listens on a Unix socket, on which commits can get lost.
+//! The way to a Postgres that listens on a Unix socket, on which commits can get lost, and which can fall silent.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub(crate) struct PostgresDoor {
 struct Desk {
     server: PathBuf,
     commits: watch::Sender<Commits>,
+    /// Whether nothing goes through.
+    silent: watch::Sender<bool>,
     /// What stands in the transactions that are counted.
     mark: &'static [u8],
     broken: AtomicUsize,
@@ -51,6 +53,7 @@ impl PostgresDoor {
         let desk = Arc::new(Desk {
             server: Path::new(directory).join(SOCKET),
             commits: watch::Sender::new(Commits::Arrive),
+            silent: watch::Sender::new(false),
             mark: mark.as_bytes(),
             broken: AtomicUsize::new(0),
         });
@@ -69,6 +72,16 @@ impl PostgresDoor {
         self.desk.commits.send_replace(commits);
     }
 
+    /// From now on nothing goes through, in either direction, and nobody is sent away. Who comes is let in.
+    pub(crate) fn falls_silent(&self) {
+        self.desk.silent.send_replace(true);
+    }
+
+    /// Who comes from now on gets through. Those who were there in the silence never hear anything again.
+    pub(crate) fn speaks_again(&self) {
+        self.desk.silent.send_replace(false);
+    }
+
     /// How many commits of marked transactions were lost.
     pub(crate) fn broken(&self) -> usize {
         self.desk.broken.load(Ordering::SeqCst)
@@ -82,6 +95,20 @@ impl Drop for PostgresDoor {
 }
 
 async fn lead(visitor: UnixStream, desk: Arc<Desk>) {
+    let mut silent = desk.silent.subscribe();
+    let silence = async { silent.wait_for(|silent| *silent).await.map(drop) };
+    let carrying = carry(visitor, &desk);
+    tokio::pin!(carrying);
+    tokio::select! {
+        biased;
+        _ = silence => {}
+        () = &mut carrying => return,
+    }
+    // What it holds open stays so.
+    std::future::pending().await
+}
+
+async fn carry(visitor: UnixStream, desk: &Desk) {
     let Ok(server) = UnixStream::connect(&desk.server).await else { return };
     let ((mut from_visitor, mut to_visitor), (mut from_server, mut to_server)) =
         (visitor.into_split(), server.into_split());

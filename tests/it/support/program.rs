@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adjutant::{
-    Adjutant, AfterCrash, AgentDefinition, Builder, CallOutcome, Delegation, Failure, File, Halt, Message, Middleware,
-    Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable, Scope,
-    State, Tool, ToolCall, ToolSpec, Update, async_trait,
+    Adjutant, AfterCrash, AgentDefinition, Answer, Builder, CallOutcome, Delegation, Failure, File, Halt, Message,
+    Middleware, Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable,
+    Scope, State, Tool, ToolCall, ToolSpec, ToolStatus, Update, async_trait,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .runnable("dig_once", dig(Some(AfterCrash::Fail)))
         .tool(OwnTool::named("hand_over"))
         .tool(OwnTool::named("boom"))
+        .tool(OwnTool::named("consult"))
         .middleware(Stamp)
         .provider("house", |name| Ok(Arc::new(House(name.to_owned()))))
         .agent("coded", coded)
@@ -69,10 +70,13 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
     if let Some(answer) = scope.answer {
         return Ok(says(format!("told: {answer}")));
     }
+    Err(Halt::Ask(Box::new(which())))
+}
+
+/// A question that is answered with a text.
+fn which() -> Question {
     let schema = json!({"type": "string"});
-    let question =
-        Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![], passed_on: None };
-    Err(Halt::Ask(Box::new(question)))
+    Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![], passed_on: None }
 }
 
 /// Says what it is told to; what is asked for in a form it can also put where that belongs.
@@ -116,7 +120,7 @@ impl Runnable for Dig {
     }
 }
 
-/// A tool that hands its arguments over to a subagent, or panics.
+/// A tool that hands its arguments over to a subagent, asks a human, or panics.
 struct OwnTool(Arc<ToolSpec>);
 
 impl OwnTool {
@@ -134,7 +138,12 @@ impl Tool for OwnTool {
         &self.0
     }
 
-    async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+    async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
+        if self.0.name == "consult" {
+            let answer = scope.answer.as_ref().ok_or_else(|| Halt::Ask(Box::new(which())))?;
+            let result = Message::tool(call, ToolStatus::Success, format!("consulted: {answer}"));
+            return Ok(CallOutcome::Answer(Answer::message(result)));
+        }
         assert_eq!(self.0.name, "hand_over", "as it was told");
         let arg = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         Ok(CallOutcome::Delegate(Delegation::to(arg("to"), arg("work"))))

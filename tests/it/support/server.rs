@@ -150,6 +150,21 @@ impl TestServer {
         self.client.moved_to(&base);
     }
 
+    /// The same; a write beyond the limit of file sizes is an error for the process, and does not end it. Returns its id.
+    pub(crate) async fn moves_into_a_process_that_outlives_a_full_disk(&self) -> u32 {
+        let mut running = self.place.running.lock().await;
+        stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_adjutant")]);
+        command.arg(self.configuration()).current_dir(self.place.folder.path());
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        let (base, child) = start(command);
+        let id = child.id();
+        *running = Running::There(child);
+        self.client.moved_to(&base);
+        id
+    }
+
     /// The most memory that the process of the server ever had, in MiB.
     pub(crate) async fn peak_memory(&self) -> u64 {
         let running = self.place.running.lock().await;

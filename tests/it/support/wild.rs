@@ -11,8 +11,10 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use futures::{StreamExt, stream};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
+
+use super::schemas::doubling;
 
 /// The server, as long as it is held.
 pub(crate) struct Wild {
@@ -55,17 +57,6 @@ impl Drop for Wild {
     fn drop(&mut self) {
         self.shutdown.force();
     }
-}
-
-/// A schema whose check would make 2^levels errors.
-pub(crate) fn doubling(levels: usize) -> Value {
-    let mut definitions = Map::from_iter([("d0".to_owned(), json!({"type": "string"}))]);
-    for level in 1..=levels {
-        let before = json!({"$ref": format!("#/$defs/d{}", level - 1)});
-        definitions.insert(format!("d{level}"), json!({"anyOf": [before, before]}));
-    }
-    let field = json!({"$ref": format!("#/$defs/d{levels}")});
-    json!({"type": "object", "properties": {"a": field}, "$defs": definitions})
 }
 
 fn chunk(delta: Value) -> String {
