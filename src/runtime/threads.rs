@@ -68,7 +68,7 @@ impl Runs {
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
         let agents = self.0.registry.agents();
         let plan = agents.last_on(&thread).map(|known| known.agent.plan.clone()).unwrap_or_default();
-        let history = History::replayed(&plan, &wish.supersteps)?;
+        let history = History::replayed(&plan, &wish.supersteps, self.0.sizes)?;
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if !db::threads::insert(tx, &thread).await? {

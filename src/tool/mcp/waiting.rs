@@ -4,26 +4,37 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until};
 
 use super::wire::WireError;
+use crate::model::pieces::PieceLimits;
 
 type Answers = HashMap<u64, oneshot::Sender<Result<Value, WireError>>>;
 
 /// The requests that somebody waits for, by their numbers.
-#[derive(Default)]
-pub(super) struct Waiting(Mutex<Answers>);
+pub(super) struct Waiting {
+    answers: Mutex<Answers>,
+    /// Rung by everything that arrives.
+    arrived: watch::Sender<()>,
+    /// How long nothing may arrive.
+    limits: PieceLimits,
+}
 
 impl Waiting {
+    pub(super) fn new(limits: PieceLimits) -> Self {
+        Self { answers: Mutex::default(), arrived: watch::Sender::new(()), limits }
+    }
+
     fn answers(&self) -> MutexGuard<'_, Answers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to wait for the answer to request `id`.
     pub(super) fn begin(&self, id: u64) -> Wait<'_> {
         let (answer, answered) = oneshot::channel();
         self.answers().insert(id, answer);
-        Wait { waiting: self, id, answered }
+        Wait { waiting: self, id, answered, arrivals: self.arrived.subscribe() }
     }
 
     /// Hands an answer to who waits for it.
@@ -32,6 +43,11 @@ impl Waiting {
             // Who does not wait any more does not need it.
             let _ = waits.send(answer);
         }
+    }
+
+    /// Something has arrived, which need not be an answer.
+    pub(super) fn arrive(&self) {
+        self.arrived.send_replace(());
     }
 
     /// Nobody gets an answer any more.
@@ -45,12 +61,23 @@ pub(super) struct Wait<'a> {
     waiting: &'a Waiting,
     id: u64,
     answered: oneshot::Receiver<Result<Value, WireError>>,
+    arrivals: watch::Receiver<()>,
 }
 
 impl Wait<'_> {
-    /// The answer.
+    /// The answer. All requests share the connection, so whatever arrives over it shows that the server is at work.
     pub(super) async fn answer(mut self) -> Result<Value, WireError> {
-        (&mut self.answered).await.unwrap_or(Err(WireError::Closed))
+        let limits = self.waiting.limits;
+        let mut limit = limits.first;
+        loop {
+            let silence = sleep_until(Instant::now() + limit.time);
+            tokio::select! {
+                biased;
+                answered = &mut self.answered => return answered.unwrap_or(Err(WireError::Closed)),
+                Ok(()) = self.arrivals.changed() => limit = limits.between,
+                () = silence => return Err(WireError::Silent(limit)),
+            }
+        }
     }
 }
 
