@@ -51,7 +51,7 @@ pub(super) async fn give_up(
     let at_work = db::runs::in_flight(tx, thread).await?.into_iter().find(|run| run.status == RunStatus::Running);
     let newest = match at_work {
         Some(_) => None,
-        None => db::runs::list(tx, thread, None, 1, 0).await?.pop(),
+        None => db::runs::newest(tx, thread).await?,
     };
     let waits = newest.as_ref().is_some_and(|run| matches!(run.status, RunStatus::Success | RunStatus::Pending));
     let (teller, by) = match (&at_work, newest.filter(|_| waits)) {

@@ -86,3 +86,25 @@ impl Drop for Wait<'_> {
         self.waiting.answers().remove(&self.id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_ends_when_nothing_arrives_for_too_long() {
+        let limits = PieceLimits::of_others(Duration::from_secs(10), Duration::from_secs(20));
+        let waiting = Waiting::new(limits);
+        let begun = Instant::now();
+        assert_eq!(waiting.begin(1).answer().await, Err(WireError::Silent(limits.first)));
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        let wait = waiting.begin(2);
+        waiting.arrive();
+        assert_eq!(wait.answer().await, Err(WireError::Silent(limits.between)));
+        let wait = waiting.begin(3);
+        waiting.answer(3, Ok(Value::from(7)));
+        assert_eq!(wait.answer().await, Ok(Value::from(7)));
+    }
+}
