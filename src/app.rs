@@ -20,6 +20,7 @@ use crate::domain::background::Looks;
 use crate::domain::definition::check::POLICY_TOOLS;
 use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::item::TextPath;
+use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -28,13 +29,14 @@ use crate::http::{
 };
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
+use crate::model::pieces::PieceLimits;
 use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
-use crate::peer::{AddressRules, Peers, Reach};
+use crate::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
 use crate::runtime::{
     Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
-use crate::tool::mcp::{self, McpGround, McpServers};
+use crate::tool::mcp::{self, McpGround, McpLimits, McpServers};
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -74,14 +76,15 @@ impl App {
     ) -> anyhow::Result<Self> {
         let events = Events::new(db.clone(), shutdown.soft().clone());
         if db.engine() == Engine::Postgres {
-            shutdown.spawn_essential("watch", events.clone().watch(Arc::clone(&clock)).map(Ok::<(), Infallible>));
+            shutdown.spawn_essential("watch", events.clone().watch().map(Ok::<(), Infallible>));
         }
         let providers = Arc::new(providers(&config).with_own(registered.sources()));
         let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
             .await
             .context("could not open the index of the store")?;
-        shutdown.spawn("store sweeper", store.clone().keep_swept(shutdown.soft().clone()));
+        let sweeping = store.clone().keep_swept(shutdown.soft().clone());
+        shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
         let around = config::surroundings(&config);
         let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
@@ -89,7 +92,7 @@ impl App {
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
         let files = definitions::of_files(&config, Problems::default());
-        let servers = mcp_servers(client, config.answers.max_mcp_bytes, &shutdown);
+        let servers = mcp_servers(client, &config.answers, &shutdown);
         servers.replace(&files.all_servers()).map_err(|error| anyhow!("{error}"))?;
         servers.ready().await;
         let workshop = Workshop {
@@ -116,6 +119,7 @@ impl App {
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
             bounds: bounds(&config.runtime),
+            sizes: SizeLimits { file: config.runtime.max_file_bytes, state: config.runtime.max_state_bytes },
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -123,7 +127,8 @@ impl App {
         .context("could not begin with the agents and their runs")?;
         if let Some(pause) = config.runtime.reload() {
             let (watch, soft) = (Watch::new(&config.files), shutdown.soft().clone());
-            shutdown.spawn("definition files", definitions::follow(watch, runs.clone(), pause, soft));
+            let following = definitions::follow(watch, runs.clone(), pause, soft);
+            shutdown.spawn_essential("definition files", following);
         }
         Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
     }
@@ -274,9 +279,14 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
     let looks =
         Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
-    let longest_answer = config.answers.max_remote_agent_bytes;
+    let answers = PeerAnswerLimits {
+        max_bytes: config.answers.max_remote_agent_bytes,
+        max_stream_bytes: config.answers.max_remote_stream_bytes,
+        max_event_bytes: config.answers.max_line_bytes,
+        pieces: pieces_of_others(&config.answers),
+    };
     let (headers, patience) = (section.headers.clone(), section.patience());
-    Ok(Peers::new(Reach { rules, headers, patience, looks, longest_answer }, spawn)?)
+    Ok(Peers::new(Reach { rules, headers, patience, looks, answers }, spawn)?)
 }
 
 /// The secret from where it is kept.
@@ -326,11 +336,15 @@ fn providers(config: &Config) -> Providers {
     Providers::new(configured.collect(), config::variable).with_limits(answer_limits(&config.answers))
 }
 
+/// How long nothing may arrive of what tools, MCP servers and remote agents answer.
+fn pieces_of_others(answers: &config::Answers) -> PieceLimits {
+    PieceLimits::of_others(answers.first_byte(), answers.between_bytes())
+}
+
 /// The bounds of what models say.
 fn answer_limits(answers: &config::Answers) -> AnswerLimits {
     AnswerLimits {
-        first_token: answers.first_token(),
-        between_tokens: answers.between_tokens(),
+        pieces: PieceLimits::of_models(answers.first_token(), answers.between_tokens()),
         max_answer_bytes: answers.max_model_bytes,
         max_line_bytes: answers.max_line_bytes,
         max_error_bytes: answers.max_error_bytes,
@@ -355,11 +369,12 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
 }
 
 /// The MCP servers, of which there are none yet.
-fn mcp_servers(client: Client, max_message_bytes: usize, shutdown: &Shutdown) -> McpServers {
+fn mcp_servers(client: Client, answers: &config::Answers, shutdown: &Shutdown) -> McpServers {
+    let limits = McpLimits { max_message_bytes: answers.max_mcp_bytes, pieces: pieces_of_others(answers) };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpGround { inherited: config::inherited(), client, max_message_bytes, spawn, soft })
+    McpServers::new(McpGround { inherited: config::inherited(), client, limits, spawn, soft })
 }
 
 /// The declared tools.
@@ -368,7 +383,8 @@ fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Ar
         let made: Arc<dyn Tool> = match definition.kind {
             ToolKind::Http => {
                 let tool = RemoteTool::new(name, definition, client.clone())?;
-                Arc::new(tool.with_longest_answer(config.answers.max_tool_bytes))
+                let tool = tool.with_longest_answer(config.answers.max_tool_bytes);
+                Arc::new(tool.with_pieces(pieces_of_others(&config.answers)))
             }
             ToolKind::Builtin => demo::built_in(name, definition)
                 .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,

@@ -143,7 +143,7 @@ impl Loop<'_> {
             (Phase::Ended, None) => Ending::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
-                    growth: Growth::default(),
+                    growth: Growth::new(self.scope.sizes),
                     agent: &subagent.agent,
                     plan: subagent.plan(self.scope.step_limit),
                     lineage,

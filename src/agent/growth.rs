@@ -8,12 +8,15 @@ use std::sync::{Mutex, PoisonError};
 use crate::domain::Invalid;
 use crate::domain::machine::Failure;
 use crate::domain::message::Message;
-use crate::domain::size::{self, MAX_STATE_BYTES};
+use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{State, Update};
 
 /// The size of the state of one loop.
 #[derive(Debug, Default)]
-pub struct Growth(Mutex<Sums>);
+pub struct Growth {
+    limits: SizeLimits,
+    sums: Mutex<Sums>,
+}
 
 #[derive(Debug, Default)]
 struct Sums {
@@ -25,20 +28,25 @@ struct Sums {
 
 impl Sums {
     /// Whether `more` has room in the state beside what waits to be written.
-    fn has_room(&mut self, state: &State, more: usize) -> bool {
+    fn has_room(&mut self, state: &State, more: usize, most: usize) -> bool {
         let needed = self.waiting.saturating_add(more);
         let known = self.state.unwrap_or(usize::MAX);
-        if known.saturating_add(needed) > MAX_STATE_BYTES {
+        if known.saturating_add(needed) > most {
             self.state = Some(size::of_state(state));
         }
-        self.state.unwrap_or(usize::MAX).saturating_add(needed) <= MAX_STATE_BYTES
+        self.state.unwrap_or(usize::MAX).saturating_add(needed) <= most
     }
 }
 
 impl Growth {
+    /// Nothing is known of the state yet.
+    pub fn new(limits: SizeLimits) -> Self {
+        Self { limits, sums: Mutex::default() }
+    }
+
     /// A step begins whose results will be written together.
     pub(super) fn step_begins(&self) {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = std::mem::take(&mut sums.waiting);
         sums.state = sums.state.map(|known| known.saturating_add(waiting));
     }
@@ -48,12 +56,13 @@ impl Growth {
     /// # Errors
     /// When a file or the state would become too large; nothing is counted then.
     pub(super) fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
-        size::check_files(writes)?;
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.limits.check_files(writes)?;
+        let most = self.limits.state;
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_update(writes);
-        if !sums.has_room(state, more) {
+        if !sums.has_room(state, more, most) {
             let reason = format!(
-                "would become larger than {MAX_STATE_BYTES} bytes with this result of {more} bytes; delete files, or ask \
+                "would become larger than {most} bytes with this result of {more} bytes; delete files, or ask \
                  for less"
             );
             return Err(Invalid::new("the state", reason));
@@ -64,14 +73,14 @@ impl Growth {
 
     /// Notes what was written past [`Growth::admit`].
     pub(super) fn note(&self, writes: &Update) {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_update(writes);
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 
     /// The same for a message.
     pub(super) fn note_message(&self, message: &Message) {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_message(message);
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
@@ -81,12 +90,13 @@ impl Growth {
     /// # Errors
     /// The state is too large.
     pub(super) fn check(&self, state: &State) -> Result<(), Failure> {
-        let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sums.has_room(state, 0) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = self.limits.state;
+        if sums.has_room(state, 0, most) {
             return Ok(());
         }
         let message = format!(
-            "The state of the thread is larger than {MAX_STATE_BYTES} bytes. Remove messages or files from it, or go on \
+            "The state of the thread is larger than {most} bytes (the setting `[runtime] max_state_bytes`). Remove messages or files from it, or go on \
              with a new thread."
         );
         Err(Failure::new("StateTooLargeError", message))
@@ -97,7 +107,7 @@ impl Growth {
 mod tests {
     use super::*;
 
-    const QUARTER: usize = MAX_STATE_BYTES / 4;
+    const QUARTER: usize = 8 * 1024 * 1024;
 
     fn said(length: usize) -> Update {
         Update::messages([Message::ai("x".repeat(length))])

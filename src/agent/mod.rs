@@ -135,6 +135,16 @@ impl Shares {
 }
 
 impl Agent {
+    /// Refuses a write of a client into the state that does not fit the declared fields, or whose messages cannot be sent to
+    /// the agent's model.
+    ///
+    /// # Errors
+    /// Names the field, or the message and the block.
+    pub fn check_update(&self, update: &Update) -> Result<(), Invalid> {
+        self.declared.check(update)?;
+        self.check_content(update)
+    }
+
     /// Refuses what a human says that cannot be sent to the agent's model. A program reads what it likes.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Problems, Watch};
@@ -28,22 +29,22 @@ fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
 }
 
 /// Takes over what files define whenever they change. Ends with the server.
-pub(super) async fn follow(mut watch: Watch, runs: Runs, pause: Duration, soft: CancellationToken) {
+///
+/// # Errors
+/// When the look at the files panicked.
+pub(super) async fn follow(
+    mut watch: Watch,
+    runs: Runs,
+    pause: Duration,
+    soft: CancellationToken,
+) -> Result<(), JoinError> {
     while soft.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         let looking = tokio::task::spawn_blocking(move || {
             let found = watch.look();
             (watch, found)
         });
-        let found = match looking.await {
-            Ok((back, found)) => {
-                watch = back;
-                found
-            }
-            Err(error) => {
-                tracing::error!(%error, "the files that define agents are not looked at any more");
-                return;
-            }
-        };
+        let (back, found) = looking.await?;
+        watch = back;
         match found {
             None => {}
             Some(Err(problems)) => runs.refuse_files(remarks(problems)).await,
@@ -55,4 +56,5 @@ pub(super) async fn follow(mut watch: Watch, runs: Runs, pause: Duration, soft: 
             }
         }
     }
+    Ok(())
 }

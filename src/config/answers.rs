@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 
-/// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long models may take. Tools and
-/// MCP servers have a `timeout_s` each.
+/// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long nothing of an answer may
+/// arrive. Tools and MCP servers have a `timeout_s` for the whole besides.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Answers {
@@ -16,9 +16,14 @@ pub struct Answers {
     pub first_token_s: f64,
     /// The longest time between two pieces of a model's answer, in seconds.
     pub between_tokens_s: f64,
+    /// The longest time from a call to the first byte of its answer, of tools behind HTTP, MCP servers and remote agents, in
+    /// seconds.
+    pub first_byte_s: f64,
+    /// The longest time between two pieces of such an answer, in seconds.
+    pub between_bytes_s: f64,
     /// The longest answer of a model: text, reasoning and arguments of calls, in bytes.
     pub max_model_bytes: usize,
-    /// The longest line or event of a model's answer, in bytes.
+    /// The longest line or event of a model's answer or of the stream of a remote agent's run, in bytes.
     pub max_line_bytes: usize,
     /// How much is read of what a model provider says about an error, in bytes.
     pub max_error_bytes: usize,
@@ -28,6 +33,8 @@ pub struct Answers {
     pub max_mcp_bytes: usize,
     /// The longest answer of a remote agent's server, in bytes.
     pub max_remote_agent_bytes: usize,
+    /// How much is read of what a remote agent streams while it is at work on one turn, in bytes.
+    pub max_remote_stream_bytes: usize,
 }
 
 impl Default for Answers {
@@ -35,12 +42,15 @@ impl Default for Answers {
         Self {
             first_token_s: 120.0,
             between_tokens_s: 120.0,
+            first_byte_s: 120.0,
+            between_bytes_s: 120.0,
             max_model_bytes: 8 * 1024 * 1024,
             max_line_bytes: 8 * 1024 * 1024,
             max_error_bytes: 1024 * 1024,
             max_tool_bytes: 8 * 1024 * 1024,
             max_mcp_bytes: 8 * 1024 * 1024,
             max_remote_agent_bytes: 16 * 1024 * 1024,
+            max_remote_stream_bytes: 512 * 1024 * 1024,
         }
     }
 }
@@ -56,9 +66,24 @@ impl Answers {
         seconds(self.between_tokens_s)
     }
 
+    /// [`Answers::first_byte_s`] as a duration.
+    pub fn first_byte(&self) -> Duration {
+        seconds(self.first_byte_s)
+    }
+
+    /// [`Answers::between_bytes_s`] as a duration.
+    pub fn between_bytes(&self) -> Duration {
+        seconds(self.between_bytes_s)
+    }
+
     /// What makes no sense: the field, and why.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
-        let times = [("first_token_s", self.first_token_s), ("between_tokens_s", self.between_tokens_s)];
+        let times = [
+            ("first_token_s", self.first_token_s),
+            ("between_tokens_s", self.between_tokens_s),
+            ("first_byte_s", self.first_byte_s),
+            ("between_bytes_s", self.between_bytes_s),
+        ];
         let wrong_times = times.into_iter().filter(|(_, given)| !(*given > 0.0 && *given <= 86_400.0));
         let sizes = [
             ("max_model_bytes", self.max_model_bytes),
@@ -67,6 +92,7 @@ impl Answers {
             ("max_tool_bytes", self.max_tool_bytes),
             ("max_mcp_bytes", self.max_mcp_bytes),
             ("max_remote_agent_bytes", self.max_remote_agent_bytes),
+            ("max_remote_stream_bytes", self.max_remote_stream_bytes),
         ];
         let wrong_sizes = sizes.into_iter().filter(|(_, given)| *given == 0);
         let wrong_times =

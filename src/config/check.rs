@@ -227,7 +227,13 @@ impl Check {
         if runtime.max_concurrent_runs == 0 {
             self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
         }
-        for (name, given) in [("max_calls", runtime.max_calls), ("max_calls_per_run", runtime.max_calls_per_run)] {
+        let sizes = [
+            ("max_calls", runtime.max_calls),
+            ("max_calls_per_run", runtime.max_calls_per_run),
+            ("max_file_bytes", runtime.max_file_bytes),
+            ("max_state_bytes", runtime.max_state_bytes),
+        ];
+        for (name, given) in sizes {
             if given == 0 {
                 self.error(&["runtime", name], "must be a whole number from 1 up");
             }

@@ -202,6 +202,10 @@ pub struct Runtime {
     pub max_queued_runs: u64,
     /// The same on one thread.
     pub max_queued_runs_per_thread: u64,
+    /// The largest file of a workspace, in bytes of its content.
+    pub max_file_bytes: usize,
+    /// The largest state of a thread, in bytes of texts, names and numbers: conversation, files and fields together.
+    pub max_state_bytes: usize,
 }
 
 impl Default for Runtime {
@@ -216,6 +220,8 @@ impl Default for Runtime {
             max_run_s: 86_400.0,
             max_queued_runs: 100_000,
             max_queued_runs_per_thread: 1_000,
+            max_file_bytes: 4 * 1024 * 1024,
+            max_state_bytes: 32 * 1024 * 1024,
         }
     }
 }

@@ -5,11 +5,13 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
-use super::json::{Cell, readable};
+use super::json::Cell;
+use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::assistant::{Assistant, Settings, Version};
 use crate::domain::filter::Filter;
 use crate::domain::id::AssistantId;
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "assistants";
@@ -190,19 +192,27 @@ pub async fn versions(
     id: AssistantId,
     metadata: &Filter,
     (limit, offset): (i64, i64),
-) -> DbResult<Vec<Version>> {
+    bytes: usize,
+) -> DbResult<ListPart<Version>> {
     const SQL: &str =
         concat!("select ", columns!(), ", created_at as updated_at from assistant_versions where assistant_id = ");
-    let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(SQL);
-        sql.push_bind(id.0);
-        if !metadata.is_empty() {
-            sql.push(" and ").push_contains("metadata", metadata.wanted())?;
-        }
-        sql.push(" order by version desc limit ").push_bind(limit).push(" offset ").push_bind(offset);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    readable(rows)
+    let weigh =
+        |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
+    let mut filling = Filling::new(limit, bytes);
+    while let Some(next) = filling.next() {
+        let passed_over = offset + filling.count();
+        let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(SQL);
+            sql.push_bind(id.0);
+            if !metadata.is_empty() {
+                sql.push(" and ").push_contains("metadata", metadata.wanted())?;
+            }
+            sql.push(" order by version desc limit ").push_bind(next).push(" offset ").push_bind(passed_over);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        filling.take(next, rows, weigh, Version::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// Deletes an assistant with its versions. Its runs and threads stay. Returns whether there was one.
@@ -310,15 +320,22 @@ fn containing(part: &str) -> String {
     pattern
 }
 
-/// The assistants that are wanted.
-pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<Vec<Assistant>> {
-    let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(select!());
-        wanted.push_conditions(&mut sql)?;
-        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    readable(rows)
+/// The assistants that are wanted, as many as take about so many `bytes` of memory.
+pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> DbResult<ListPart<Assistant>> {
+    let weigh =
+        |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
+    let mut filling = Filling::new(wanted.limit, bytes);
+    while let Some(next) = filling.next() {
+        let offset = wanted.offset + filling.count();
+        let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(select!());
+            wanted.push_conditions(&mut sql)?;
+            sql.push(wanted.order()).push(" limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        filling.take(next, rows, weigh, Assistant::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// How many assistants meet the conditions; order, limit and offset are none.

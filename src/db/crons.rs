@@ -5,11 +5,13 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
-use super::json::{Cell, encode, readable};
+use super::json::{Cell, encode};
+use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "crons";
@@ -274,15 +276,21 @@ impl CronSearch {
     }
 }
 
-/// The crons that are wanted.
-pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch) -> DbResult<Vec<Cron>> {
-    let rows: Vec<CronRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(select!());
-        wanted.push_conditions(&mut sql)?;
-        sql.push(wanted.order()).push(" limit ").push_bind(wanted.limit).push(" offset ").push_bind(wanted.offset);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    readable(rows)
+/// The crons that are wanted, as many as take about so many `bytes` of memory.
+pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch, bytes: usize) -> DbResult<ListPart<Cron>> {
+    let weigh = |row: &CronRow| parsed_bytes(&row.request) + parsed_bytes(&row.payload) + parsed_bytes(&row.metadata);
+    let mut filling = Filling::new(wanted.limit, bytes);
+    while let Some(next) = filling.next() {
+        let offset = wanted.offset + filling.count();
+        let rows: Vec<CronRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(select!());
+            wanted.push_conditions(&mut sql)?;
+            sql.push(wanted.order()).push(" limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        filling.take(next, rows, weigh, Cron::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// How many crons meet the conditions; order, limit and offset are none.

@@ -5,8 +5,10 @@ use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
 use super::json::{Cell, readable, unless_corrupt};
+use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 macro_rules! versions {
@@ -145,7 +147,7 @@ pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResul
 
 /// The newest version of an agent.
 pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
-    Ok(versions(tx, graph_id, (1, 0)).await?.into_iter().next())
+    Ok(versions(tx, graph_id, (1, 0), usize::MAX).await?.into_items().pop())
 }
 
 /// A version of an agent.
@@ -161,11 +163,17 @@ pub async fn versions(
     tx: &mut Tx<'_>,
     graph_id: &str,
     (limit, offset): (i64, i64),
-) -> DbResult<Vec<DefinitionVersion>> {
+    bytes: usize,
+) -> DbResult<ListPart<DefinitionVersion>> {
     const SQL: &str = concat!(versions!(), " where v.graph_id = $1 order by v.version desc limit $2 offset $3");
-    let rows: Vec<VersionRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(limit).bind(offset).fetch_all(conn).await)?;
-    readable(rows)
+    let mut filling = Filling::new(limit, bytes);
+    while let Some(next) = filling.next() {
+        let passed_over = offset + filling.count();
+        let rows: Vec<VersionRow> =
+            on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(next).bind(passed_over).fetch_all(conn).await)?;
+        filling.take(next, rows, |row| parsed_bytes(&row.body), DefinitionVersion::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// How many versions of an agent are listed.

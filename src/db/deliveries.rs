@@ -5,10 +5,12 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::json::{Cell, readable};
+use super::part::{Filling, ListPart};
 use super::workers::is_alive;
 use super::{DbResult, Tx};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "deliveries";
@@ -258,16 +260,22 @@ impl DeliverySearch {
 }
 
 /// The deliveries that are wanted.
-pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch) -> DbResult<Vec<Delivery>> {
+pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> DbResult<ListPart<Delivery>> {
     const SELECT: &str = concat!("select ", columns!(), " from deliveries");
-    let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(SELECT);
-        wanted.push_conditions(&mut sql);
-        sql.push(" order by created_at desc, delivery_id desc limit ").push_bind(wanted.limit);
-        sql.push(" offset ").push_bind(wanted.offset);
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    readable(rows)
+    let weigh = |row: &DeliveryRow| parsed_bytes(&row.body);
+    let mut filling = Filling::new(wanted.limit, bytes);
+    while let Some(next) = filling.next() {
+        let offset = wanted.offset + filling.count();
+        let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(SELECT);
+            wanted.push_conditions(&mut sql);
+            sql.push(" order by created_at desc, delivery_id desc limit ").push_bind(next);
+            sql.push(" offset ").push_bind(offset);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        filling.take(next, rows, weigh, Delivery::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// How many deliveries meet the conditions; limit and offset are none.

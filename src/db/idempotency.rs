@@ -100,6 +100,19 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
     row.kept().map(Once::Again).ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
+/// How the request of a key was answered, if it was; or that the key belongs to another request (the inner none).
+pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option<Option<Kept>>> {
+    const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
+        from idempotency_keys where idempotency_key = $1 and created_at > $2";
+    let row: Option<KeyRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(key.name()).bind(forgotten_at(now)).fetch_optional(conn).await)?;
+    let Some(row) = row else { return Ok(None) };
+    if row.fingerprint != key.fingerprint() {
+        return Ok(Some(None));
+    }
+    row.kept().map(|kept| Some(Some(kept))).ok_or_else(|| corrupt(TABLE, "body", key.name()))
+}
+
 /// Keeps how the request of a claimed key was answered.
 async fn keep(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
     const SQL: &str = "update idempotency_keys set status = $2, body = $3, location = $4, thread_id = $5, run_id = $6 \

@@ -8,9 +8,11 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 
 use super::engine::{Matches, on_engine};
-use super::json::{Cell, readable};
+use super::json::Cell;
+use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemDraft, ItemSearch, Namespace};
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
 mod namespaces;
@@ -121,18 +123,22 @@ pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> D
 }
 
 /// The items that are wanted.
-pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, now: Timestamp) -> DbResult<Vec<Item>> {
+pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Timestamp) -> DbResult<ListPart<Item>> {
     let (from, to) = range(&wanted.prefix);
-    let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
-        sql.push_bind(from).push(" and namespace < ").push_bind(to);
-        sql.push(" and (expires_at is null or expires_at > ").push_bind(now.0).push(")");
-        sql.push_matches("items.value", &wanted.filter);
-        sql.push(" order by namespace, key limit ").push_bind(i64::from(wanted.limit));
-        sql.push(" offset ").push_bind(i64::from(wanted.offset));
-        sql.build_query_as().fetch_all(conn).await
-    })?;
-    readable(rows)
+    let mut filling = Filling::new(i64::from(wanted.limit), bytes);
+    while let Some(next) = filling.next() {
+        let offset = i64::from(wanted.offset) + filling.count();
+        let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
+            sql.push_bind(from.clone()).push(" and namespace < ").push_bind(to.clone());
+            sql.push(" and (expires_at is null or expires_at > ").push_bind(now.0).push(")");
+            sql.push_matches("items.value", &wanted.filter);
+            sql.push(" order by namespace, key limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        filling.take(next, rows, |row| parsed_bytes(&row.value), Item::try_from)?;
+    }
+    Ok(filling.finish())
 }
 
 /// Lets these items stay as long from now on as they were to stay when they were written. Those that stay for ever and those

@@ -24,6 +24,7 @@ pub mod interrupts;
 pub mod items;
 mod json;
 mod offload;
+mod part;
 mod reader;
 pub mod retention;
 pub mod rings;
@@ -49,6 +50,7 @@ pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
 pub use offload::{Stop, off_thread};
+pub use part::ListPart;
 pub use rings::Ring;
 pub use states::States;
 

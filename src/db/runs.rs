@@ -23,8 +23,10 @@ pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
 use super::json::{Cell, encode, log_unreadable};
+use super::part::{Filling, ListPart};
 use super::{DbError, DbResult, Tx};
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
+use crate::domain::json_limits::parsed_bytes;
 use crate::domain::machine::Failure;
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
@@ -227,14 +229,29 @@ pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
     Ok(row.map(Run::from))
 }
 
+/// Which runs of a thread are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunList {
+    /// Their thread.
+    pub thread: ThreadId,
+    /// Only those that are doing this.
+    pub status: Option<RunStatus>,
+    /// How many at most.
+    pub limit: i64,
+    /// How many to pass over before.
+    pub offset: i64,
+    /// How much memory they may take, roughly, in bytes.
+    pub bytes: usize,
+}
+
+/// The newest run of the main agent on a thread.
+pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
+    let wanted = RunList { thread, status: None, limit: 1, offset: 0, bytes: usize::MAX };
+    Ok(list(tx, &wanted).await?.into_items().pop())
+}
+
 /// The runs of the main agent on a thread, the newest first.
-pub async fn list(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    status: Option<RunStatus>,
-    limit: i64,
-    offset: i64,
-) -> DbResult<Vec<Run>> {
+pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> {
     const ALL: &str = concat!(
         select!(),
         " where thread_id = $1 and depth = 0 order by created_at desc, run_id desc limit $2 offset $3"
@@ -243,14 +260,21 @@ pub async fn list(
         select!(),
         " where thread_id = $1 and depth = 0 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
     );
-    let rows: Vec<RunRow> = on_engine!(tx, |conn| {
-        let query = query_as(if status.is_some() { SOME } else { ALL }).bind(thread.0).bind(limit).bind(offset);
-        match status {
-            Some(status) => query.bind(status.word()).fetch_all(conn).await,
-            None => query.fetch_all(conn).await,
-        }
-    })?;
-    Ok(rows.into_iter().map(Run::from).collect())
+    let sql = if wanted.status.is_some() { SOME } else { ALL };
+    let weigh = |row: &RunRow| parsed_bytes(&row.request) + parsed_bytes(&row.metadata);
+    let mut filling = Filling::new(wanted.limit, wanted.bytes);
+    while let Some(next) = filling.next() {
+        let offset = wanted.offset + filling.count();
+        let rows: Vec<RunRow> = on_engine!(tx, |conn| {
+            let query = query_as(sql).bind(wanted.thread.0).bind(next).bind(offset);
+            match wanted.status {
+                Some(status) => query.bind(status.word()).fetch_all(conn).await,
+                None => query.fetch_all(conn).await,
+            }
+        })?;
+        filling.take(next, rows, weigh, |row| Ok(Run::from(row)))?;
+    }
+    Ok(filling.finish())
 }
 
 /// The runs that a run delegated to, the oldest first.

@@ -252,22 +252,32 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     Ok(deleted == 1)
 }
 
-/// Which of these threads changed since then, or have a run at work.
-pub async fn stirred(tx: &mut Tx<'_>, threads: &[ThreadId], since: Timestamp) -> DbResult<Vec<ThreadId>> {
-    let found: Vec<Uuid> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("select thread_id from threads where updated_at >= ");
-        sql.push_bind(since.0).push(" and thread_id in (");
-        let mut list = sql.separated(", ");
-        for thread in threads {
-            list.push_bind(thread.0);
-        }
-        sql.push(") union select thread_id from runs where depth = 0 and status = 'running' and thread_id in (");
+/// Which version of a thread is stored, for those who wait for news of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadVersion {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Stands for its row: another one after every change. It tells nothing else, not even which came first.
+    pub version: i64,
+    /// Whether a run is at work on it.
+    pub is_at_work: bool,
+}
+
+/// The versions of those of these threads that there are.
+pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<ThreadVersion>> {
+    // On Postgres the transaction that wrote the row, whatever the clock of its server said.
+    let version = tx.either("updated_at", "cast(cast(threads.xmin as text) as bigint)");
+    let found: Vec<(Uuid, i64, bool)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select thread_id, ");
+        sql.push(version).push(", exists (select 1 from runs where runs.thread_id = threads.thread_id ");
+        sql.push("and depth = 0 and status = 'running') from threads where thread_id in (");
         let mut list = sql.separated(", ");
         for thread in threads {
             list.push_bind(thread.0);
         }
         sql.push(")");
-        sql.build_query_scalar().fetch_all(conn).await
+        sql.build_query_as().fetch_all(conn).await
     })?;
-    Ok(found.into_iter().map(ThreadId).collect())
+    let version = |(thread, version, is_at_work)| ThreadVersion { thread: ThreadId(thread), version, is_at_work };
+    Ok(found.into_iter().map(version).collect())
 }

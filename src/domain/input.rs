@@ -15,7 +15,6 @@ use super::definition::enclosed::{FOLDER, is_enclosed};
 use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
 use super::path::normalise;
-use super::size;
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
 /// How many messages one input may bring.
@@ -66,7 +65,6 @@ pub fn read_update(values: &Value) -> Result<Update, Invalid> {
             return Err(under("input")(not("an object of state fields", values)));
         }
     };
-    size::check_files(&update)?;
     Ok(update)
 }
 

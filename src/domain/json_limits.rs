@@ -46,6 +46,20 @@ impl LimitExceeded {
     }
 }
 
+/// What one JSON value takes beside its text, in bytes: about what it takes parsed, with the copies that are made of it on
+/// its way.
+pub const VALUE_BYTES: usize = 128;
+
+/// How many JSON values may begin in a piece of a text. Texts with commas count for more than they hold.
+pub fn count_values(piece: &[u8]) -> usize {
+    piece.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count()
+}
+
+/// About how much memory a JSON text takes with what is parsed of it, in bytes.
+pub fn parsed_bytes(text: &str) -> usize {
+    text.len() + count_values(text.as_bytes()) * VALUE_BYTES
+}
+
 /// Judges the text of a JSON document without parsing it, in one pass and without allocating.
 ///
 /// A text that is no JSON passes or fails by chance; the parser that comes next refuses it.

@@ -8,10 +8,21 @@ use super::Invalid;
 use super::message::{Content, Message, Role};
 use super::state::{State, Update};
 
-/// The largest file of a workspace, in bytes of its content.
-pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;
-/// The largest state of a thread: its conversation, files and fields together.
-pub const MAX_STATE_BYTES: usize = 32 * 1024 * 1024;
+/// How large files and states may become, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeLimits {
+    /// The largest file of a workspace: its content.
+    pub file: usize,
+    /// The largest state of a thread: its conversation, files and fields together.
+    pub state: usize,
+}
+
+impl Default for SizeLimits {
+    /// 4 MiB and 32 MiB.
+    fn default() -> Self {
+        Self { file: 4 * 1024 * 1024, state: 32 * 1024 * 1024 }
+    }
+}
 
 /// What a message counts beside its texts: it has an id, a name, a role.
 const MESSAGE_BYTES: usize = 64;
@@ -65,19 +76,21 @@ pub fn of_state(state: &State) -> usize {
     messages + files.sum::<usize>() + fields.sum::<usize>()
 }
 
-/// Checks that no file that is written is too large.
-///
-/// # Errors
-/// Names the first that is.
-pub fn check_files(update: &Update) -> Result<(), Invalid> {
-    let written = update.files.iter().filter_map(|(path, file)| Some((path, file.as_ref()?)));
-    for (path, file) in written {
-        if file.content.len() > MAX_FILE_BYTES {
-            let reason = format!("is {} bytes long; at most {MAX_FILE_BYTES} are allowed", file.content.len());
-            return Err(Invalid::new(format!("files.{path}"), reason));
+impl SizeLimits {
+    /// Checks that no file that is written is too large.
+    ///
+    /// # Errors
+    /// Names the first that is.
+    pub fn check_files(&self, update: &Update) -> Result<(), Invalid> {
+        let written = update.files.iter().filter_map(|(path, file)| Some((path, file.as_ref()?)));
+        for (path, file) in written {
+            if file.content.len() > self.file {
+                let reason = format!("is {} bytes long; at most {} are allowed", file.content.len(), self.file);
+                return Err(Invalid::new(format!("files.{path}"), reason));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -101,12 +114,13 @@ mod tests {
 
     #[test]
     fn a_file_that_is_too_large_is_named() {
+        let limits = SizeLimits::default();
         let written = |length: usize| {
             let file = crate::domain::state::File::text("y".repeat(length), Timestamp(0));
             let files = [("/a".to_owned(), Some(std::sync::Arc::new(file)))].into();
-            check_files(&Update { files, ..Update::none() }).map_err(|invalid| invalid.field)
+            limits.check_files(&Update { files, ..Update::none() }).map_err(|invalid| invalid.field)
         };
-        assert_eq!(written(MAX_FILE_BYTES), Ok(()));
-        assert_eq!(written(MAX_FILE_BYTES + 1), Err("files./a".to_owned()));
+        assert_eq!(written(limits.file), Ok(()));
+        assert_eq!(written(limits.file + 1), Err("files./a".to_owned()));
     }
 }

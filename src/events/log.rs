@@ -5,6 +5,7 @@
 //! passes a number that is not visible yet, so the order is the same for everybody.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -21,6 +22,8 @@ pub struct ThreadLog {
     ring: Mutex<Ring>,
     // A watch and not a broadcast: a reader only needs to know that there is more.
     grown: watch::Sender<u64>,
+    /// Which version of the thread was seen last, when it was looked whether other processes changed it.
+    version: AtomicI64,
 }
 
 #[derive(Default)]
@@ -60,7 +63,7 @@ pub(super) enum Glance {
 
 impl Default for ThreadLog {
     fn default() -> Self {
-        Self { ring: Mutex::default(), grown: watch::Sender::new(0) }
+        Self { ring: Mutex::default(), grown: watch::Sender::new(0), version: AtomicI64::new(i64::MIN) }
     }
 }
 
@@ -207,6 +210,15 @@ impl ThreadLog {
     /// Has those who read look whether there is more.
     pub(super) fn stir(&self) {
         self.ring_bell();
+    }
+
+    /// Has those who read look whether there is more, if another process is at work on the thread, or if this is another
+    /// version of the thread than at the last look.
+    pub(super) fn stir_if_changed(&self, version: i64, is_at_work: bool) {
+        let before = self.version.swap(version, Ordering::Relaxed);
+        if is_at_work || before != version {
+            self.ring_bell();
+        }
     }
 
     fn ring_bell(&self) {

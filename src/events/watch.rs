@@ -9,13 +9,9 @@ use super::Events;
 use super::log::ThreadLog;
 use crate::db::{self, DbResult, Engine};
 use crate::domain::id::ThreadId;
-use crate::domain::time::Clock;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// How far back a look goes: the clocks of processes differ, and commits take their time.
-const BACK: Duration = Duration::from_secs(5);
 
 /// How many threads one question is about.
 const AT_ONCE: usize = 500;
@@ -23,25 +19,28 @@ const AT_ONCE: usize = 500;
 impl Events {
     /// Rings for the readers of threads on which other processes are at work. Ends with the server, and at once where there
     /// can be no other process.
-    pub async fn watch(self, clock: Arc<dyn Clock>) {
+    pub async fn watch(self) {
         if self.db.engine() != Engine::Postgres {
             return;
         }
         while self.leaving.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
-            if let Err(error) = self.look(&*clock).await {
+            if let Err(error) = self.look().await {
                 tracing::warn!(%error, "could not look for what other processes did");
             }
         }
     }
 
-    async fn look(&self, clock: &dyn Clock) -> DbResult<()> {
-        let since = clock.now().minus(BACK);
+    /// No clock is asked: those of processes differ. Whoever changes a thread changes the version of its row.
+    async fn look(&self) -> DbResult<()> {
         let listened_to = self.listened_to();
         for some in listened_to.chunks(AT_ONCE) {
             let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
-            let read = self.db.read(move |tx| Box::pin(async move { db::threads::stirred(tx, &threads, since).await }));
-            let stirred = read.await?;
-            some.iter().filter(|(thread, _)| stirred.contains(thread)).for_each(|(_, log)| log.stir());
+            let read = self.db.read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
+            for found in read.await? {
+                if let Some((_, log)) = some.iter().find(|(thread, _)| *thread == found.thread) {
+                    log.stir_if_changed(found.version, found.is_at_work);
+                }
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
@@ -12,7 +12,7 @@ use super::wire::agent::{
 };
 use super::wire::{Object, json};
 use super::{Answer, Api};
-use crate::db::definitions;
+use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
 /// Defines an agent, or changes its definition: a new version, unless it is the one in use. Runs that began keep to the
@@ -80,15 +80,16 @@ pub(super) async fn versions(
     let page = params.page(10)?;
     api.runs.agent(&graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
     let part = (page.limit.into(), page.offset.into());
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let total = definitions::count_versions(tx, &graph_id).await?;
-            Ok((definitions::versions(tx, &graph_id, part).await?, total))
+            Ok((definitions::versions(tx, &graph_id, part, bytes).await?, total))
         })
     });
     let (found, total) = read.await?;
-    let shown: Vec<AgentVersionView> = found.into_iter().map(AgentVersionView::from).collect();
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    permit.page(page, Some(total), found, |version| Some(json(&AgentVersionView::from(version))))
 }
 
 /// Says what is wrong with a definition, or odd, without using it.
@@ -109,7 +110,9 @@ pub(super) async fn validate(
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
     let CheckedAgentSearch { wanted, page, select } = body.check()?;
     let part = (usize::try_from(page.limit).unwrap_or(0), usize::try_from(page.offset).unwrap_or(usize::MAX));
+    let permit = api.answers.permit().await?;
     let (found, total) = api.runs.agents(|record| wanted.matches(record), part);
-    let shown: Vec<Value> = found.into_iter().map(|one| select.pick(json(&AgentView::from(one)))).collect();
-    Ok((page.headers(u64::try_from(total).unwrap_or(u64::MAX)), Json(shown)).into_response())
+    let found = ListPart { rows: found.into_iter().map(Some).collect(), is_cut: false };
+    let total = i64::try_from(total).unwrap_or(i64::MAX);
+    permit.page(page, Some(total), found, |one| Some(select.pick(json(&AgentView::from(one)))))
 }

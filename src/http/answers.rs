@@ -9,9 +9,12 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
+use super::extract::Page;
+use crate::db::ListPart;
 
 /// How many answers of the largest size fit into memory at once.
 const SIDE_BY_SIDE: usize = 4;
@@ -75,11 +78,61 @@ impl Permit {
     where
         I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
     {
-        let writing = Writing { items, _memory: self.shrunk_to(bytes), is_first: true, is_over: false };
+        self.between(b"[", b"]", bytes, items)
+    }
+
+    /// Answers with an object whose only field is a list of these items.
+    pub(super) fn object(self, field: &str, texts: Texts) -> Response {
+        let before = format!("{{{}:[", Value::from(field));
+        self.between(before.as_bytes(), b"]}", texts.bytes, texts.items.into_iter().map(Ok))
+    }
+
+    fn between<I>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I) -> Response
+    where
+        I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
+    {
+        let before = before.to_vec();
+        let writing = Writing { items, before, after, _memory: self.shrunk_to(bytes), is_first: true, is_over: false };
         as_json(stream::unfold(writing, |mut writing| async move {
             let chunk = writing.next()?;
             Some((chunk, writing))
         }))
+    }
+
+    /// Answers with a page of a list, as much of it as an answer may hold. The headers say how many there are on all pages, if
+    /// that is known, and where to go on: behind the last item that is shown.
+    ///
+    /// # Errors
+    /// When an item cannot be written.
+    pub(super) fn page<T>(
+        self,
+        page: Page,
+        total: Option<i64>,
+        part: ListPart<T>,
+        show: impl Fn(T) -> Option<Value>,
+    ) -> Result<Response, ApiError> {
+        let texts = self.texts(part, show)?;
+        let headers = page.headers_behind(total, texts.gone_through, texts.is_cut);
+        Ok((headers, self.list(texts.bytes, texts.items.into_iter().map(Ok))).into_response())
+    }
+
+    /// The texts of as many items as an answer may hold, one at least. Items that are not to be seen are passed over.
+    pub(super) fn texts<T>(&self, part: ListPart<T>, show: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
+        let most = self.0.num_permits() * UNIT;
+        let mut texts = Texts { items: vec![], bytes: 0, gone_through: 0, is_cut: part.is_cut };
+        for row in part.rows {
+            if let Some(shown) = row.and_then(&show) {
+                let text = serde_json::to_vec(&shown).map_err(|error| ApiError::fault(&error))?;
+                if texts.bytes + text.len() > most && !texts.items.is_empty() {
+                    texts.is_cut = true;
+                    break;
+                }
+                texts.bytes += text.len() + 1;
+                texts.items.push(text);
+            }
+            texts.gone_through += 1;
+        }
+        Ok(texts)
     }
 
     /// Gives back what is not needed.
@@ -91,9 +144,23 @@ impl Permit {
     }
 }
 
+/// Items of a list as texts.
+pub(super) struct Texts {
+    pub(super) items: Vec<Vec<u8>>,
+    /// How long they are together.
+    pub(super) bytes: usize,
+    /// How many rows of the list they are, those included that are not shown.
+    pub(super) gone_through: u32,
+    /// Whether there were more.
+    pub(super) is_cut: bool,
+}
+
 /// A list on its way to the client.
 struct Writing<I> {
     items: I,
+    /// What stands before the first item, and behind the last.
+    before: Vec<u8>,
+    after: &'static [u8],
     _memory: Permit,
     is_first: bool,
     is_over: bool,
@@ -104,7 +171,7 @@ impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Writing<I> {
         if self.is_over {
             return None;
         }
-        let mut chunk = if self.is_first { vec![b'['] } else { vec![] };
+        let mut chunk = std::mem::take(&mut self.before);
         match self.items.next() {
             Some(Ok(item)) => {
                 if !self.is_first {
@@ -118,7 +185,7 @@ impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Writing<I> {
             }
             None => {
                 self.is_over = true;
-                chunk.push(b']');
+                chunk.extend_from_slice(self.after);
             }
         }
         self.is_first = false;

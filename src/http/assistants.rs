@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use serde_json::Value;
+use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{AgentPath, ApiJson, AssistantPath, Page, Params, SubgraphPath, no_content};
@@ -39,7 +38,8 @@ pub(super) async fn create(
     idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
 }
 
-/// Finds assistants.
+/// Finds assistants. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next`
+/// is the `offset` of the first that was left out.
 #[utoipa::path(post, path = "/assistants/search", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
@@ -48,15 +48,16 @@ pub(super) async fn search(
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
     let CheckedSearch { wanted, page, select } = body.check()?;
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let total = assistants::count(tx, &wanted).await?;
-            Ok((assistants::search(tx, &wanted).await?, total))
+            Ok((assistants::search(tx, &wanted, bytes).await?, total))
         })
     });
     let (found, total) = read.await?;
-    let shown: Vec<Value> = found.into_iter().map(|one| select.pick(json(&AssistantView::from(one)))).collect();
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    permit.page(page, Some(total), found, |one| Some(select.pick(json(&AssistantView::from(one)))))
 }
 
 /// Counts assistants.
@@ -111,20 +112,22 @@ pub(super) async fn versions(
     State(api): State<Api>,
     path: AssistantPath,
     ApiJson(body): ApiJson<VersionSearch>,
-) -> Answer<Vec<VersionView>> {
+) -> Result<Response, ApiError> {
     let (id, page) = (path.assistant_id, Page::checked(body.limit, body.offset, 10)?);
     let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
     let part = (page.limit.into(), page.offset.into());
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             match assistants::find(tx, id).await? {
-                Some(_) => assistants::versions(tx, id, &metadata, part).await.map(Some),
+                Some(_) => assistants::versions(tx, id, &metadata, part, bytes).await.map(Some),
                 None => Ok(None),
             }
         })
     });
     let found = read.await?.ok_or(AssistantError::NoAssistant(id))?;
-    Ok(Json(found.into_iter().map(VersionView::from).collect()))
+    permit.page(page, None, found, |version| Some(json(&VersionView::from(version))))
 }
 
 /// Takes a version of an assistant into use.

@@ -19,11 +19,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connections::ConnectionHandle;
 use super::error::ApiError;
+use crate::domain::json_limits::{VALUE_BYTES, count_values};
 use crate::events::Events;
-
-/// What one JSON value counts in the budget beside its text, in bytes: about what it takes parsed, with the copies that
-/// are made of it on its way.
-const VALUE_BYTES: usize = 128;
 
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
@@ -70,7 +67,11 @@ impl BodyReader {
     }
 
     /// Hands the request on when its body has come, and refuses one that cannot be taken.
-    pub(super) async fn admit(&self, request: Request, next: Next) -> Response {
+    pub(super) async fn admit(&self, mut request: Request, next: Next) -> Response {
+        if request.headers().contains_key(header::UPGRADE) {
+            // What comes over a socket counts like bodies do.
+            request.extensions_mut().insert(self.clone());
+        }
         let may_have_body = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH | Method::DELETE);
         if !may_have_body || request.body().is_end_stream() {
             return next.run(request).await;
@@ -84,6 +85,16 @@ impl BodyReader {
             }
             Err(error) => error.into_response(),
         }
+    }
+
+    /// The share that a command over a socket holds while it is carried out.
+    ///
+    /// # Errors
+    /// When there is no room for it for a second.
+    pub(super) async fn share_of(&self, command: &[u8]) -> Result<Share, ApiError> {
+        let mut share = Share(None);
+        self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES).await?;
+        Ok(share)
     }
 
     async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, Share), ApiError> {
@@ -173,16 +184,11 @@ impl BodyReader {
 }
 
 /// What a body holds of the budget, until it is dropped.
-struct Share(Option<OwnedSemaphorePermit>);
+pub(super) struct Share(Option<OwnedSemaphorePermit>);
 
 /// As many units of the budget as these bytes take.
 fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).max(1)
-}
-
-/// How many JSON values may begin in a piece of a body. Texts with commas count for more than they hold.
-fn count_values(piece: &[u8]) -> usize {
-    piece.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count()
 }
 
 /// Only JSON is a body: what a page can send without being asked first by its browser (forms and plain text) is none.

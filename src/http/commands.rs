@@ -174,7 +174,7 @@ impl CommandDesk<'_> {
         let thread = self.thread.ok_or_else(none)?;
         let read = self.api.db.read(move |tx| {
             Box::pin(async move {
-                let newest = runs::list(tx, thread, None, 1, 0).await?.into_iter().next();
+                let newest = runs::newest(tx, thread).await?;
                 let Some(root) = newest else { return Ok(None) };
                 let below = runs::descendants(tx, root.id).await?;
                 Ok(Some((root, below, threads::find(tx, thread).await?)))

@@ -2,8 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use serde_json::Value;
+use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
@@ -102,19 +101,21 @@ pub(super) async fn delete(State(api): State<Api>, path: CronPath) -> Result<Res
     if was_there { Ok(no_content()) } else { Err(ApiError::not_found("cron_not_found")) }
 }
 
-/// Finds crons.
+/// Finds crons. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next` is the
+/// `offset` of the first that was left out.
 #[utoipa::path(post, path = "/runs/crons/search", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
     let (wanted, page, select) = body.check()?;
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((crons::count(tx, &wanted).await?, crons::search(tx, &wanted).await?)) })
+        Box::pin(async move { Ok((crons::count(tx, &wanted).await?, crons::search(tx, &wanted, bytes).await?)) })
     });
     let (total, found) = read.await?;
     let now = api.clock.now();
-    let shown: Vec<Value> = found.into_iter().map(|cron| CronView::from(cron).pick(&select, now)).collect();
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    permit.page(page, Some(total), found, |cron| Some(CronView::from(cron).pick(&select, now)))
 }
 
 /// Counts crons.

@@ -1,17 +1,15 @@
 //! How long a request may take until its answer begins.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
 
 use super::error::ApiError;
+use super::guarded::watched;
 
 /// Answers 503 when the handler has not begun to answer within this time. It runs from the last byte of the request that
 /// came: the time that a body may take has a limit of its own, in `bodies.rs`. Answers that wait and streams begin at
@@ -21,7 +19,8 @@ pub(super) async fn limit(State(limit): State<Duration>, request: Request, next:
     let is_safe = request.method().is_safe();
     let newest = Arc::new(Mutex::new(Instant::now()));
     let seen = Arc::clone(&newest);
-    let answer = next.run(request.map(|body| Body::new(Watched { body, newest })));
+    let note = move || *newest.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    let answer = next.run(request.map(|body| watched(body, note)));
     tokio::pin!(answer);
     loop {
         let end = *seen.lock().unwrap_or_else(PoisonError::into_inner) + limit;
@@ -31,35 +30,5 @@ pub(super) async fn limit(State(limit): State<Duration>, request: Request, next:
         if let Ok(response) = tokio::time::timeout_at(end, &mut answer).await {
             return response;
         }
-    }
-}
-
-/// A body that notes when something of it came.
-struct Watched {
-    body: Body,
-    newest: Arc<Mutex<Instant>>,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        if polled.is_ready() {
-            *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
     }
 }

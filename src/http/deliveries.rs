@@ -2,11 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{DeliveryPath, Params};
 use super::wire::delivery::DeliveryView;
+use super::wire::json;
 use super::{Answer, Api};
 use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::delivery::DeliveryStatus;
@@ -32,12 +33,15 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
         limit: page.limit.into(),
         offset: page.offset.into(),
     };
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((deliveries::count(tx, &wanted).await?, deliveries::search(tx, &wanted).await?)) })
+        Box::pin(
+            async move { Ok((deliveries::count(tx, &wanted).await?, deliveries::search(tx, &wanted, bytes).await?)) },
+        )
     });
     let (total, found) = read.await?;
-    let shown: Vec<DeliveryView> = found.into_iter().map(DeliveryView::from).collect();
-    Ok((page.headers(u64::try_from(total).unwrap_or(0)), Json(shown)).into_response())
+    permit.page(page, Some(total), found, |delivery| Some(json(&DeliveryView::from(delivery))))
 }
 
 /// Shows a delivery with what is sent.

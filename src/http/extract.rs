@@ -466,6 +466,21 @@ impl Page {
         }
         headers
     }
+
+    /// The same of a page of which so many items were gone through when it ended early (`is_cut`). Without a total only that
+    /// is told.
+    pub fn headers_behind(self, total: Option<i64>, gone_through: u32, is_cut: bool) -> HeaderMap {
+        let shown = if is_cut { Self { limit: gone_through, ..self } } else { self };
+        let mut headers = shown.headers(total.and_then(|total| u64::try_from(total).ok()).unwrap_or(0));
+        if total.is_none() {
+            headers.clear();
+        }
+        if is_cut {
+            let next = u64::from(self.offset) + u64::from(gone_through);
+            headers.insert(HeaderName::from_static("x-pagination-next"), HeaderValue::from(next));
+        }
+        headers
+    }
 }
 
 /// The columns that a client wants to see; all when empty.

@@ -1,4 +1,4 @@
-//! Bodies of answers that hold something until they are sent, or given up: a permit, a count, a measurement.
+//! Bodies that are watched, or that hold something until they are over: a permit, a count, a measurement.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,17 +6,26 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 
-/// Keeps `guard` until the body of the answer is over.
+/// Keeps `guard` until the body of the answer is over, or given up.
 pub(super) fn guarded<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
-    response.map(|body| Body::new(GuardedBody { body, _guard: guard }))
+    response.map(|body| {
+        watched(body, move || {
+            let _kept = &guard;
+        })
+    })
 }
 
-struct GuardedBody<G> {
+/// Calls `arrived` whenever a piece of the body, or its end, is there.
+pub(super) fn watched(body: Body, arrived: impl Fn() + Send + Unpin + 'static) -> Body {
+    Body::new(WatchedBody { body, arrived })
+}
+
+struct WatchedBody<W> {
     body: Body,
-    _guard: G,
+    arrived: W,
 }
 
-impl<G: Unpin> HttpBody for GuardedBody<G> {
+impl<W: Fn() + Unpin> HttpBody for WatchedBody<W> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -24,7 +33,11 @@ impl<G: Unpin> HttpBody for GuardedBody<G> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if polled.is_ready() {
+            (self.arrived)();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

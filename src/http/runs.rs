@@ -18,6 +18,7 @@ use super::wire::child::AnyRunView;
 use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
 use super::{Answer, Api};
+use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{Kept, Key, Once};
@@ -200,30 +201,35 @@ pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
     headers
 }
 
-/// Lists the runs of a thread, the newest first.
+/// Lists the runs of a thread, the newest first. An answer has a bound in bytes, beyond which it has fewer of them than
+/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "Runs",
     params(ThreadPath,
         ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
         ("offset" = Option<u32>, Query, description = "How many to pass over"),
         ("status" = Option<String>, Query, description = "Only those that are doing this"),
         ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
-    responses((status = 200, description = "The runs", body = Vec<RunView>),
+    responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<Vec<Value>> {
+pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
     let (thread, page) = (path.thread_id, params.page(10)?);
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
+    let wanted = RunList { thread, status, limit: page.limit.into(), offset: page.offset.into(), bytes };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);
             }
-            runs::list(tx, thread, status, page.limit.into(), page.offset.into()).await.map(Some)
+            runs::list(tx, &wanted).await.map(Some)
         })
     });
-    let mut found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
-    found.retain(|run| run.lineage.visibility > Visibility::Hidden);
-    Ok(Json(found.into_iter().map(|run| select.pick(json(&RunView::from(run)))).collect()))
+    let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
+    permit.page(page, None, found, |run| {
+        (run.lineage.visibility > Visibility::Hidden).then(|| select.pick(json(&RunView::from(run))))
+    })
 }
 
 /// Shows a run, of the main agent or of a subagent.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Interval;
 
 use super::Api;
+use super::bodies::BodyReader;
 use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
 use super::connections::{ConnectionHandle, RequestGuard};
@@ -46,12 +47,14 @@ pub(super) async fn get(
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
+    // Behind the upgrade: a request that is none has no reader.
+    Extension(bodies): Extension<BodyReader>,
 ) -> Result<Response, ApiError> {
     let permit = api.streams.acquire(Some(path.thread_id), client)?;
     let most = api.settings.bodies.max;
     // The connection stays open, and busy, for as long as the socket.
     let connection = connection.map(|Extension(connection)| connection.begin());
-    let line = move |socket| Line::new(api, path.thread_id, socket, permit, connection).hold();
+    let line = move |socket| Line::new(api, path.thread_id, socket, bodies, (permit, connection)).hold();
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(line))
 }
 
@@ -66,6 +69,8 @@ struct Line {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
+    /// Counts commands among the bodies of requests.
+    bodies: BodyReader,
     /// What all subscriptions together hear, once there is one.
     live: Option<Listening>,
     reader: ThreadReader,
@@ -82,8 +87,8 @@ impl Line {
         api: Api,
         thread: ThreadId,
         socket: WebSocket,
-        permit: StreamPermit,
-        connection: Option<RequestGuard>,
+        bodies: BodyReader,
+        (permit, connection): (StreamPermit, Option<RequestGuard>),
     ) -> Self {
         let reader = ThreadReader::new(api.events.clone(), thread, Presenter::default());
         let heartbeat = beat(api.settings.heartbeat);
@@ -92,6 +97,7 @@ impl Line {
             api,
             thread,
             socket,
+            bodies,
             live,
             reader,
             heard: 0,
@@ -142,6 +148,13 @@ impl Line {
 
     /// What the client says is a command. What is none is answered, and the line stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Gone> {
+        let _share = match self.bodies.share_of(text).await {
+            Ok(share) => share,
+            Err(error) => {
+                let answer = CommandAnswer::refusal(Value::Null, refused(error));
+                return self.tell(&json!(answer)).await;
+            }
+        };
         let refused = |refusal: Refusal| Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)));
         let command = match (within_limits(text), serde_json::from_slice::<Value>(text)) {
             (Err(exceeded), _) => refused(Refusal::argument(exceeded.to_string())),

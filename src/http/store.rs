@@ -2,13 +2,14 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Params, no_content};
+use super::extract::{ApiJson, Page, Params, no_content};
 use super::wire::item::{
     FoundItemView, FoundItems, FoundNamespaces, ItemDelete, ItemPut, ItemSearchBody, ItemView, NamespaceSearchBody,
 };
+use super::wire::json;
 use super::{Answer, Api};
 use crate::domain::Invalid;
 use crate::domain::item::{ItemAddress, Namespace};
@@ -45,13 +46,23 @@ pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDe
     Ok(no_content())
 }
 
-/// Finds items by where they lie and what they say.
+/// Finds items by where they lie and what they say. An answer has a bound in bytes, beyond which it has fewer of them than
+/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
 #[utoipa::path(post, path = "/store/items/search", tag = "Store", request_body = ItemSearchBody,
-    responses((status = 200, description = "A page of items", body = FoundItems),
+    responses((status = 200, description = "A page of items", body = FoundItems,
+            headers(("x-pagination-next" = u64))),
         (status = 424, description = "The embedding model failed", body = ErrorBody)))]
-pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ItemSearchBody>) -> Answer<FoundItems> {
-    let found = api.store.search(body.check()?).await?;
-    Ok(Json(FoundItems { items: found.into_iter().map(FoundItemView::from).collect() }))
+pub(super) async fn search(
+    State(api): State<Api>,
+    ApiJson(body): ApiJson<ItemSearchBody>,
+) -> Result<Response, ApiError> {
+    let inquiry = body.check()?;
+    let page = Page { limit: inquiry.wanted.limit, offset: inquiry.wanted.offset };
+    let permit = api.answers.permit().await?;
+    let found = api.store.search(inquiry, api.answers.bytes()).await?;
+    let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
+    let headers = page.headers_behind(None, texts.gone_through, texts.is_cut);
+    Ok((headers, permit.object("items", texts)).into_response())
 }
 
 /// Finds the namespaces in which there are items.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use super::pieces::PieceLimits;
+
 /// The bounds of one answer of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// The longest time from the request to the first piece of the answer.
-    pub first_token: Duration,
-    /// The longest time between two pieces.
-    pub between_tokens: Duration,
+    /// How long nothing may arrive.
+    pub pieces: PieceLimits,
     /// The longest answer: text, reasoning and arguments of calls, in bytes.
     pub max_answer_bytes: usize,
     /// The longest single event or line of an answer, in bytes.
@@ -20,8 +20,7 @@ pub struct AnswerLimits {
 impl Default for AnswerLimits {
     fn default() -> Self {
         Self {
-            first_token: Duration::from_secs(120),
-            between_tokens: Duration::from_secs(120),
+            pieces: PieceLimits::of_models(Duration::from_secs(120), Duration::from_secs(120)),
             max_answer_bytes: 8 * 1024 * 1024,
             max_line_bytes: 8 * 1024 * 1024,
             max_error_bytes: 1024 * 1024,

@@ -20,6 +20,7 @@ use crate::domain::state::Update;
 
 pub mod embedding;
 pub mod limits;
+pub mod pieces;
 pub mod providers;
 pub mod retry;
 pub mod scripted;

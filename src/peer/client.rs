@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
-use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, redirect};
+use reqwest::{Client, Method, RequestBuilder, StatusCode, redirect};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -21,6 +21,7 @@ use crate::domain::Invalid;
 use crate::domain::background::Looks;
 use crate::domain::definition::Headers;
 use crate::domain::json_limits::read_foreign;
+use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 
 /// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,8 +51,21 @@ pub struct Reach {
     pub patience: Duration,
     /// When work is looked at that nobody waits for.
     pub looks: Looks,
+    /// How much is read of what servers answer, and how long they may take.
+    pub answers: PeerAnswerLimits,
+}
+
+/// The bounds of what another server answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAnswerLimits {
     /// The longest answer that is read, in bytes.
-    pub longest_answer: usize,
+    pub max_bytes: usize,
+    /// How much is read of what the runs of one turn stream, in bytes.
+    pub max_stream_bytes: usize,
+    /// The longest event of such a stream that is passed on, in bytes; longer ones are passed over.
+    pub max_event_bytes: usize,
+    /// How long nothing may arrive.
+    pub pieces: PieceLimits,
 }
 
 /// Other servers, and how they are reached. Cheap to clone.
@@ -63,7 +77,7 @@ pub struct Peers {
     headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
     looks: Looks,
-    longest_answer: usize,
+    answers: PeerAnswerLimits,
     pub(super) ears: Arc<Semaphore>,
     pub(super) spawn: Spawn,
 }
@@ -87,7 +101,7 @@ impl Peers {
             headers: Arc::new(reach.headers),
             patience: reach.patience,
             looks: reach.looks,
-            longest_answer: reach.longest_answer,
+            answers: reach.answers,
             ears,
             spawn,
         })
@@ -129,8 +143,7 @@ impl Peers {
         let mut all =
             self.headers.get(&url.origin().ascii_serialization()).map(|all| all.0.clone()).unwrap_or_default();
         all.extend(given.iter().map(|(name, value)| (name.clone(), value.clone())));
-        let (url, headers, longest_answer) = (Arc::new(url), headers(&all)?, self.longest_answer);
-        Ok(Peer { client: client.clone(), url, headers, timeout, longest_answer })
+        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(&all)?, timeout, answers: self.answers })
     }
 }
 
@@ -142,8 +155,7 @@ pub struct Peer {
     headers: HeaderMap,
     /// How long one request may take.
     timeout: Duration,
-    /// The longest answer that is read, in bytes.
-    longest_answer: usize,
+    pub(super) answers: PeerAnswerLimits,
 }
 
 /// What a run there shall do.
@@ -268,7 +280,7 @@ impl Peer {
     pub async fn cancel(&self, thread: Uuid, run: Uuid) -> Answer<bool> {
         let path = format!("threads/{thread}/runs/{run}/cancel?wait=false&action=interrupt");
         let response = self.send(self.request(Method::POST, &path).body("{}")).await?;
-        match response.status() {
+        match response.head().status() {
             // It is over, or unknown.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(false),
             status if status.is_success() => Ok(true),
@@ -288,13 +300,13 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> Answer<Response> {
+    pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> Answer<PieceReader> {
         let after = after.and_then(|id| HeaderValue::from_str(id).ok()).unwrap_or(HeaderValue::from_static("-1"));
         let url = self.address(&format!("threads/{thread}/runs/{run}/stream"));
         let request = self.client.get(url).headers(self.headers.clone()).header(ACCEPT, "text/event-stream");
         let sent = tokio::time::timeout(self.timeout, self.send(request.header("last-event-id", after))).await;
         let response = sent.map_err(|_| PeerError::Unreachable("it took too long".to_owned()))??;
-        if response.status() == StatusCode::OK { Ok(response) } else { Err(self.refused(response).await) }
+        if response.head().status() == StatusCode::OK { Ok(response) } else { Err(self.refused(response).await) }
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -314,9 +326,9 @@ impl Peer {
         url
     }
 
-    async fn send(&self, request: RequestBuilder) -> Answer<Response> {
+    async fn send(&self, request: RequestBuilder) -> Answer<PieceReader> {
         let request = request.header(USER_AGENT, concat!("adjutant/", env!("CARGO_PKG_VERSION")));
-        request.send().await.map_err(|error| PeerError::Unreachable(why(&error)))
+        PieceReader::open(request, self.answers.pieces).await.map_err(PeerError::from)
     }
 
     async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<T> {
@@ -327,10 +339,10 @@ impl Peer {
     /// What the answer says; nothing when there is nothing of that kind.
     async fn find<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<Option<T>> {
         let response = self.send(request).await?;
-        match response.status() {
+        match response.head().status() {
             StatusCode::NOT_FOUND => Ok(None),
             status if status.is_success() => {
-                let body = read(response, self.longest_answer).await?;
+                let body = read(response, self.answers.max_bytes).await?;
                 let read = read_foreign(&body);
                 read.map(Some).map_err(|error| PeerError::Misunderstood(error.to_string()))
             }
@@ -339,8 +351,8 @@ impl Peer {
     }
 
     /// What a refusal says.
-    async fn refused(&self, response: Response) -> PeerError {
-        let status = response.status().as_u16();
+    async fn refused(&self, response: PieceReader) -> PeerError {
+        let status = response.head().status().as_u16();
         let body = read(response, SHOWN_CHARS * 8).await.unwrap_or_default();
         let detail = |body: &Value| body.get("detail")?.as_str().map(str::to_owned);
         let said = serde_json::from_slice::<Value>(&body).ok().and_then(|body| detail(&body));
@@ -355,10 +367,10 @@ impl Peer {
 }
 
 /// Reads an answer of at most so many bytes.
-async fn read(mut response: Response, longest: usize) -> Answer<Vec<u8>> {
-    let is_ok = response.status().is_success();
+async fn read(mut response: PieceReader, longest: usize) -> Answer<Vec<u8>> {
+    let is_ok = response.head().status().is_success();
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| PeerError::Unreachable(why(&error)))? {
+    while let Some(chunk) = response.next().await? {
         body.extend_from_slice(&chunk);
         if body.len() > longest {
             if is_ok {
@@ -368,6 +380,15 @@ async fn read(mut response: Response, longest: usize) -> Answer<Vec<u8>> {
         }
     }
     Ok(body)
+}
+
+impl From<PieceError> for PeerError {
+    fn from(error: PieceError) -> Self {
+        Self::Unreachable(match error {
+            PieceError::Silent(limit) => limit.to_string(),
+            PieceError::Broken(error) => why(&error),
+        })
+    }
 }
 
 /// Why there was no answer, without the address, which may hold a secret.

@@ -35,10 +35,6 @@ use transcript::transcript;
 
 /// The class of most errors.
 const CLASS: &str = "RemoteAgentError";
-/// After how long without a sign of life a stream counts as broken.
-const SILENCE: Duration = Duration::from_secs(60);
-/// The longest event that is passed on, in bytes.
-const LONGEST_EVENT: usize = 4 * 1024 * 1024;
 /// How many events may wait to be passed on.
 const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
@@ -266,7 +262,7 @@ impl Turn {
         let mut pause = FIRST_PAUSE;
         while !run.status.is_final() {
             if let Ok(ear) = self.to.peers.ears.try_acquire() {
-                if self.listen(id, speech).await {
+                if self.listen(id, speech).await? {
                     pause = FIRST_PAUSE;
                 }
                 drop(ear);
@@ -281,19 +277,28 @@ impl Turn {
         Ok(run)
     }
 
-    /// Passes on what the run tells until it has nothing more to tell. False if nothing was heard at all.
-    async fn listen(&self, run: Uuid, speech: &mut Speech) -> bool {
+    /// Passes on what the run tells until it has nothing more to tell, or nothing arrives for too long: then it is looked
+    /// whether the run is at work. False if nothing was heard at all.
+    async fn listen(&self, run: Uuid, speech: &mut Speech) -> Result<bool, ModelError> {
         let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
-            return false;
+            return Ok(false);
         };
-        let (mut frames, mut heard) = (Frames::up_to(LONGEST_EVENT), false);
-        while let Ok(Ok(Some(bytes))) = timeout(SILENCE, response.chunk()).await {
+        let limits = self.to.peer.answers;
+        let (mut frames, mut heard) = (Frames::up_to(limits.max_event_bytes), false);
+        while let Ok(Some(bytes)) = response.next().await {
             heard = true;
+            if !speech.receives(bytes.len(), limits.max_stream_bytes) {
+                let most = limits.max_stream_bytes;
+                let why = format!(
+                    "it streamed more than {most} bytes in one turn (the setting `[answers] max_remote_stream_bytes`)"
+                );
+                return Err(self.failed(&why));
+            }
             for frame in frames.take(&bytes) {
                 speech.pass_on(frame).await;
             }
         }
-        heard
+        Ok(heard)
     }
 
     /// Why the run failed.
@@ -324,7 +329,10 @@ impl Turn {
     }
 
     fn given_up(&self, error: &PeerError) -> ModelError {
-        self.failed(&format!("{error}, for {} seconds", self.to.peers.patience.as_secs()))
+        self.failed(&format!(
+            "{error}, for {} seconds (the setting `[peers] patience_s`)",
+            self.to.peers.patience.as_secs()
+        ))
     }
 
     fn out_of_time(&self) -> ModelError {

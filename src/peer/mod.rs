@@ -14,7 +14,7 @@ mod question;
 mod workplace;
 
 pub use address::AddressRules;
-pub use client::{Peer, PeerError, Peers, Reach, RunOrder};
+pub use client::{Peer, PeerAnswerLimits, PeerError, Peers, Reach, RunOrder};
 pub use delegate::Delegate;
 pub use question::{is_asked, passed_on, resume};
 pub use workplace::{NotBegun, Workplace};

@@ -25,6 +25,7 @@ use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
 
@@ -51,6 +52,8 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
 pub(super) struct House {
     pub(super) registry: Arc<Registry>,
     pub(super) webhooks: Arc<Webhooks>,
+    /// How large the files may be that a request brings.
+    pub(super) sizes: SizeLimits,
     /// What was checked before the write.
     pub(super) checked: Vec<Checked>,
 }
@@ -94,7 +97,7 @@ pub(super) async fn start_as(
     };
     cast.known = house.registry.bound(tx, wish, cast.known).await?;
     if !house.has_checked(number, &cast.known.digest)
-        && let Err(invalid) = check(wish, &cast.known.agent)
+        && let Err(invalid) = check(wish, &cast.known.agent, house.sizes)
     {
         return Ok(Err(invalid.into()));
     }
@@ -460,17 +463,27 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
     })
 }
 
-/// Checks a wish that is to be granted later, and more than once, as far as can be told ahead.
-pub(super) fn check_ahead(wish: &Wish, cast: &Cast) -> Result<(), Invalid> {
-    check(wish, &cast.known.agent)?;
+/// Checks a wish that is to be granted later, and more than once, as far as can be told ahead, unless that was done before
+/// the write.
+pub(super) fn check_ahead(wish: &Wish, cast: &Cast, house: &House) -> Result<(), Invalid> {
+    let known = &cast.known;
+    if !house.has_checked(0, &known.digest) {
+        check(wish, &known.agent, house.sizes)?;
+    }
     let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
-    cast.known.agent.context.as_ref().map_or(Ok(()), |schema| schema.check(&settings.context))
+    match &known.agent.context {
+        Some(schema) if !house.has_checked_context(0, &known.digest, &settings.context) => {
+            schema.check(&settings.context)
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-pub(super) fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
+pub(super) fn check(wish: &Wish, agent: &Agent, sizes: SizeLimits) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
         let input = read_input(input)?;
+        sizes.check_files(&input)?;
         agent.declared.check_input(&input)?;
         agent.check_content(&input)?;
     }
@@ -478,8 +491,8 @@ pub(super) fn check(wish: &Wish, agent: &Agent) -> Result<(), Invalid> {
         if let Some(update) = &command.update {
             read_update(update)
                 .and_then(|update| {
-                    agent.declared.check(&update)?;
-                    agent.check_content(&update)
+                    sizes.check_files(&update)?;
+                    agent.check_update(&update)
                 })
                 .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
         }

@@ -3,18 +3,23 @@
 //! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and of
 //! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
 //! thread of a process stood still, is made up for by one run, however many due times went by.
+//!
+//! A schedule speaks of the hours of the day, so a server goes by its own clock, and so it does for runs that are put off.
+//! Nothing that must happen once rests on it: who comes first locks the row, and moves it on. Servers whose clocks differ
+//! begin early or late by the difference, and that is all.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{AssistantRef, CronError, Runs, StartError, Target, Wish, admission, assistants};
-use crate::agent::assemble::Agents;
+use super::admission::{self, House};
+use super::{AssistantRef, CronError, Runs, StartError, Target, Wish, assistants};
 use crate::db::crons::Due;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
-use crate::domain::id::{CronId, ThreadId};
+use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
@@ -49,7 +54,7 @@ pub struct CronWish {
 
 impl CronWish {
     /// The cron that is wished for. It has no due time yet.
-    fn into_cron(self, id: CronId, assistant: crate::domain::id::AssistantId, now: Timestamp) -> Cron {
+    fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
         let Self { thread, schedule, end, enabled, keep_threads, mut request, metadata, mut payload, .. } = self;
         mark(&mut request.config, id);
         payload.insert("assistant_id".to_owned(), json!(assistant));
@@ -102,19 +107,28 @@ fn wish_of(cron: &Cron) -> Wish {
     }
 }
 
+/// What the run of a cron is admitted with.
+struct RunAhead {
+    house: House,
+    /// The request that was checked.
+    request: Option<RunRequest>,
+    /// Why it is not granted, if that is known already.
+    refusal: Option<StartError>,
+}
+
 /// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
 async fn lay_out(
     tx: &mut Tx<'_>,
     wish: CronWish,
-    agents: &Agents,
+    house: &House,
     (id, now): (CronId, Timestamp),
 ) -> DbResult<Result<Cron, CronError>> {
-    let cast = match assistants::cast(tx, agents, &wish.assistant).await? {
+    let cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
         Err(refusal) => return Ok(Err(refusal.into())),
     };
     let cron = wish.into_cron(id, cast.assistant.id, now);
-    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast) {
+    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast, house) {
         return Ok(Err(invalid.into()));
     }
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
@@ -135,8 +149,11 @@ impl Runs {
         key: Option<Key>,
         shown: fn(&Cron) -> Kept,
     ) -> Result<Once<Cron>, CronError> {
-        self.0.webhooks.check(&wish.request)?;
-        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
+        let (id, now) = (CronId::mint(), self.0.clock.now());
+        let house = match self.cron_ahead(&wish, id, now).await {
+            Ok(house) => house,
+            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
+        };
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if let Some(thread) = wish.thread
@@ -144,7 +161,7 @@ impl Runs {
                 {
                     return Ok(Err(CronError::NoThread(thread)));
                 }
-                let mut cron = match lay_out(tx, wish, &agents, (CronId::mint(), now)).await? {
+                let mut cron = match lay_out(tx, wish, &house, (id, now)).await? {
                     Ok(cron) => cron,
                     Err(refusal) => return Ok(Err(refusal)),
                 };
@@ -162,8 +179,8 @@ impl Runs {
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
-        self.0.webhooks.check(&wish.request)?;
-        let (agents, now) = (self.0.registry.agents(), self.0.clock.now());
+        let now = self.0.clock.now();
+        let house = self.cron_ahead(&wish, old.id, now).await?;
         self.0
             .db
             .write(move |tx| {
@@ -174,7 +191,7 @@ impl Runs {
                     if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                         return Ok(Err(CronError::Stale));
                     }
-                    let mut new = match lay_out(tx, wish, &agents, (old.id, now)).await? {
+                    let mut new = match lay_out(tx, wish, &house, (old.id, now)).await? {
                         Ok(new) => Cron { thread: old.thread, created_at: old.created_at, ..new },
                         Err(refusal) => return Ok(Err(refusal)),
                     };
@@ -187,6 +204,36 @@ impl Runs {
                 })
             })
             .await?
+    }
+
+    /// What a cron is made with, after those parts of the wish were checked whose check takes long.
+    async fn cron_ahead(&self, wish: &CronWish, id: CronId, now: Timestamp) -> Result<House, CronError> {
+        self.0.webhooks.check(&wish.request)?;
+        // Which assistant is meant is found out by whoever looks at the wish.
+        let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
+        let ahead = Wish { assistant: wish.assistant.clone(), ..wish_of(&cron) };
+        let checked = self.checked_ahead(&Arc::new(vec![ahead])).await;
+        checked.map_err(|(_, refusal)| match refusal {
+            StartError::Invalid(invalid) => invalid.into(),
+            StartError::Fault(error) => error.into(),
+            refusal => refusal.into(),
+        })
+    }
+
+    /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.
+    async fn run_ahead(&self, id: CronId) -> DbResult<RunAhead> {
+        let found = self.0.db.read(move |tx| Box::pin(async move { db::crons::find(tx, id).await })).await;
+        // One that is gone or cannot be read is met by the write.
+        let Some(cron) = db::unless_corrupt(found)?.flatten() else {
+            return Ok(RunAhead { house: self.0.house(), request: None, refusal: None });
+        };
+        let checked = self.checked_ahead(&Arc::new(vec![wish_of(&cron)])).await;
+        let request = Some(cron.request);
+        match checked {
+            Ok(house) => Ok(RunAhead { house, request, refusal: None }),
+            Err((_, StartError::Fault(error))) => Err(error),
+            Err((_, refusal)) => Ok(RunAhead { house: self.0.house(), request, refusal: Some(refusal) }),
+        }
     }
 
     /// Deletes a cron. False if there is none.
@@ -242,7 +289,8 @@ impl Runs {
                 return Ok(());
             }
         }
-        let (house, occasion) = (self.0.house(), self.0.occasion());
+        let mut ahead = self.run_ahead(due.id).await?;
+        let occasion = self.0.occasion();
         let now = occasion.now;
         let fired = self.0.db.write(move |tx| {
             Box::pin(async move {
@@ -264,8 +312,15 @@ impl Runs {
                 if cron.end.is_some_and(|end| end < now) {
                     return Ok(None);
                 }
-                let wish = wish_of(&cron);
-                let started = admission::start(tx, &wish, &house, occasion).await?;
+                if ahead.request.as_ref() != Some(&cron.request) {
+                    // It was changed since.
+                    ahead.house.checked.clear();
+                    ahead.refusal = None;
+                }
+                if let Some(refusal) = ahead.refusal {
+                    return Ok(Some(Err(refusal)));
+                }
+                let started = admission::start(tx, &wish_of(&cron), &ahead.house, occasion).await?;
                 if matches!(started, Err(StartError::ThreadFull(_))) {
                     // It stays due, and is met when there is room.
                     db::crons::set_due(tx, cron.id, cron.due_at).await?;

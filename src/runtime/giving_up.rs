@@ -18,6 +18,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::run::{Command, Run, RunRequest, RunStatus};
+use crate::domain::size::SizeLimits;
 use crate::domain::time::Timestamp;
 
 /// Who tells the caller.
@@ -50,7 +51,7 @@ pub(super) async fn give_up(
     let at_work = db::runs::in_flight(tx, thread).await?.into_iter().find(|run| run.status == RunStatus::Running);
     let newest = match at_work {
         Some(_) => None,
-        None => db::runs::list(tx, thread, None, 1, 0).await?.pop(),
+        None => db::runs::newest(tx, thread).await?,
     };
     let waits = newest.as_ref().is_some_and(|run| matches!(run.status, RunStatus::Success | RunStatus::Pending));
     let (teller, by) = match (&at_work, newest.filter(|_| waits)) {
@@ -108,7 +109,9 @@ pub(super) async fn follow(tx: &mut Tx<'_>, desk: &Desk, at: Timestamp) -> DbRes
     if children.is_empty() {
         return Ok(());
     }
-    let house = House { registry: desk.registry.clone(), webhooks: desk.webhooks.clone(), checked: vec![] };
+    // It brings no files.
+    let sizes = SizeLimits::default();
+    let house = House { registry: desk.registry.clone(), webhooks: desk.webhooks.clone(), sizes, checked: vec![] };
     let occasion = Occasion { worker: None, now: at, ttl: None, most_waiting: u64::MAX, number: 0 };
     let started = start(tx, (run.thread, run.assistant), &children, (&house, occasion)).await?;
     if let Some(admitted) = started {

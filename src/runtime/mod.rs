@@ -19,6 +19,7 @@ use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId}
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
+use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::{Backlog, Metrics};
@@ -165,6 +166,8 @@ pub struct Parts {
     pub max_concurrent_runs: usize,
     /// How many may wait, and how long one may be at work.
     pub bounds: RunBounds,
+    /// How large files and states may become.
+    pub sizes: SizeLimits,
     /// How many calls of tools may be under way at once in this process.
     pub max_calls: usize,
     /// How many calls of tools and questions to models may be under way at once for one run with its subagents.
@@ -204,10 +207,10 @@ impl Runs {
         worker.sign_on().await?;
         if worker.db.engine() == Engine::Postgres {
             let soft = worker.shutdown.soft().clone();
-            worker.shutdown.spawn("definitions", Arc::clone(&worker.registry).keep_up(soft));
+            spawn_essential(&worker.shutdown, "definitions", Arc::clone(&worker.registry).keep_up(soft));
         }
         worker.sweep_copies(true).await?;
-        worker.shutdown.spawn("sweeper", Arc::clone(&worker).keep_sweeping());
+        spawn_essential(&worker.shutdown, "sweeper", Arc::clone(&worker).keep_sweeping());
         spawn_essential(&worker.shutdown, "lease", Arc::clone(&worker).keep_lease());
         spawn_essential(&worker.shutdown, "dispatcher", Arc::clone(&worker).dispatch());
         spawn_essential(&worker.shutdown, "hearing", Arc::clone(&worker).hear());
@@ -333,10 +336,14 @@ impl Runs {
         key: Option<Key>,
         shown: fn(ThreadId, CheckpointId) -> Kept,
     ) -> Result<Once<CheckpointId>, StateWriteError> {
+        let checked = match self.checked_write(thread, write).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
+        };
         let (registry, now) = (Arc::clone(&self.0.registry), self.0.clock.now());
         let kept = move |left: &CheckpointId| shown(thread, *left);
         let write = self.0.db.write_once(key, now, kept, move |tx| {
-            Box::pin(async move { writing::write(tx, thread, &write, (&registry, now)).await })
+            Box::pin(async move { writing::write(tx, thread, checked, (&registry, now)).await })
         });
         write.await?
     }

@@ -20,10 +20,8 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
-        self.0.webhooks.check(&wish.request)?;
-        self.take_place(&wish).await?;
         let wish = Arc::new(vec![wish]);
-        let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
+        let house = self.prepared(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(|runs| async move {
             let (permit, occasion) = runs.occasion();
             let write = runs
@@ -35,9 +33,31 @@ impl Runs {
         work.await?
     }
 
-    /// Takes a place in the queue, unless the run brings an answer that somebody waits for.
-    async fn take_place(&self, wish: &Wish) -> Result<(), StartError> {
-        if wish.resume.is_some() { Ok(()) } else { self.take_places(1).await }
+    /// Takes places in the queue, except for runs that bring an answer that somebody waits for, and checks ahead.
+    ///
+    /// # Errors
+    /// Why the requests cannot be granted, with the number of the first one.
+    async fn prepared(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
+        for (at, wish) in wishes.iter().enumerate() {
+            self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
+        }
+        let places = wishes.iter().filter(|wish| wish.resume.is_none()).count();
+        if places > 0 {
+            self.take_places(places).await.map_err(|error| (0, error))?;
+        }
+        self.checked_ahead(wishes).await
+    }
+
+    /// What a request under this key was answered before, if it was. That answer is given again whatever would keep the
+    /// request from being granted now: nothing is done for it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(super) async fn kept<T>(&self, key: Option<Key>) -> DbResult<Option<Once<T>>> {
+        let Some(key) = key else { return Ok(None) };
+        let now = self.0.clock.now();
+        let found = self.0.db.read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
+        Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
     }
 
     /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
@@ -46,10 +66,11 @@ impl Runs {
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
     pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
-        self.0.webhooks.check(&wish.request)?;
-        self.take_place(&wish).await?;
         let wish = Arc::new(vec![wish]);
-        let house = self.checked_ahead(&wish).await.map_err(|(_, refusal)| refusal)?;
+        let house = match self.prepared(&wish).await {
+            Ok(house) => house,
+            Err((_, refusal)) => return self.kept(Some(key)).await?.ok_or(refusal),
+        };
         let work = self.seen_through(move |runs| async move {
             let (permit, occasion) = runs.occasion();
             let now = occasion.now;
@@ -83,12 +104,17 @@ impl Runs {
         shown: Shown,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
-            self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
             admission::check_stateless(wish).map_err(|error| (at, error))?;
         }
-        self.take_places(wishes.len()).await.map_err(|error| (0, error))?;
         let wishes = Arc::new(wishes);
-        let (house, occasion) = (self.checked_ahead(&wishes).await?, self.0.occasion());
+        let house = match self.prepared(&wishes).await {
+            Ok(house) => house,
+            Err(refusal) => {
+                let kept = self.kept(key).await.map_err(|error| (0, error.into()))?;
+                return kept.ok_or(refusal);
+            }
+        };
+        let occasion = self.0.occasion();
         let job = self.0.db.write_once(
             key,
             occasion.now,

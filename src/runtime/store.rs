@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
+use crate::db::ListPart;
 use crate::db::items::{self, MOST_COMPARED, NamespaceSearch};
 use crate::db::{Db, DbError, DbResult};
 use crate::domain::Invalid;
@@ -24,6 +25,8 @@ pub use index::IndexParts;
 
 use index::{Index, IndexError};
 
+/// How much memory the items may take that a tool finds at once, roughly, in bytes: as much as an answer of a tool may have.
+const MOST_FOUND_BYTES: usize = 8 * 1024 * 1024;
 /// How many expired items are removed in one transaction.
 const SWEEP: u32 = 500;
 
@@ -143,11 +146,12 @@ impl Store {
     }
 
     /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and keys, or
-    /// with a query the closest first, and then only those that are in the index.
+    /// with a query the closest first, and then only those that are in the index. Without a query they are only as many as take
+    /// about so many `bytes` of memory.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, StoreError> {
+    pub async fn search(&self, inquiry: Inquiry, bytes: usize) -> Result<ListPart<FoundItem>, StoreError> {
         let Inquiry { wanted, query, refresh } = inquiry;
         let near = match (&self.0.index, query.filter(|query| !query.trim().is_empty())) {
             (Some(index), Some(query)) => Some(index.near(&query).await?),
@@ -157,10 +161,17 @@ impl Store {
         let searched = self.0.db.read(move |tx| {
             Box::pin(async move {
                 match near {
-                    Some(near) => items::nearest(tx, &wanted, &near, now).await,
+                    Some(near) => {
+                        let found = items::nearest(tx, &wanted, &near, now).await?;
+                        let part = |found: Vec<FoundItem>| ListPart {
+                            rows: found.into_iter().map(Some).collect(),
+                            is_cut: false,
+                        };
+                        Ok(found.map(part))
+                    }
                     None => {
-                        let found = items::search(tx, &wanted, now).await?;
-                        Ok(Some(found.into_iter().map(|item| FoundItem { item, score: None }).collect()))
+                        let found = items::search(tx, &wanted, bytes, now).await?;
+                        Ok(Some(found.map(|item| FoundItem { item, score: None })))
                     }
                 }
             })
@@ -169,7 +180,7 @@ impl Store {
             let reason = format!("has more than {MOST_COMPARED} texts below it; search in a narrower one");
             Invalid::new("namespace_prefix", reason)
         })?;
-        self.was_read(found.iter().map(|found| &found.item), refresh).await?;
+        self.was_read(found.rows.iter().flatten().map(|found| &found.item), refresh).await?;
         Ok(found)
     }
 
@@ -245,7 +256,7 @@ impl Items for Store {
     }
 
     async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
-        Self::search(self, inquiry).await.map_err(told)
+        Self::search(self, inquiry, MOST_FOUND_BYTES).await.map(ListPart::into_items).map_err(told)
     }
 
     async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {

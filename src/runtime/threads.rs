@@ -68,7 +68,7 @@ impl Runs {
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
         let agents = self.0.registry.agents();
         let known = agents.last_on(&thread);
-        let history = History::replayed(known.as_ref().map(|known| &*known.agent), &wish.supersteps)?;
+        let history = History::replayed(known.as_ref().map(|known| &*known.agent), &wish.supersteps, self.0.sizes)?;
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if !db::threads::insert(tx, &thread).await? {

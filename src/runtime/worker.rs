@@ -28,6 +28,7 @@ use crate::domain::event::Fact;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::run::RunStatus;
+use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::events::Events;
 use crate::metrics::Metrics;
@@ -64,6 +65,8 @@ pub(super) struct Worker {
     /// How many runs may wait, and how long one may be at work.
     pub(super) bounds: RunBounds,
     pub(super) queue: QueueRoom,
+    /// How large files and states may become.
+    pub(super) sizes: SizeLimits,
     /// How many slots there are, free or not.
     pub(super) slot_count: usize,
     /// How many tools may be called at once in this process, and by one run.
@@ -110,6 +113,7 @@ impl Worker {
             waker: Waker::default(),
             bounds: parts.bounds,
             queue: QueueRoom::new(parts.bounds.waiting),
+            sizes: parts.sizes,
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
@@ -125,7 +129,8 @@ impl Worker {
     }
 
     pub(super) fn house(&self) -> House {
-        House { registry: Arc::clone(&self.registry), webhooks: Arc::clone(&self.webhooks), checked: vec![] }
+        let (registry, webhooks) = (Arc::clone(&self.registry), Arc::clone(&self.webhooks));
+        House { registry, webhooks, sizes: self.sizes, checked: vec![] }
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
@@ -299,7 +304,7 @@ impl Worker {
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
         let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
         let driving = Loop {
-            growth: Growth::default(),
+            growth: Growth::new(self.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,

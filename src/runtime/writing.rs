@@ -1,7 +1,8 @@
 //! Writes into the state of a thread from outside the loop.
 
+use super::ahead::CheckedWrite;
 use super::registry::Registry;
-use super::{StateWrite, StateWriteError, Superstep};
+use super::{StateWriteError, Superstep};
 use crate::agent::Agent;
 use crate::db::checkpoints::Placed;
 use crate::db::{self, DbResult, Tx};
@@ -11,7 +12,7 @@ use crate::domain::checkpoint::{Lane, Source};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
-use crate::domain::size::{self, MAX_STATE_BYTES};
+use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -20,7 +21,7 @@ use crate::domain::time::Timestamp;
 pub(super) async fn write(
     tx: &mut Tx<'_>,
     thread: ThreadId,
-    write: &StateWrite,
+    write: CheckedWrite,
     (registry, now): (&Registry, Timestamp),
 ) -> DbResult<Result<CheckpointId, StateWriteError>> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
@@ -30,33 +31,33 @@ pub(super) async fn write(
     if !in_flight.is_empty() {
         return Ok(Err(StateWriteError::InFlight(in_flight)));
     }
-    let update = match read_update(&write.values) {
-        Ok(update) => crate::agent::identified(update),
-        Err(invalid) => return Ok(Err(invalid.into())),
-    };
+    let CheckedWrite { update, as_node, checkpoint, digest, sizes } = write;
     let known = registry.of_thread(tx, &found).await?;
-    let check = |agent: &Agent| agent.declared.check(&update).and_then(|()| agent.check_content(&update));
-    if let Some(Err(invalid)) = known.as_ref().map(|known| check(&known.agent)) {
+    if let Some(known) = &known
+        && digest.as_ref() != Some(&known.digest)
+        && let Err(invalid) = known.agent.check_update(&update)
+    {
         return Ok(Err(invalid.into()));
     }
     // Without an agent, the hooks of no agent.
     let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
-    let base = match base(tx, thread, write.checkpoint).await? {
+    let base = match base(tx, thread, checkpoint).await? {
         Ok(base) => base,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let Base { mut machine, segment, last } = base;
-    if size::of_state(&machine.state) + size::of_update(&update) > MAX_STATE_BYTES {
-        let reason = format!("would make the state of the thread larger than {MAX_STATE_BYTES} bytes");
+    if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
+        let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
         return Ok(Err(Invalid::new("values", reason).into()));
     }
-    let node = write.as_node.clone().unwrap_or(last);
+    let is_named = as_node.is_some();
+    let node = as_node.unwrap_or(last);
     if !knows(&plan, &node) {
         return Ok(Err(StateWriteError::NoNode(node)));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     // Nobody is named and nobody was at work: then nobody goes on because of it.
-    let is_aside = write.as_node.is_none() && machine.head.is_some() && machine.position.phase == Phase::Ended;
+    let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
     let entry = if is_aside {
         machine.noted(&plan, update, CheckpointId::mint())
     } else {
@@ -148,7 +149,11 @@ impl History {
     ///
     /// # Errors
     /// Names the write that cannot be accepted, or the node that the agent does not have.
-    pub(super) fn replayed(agent: Option<&Agent>, supersteps: &[Superstep]) -> Result<Self, StateWriteError> {
+    pub(super) fn replayed(
+        agent: Option<&Agent>,
+        supersteps: &[Superstep],
+        sizes: SizeLimits,
+    ) -> Result<Self, StateWriteError> {
         // Without an agent, the hooks of no agent.
         let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
         let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
@@ -161,14 +166,13 @@ impl History {
             }
             let mut update = Update::none();
             for (number, write) in superstep.updates.iter().enumerate() {
-                let written = read_update(&write.values).and_then(|update| {
-                    agent.map_or(Ok(()), |agent| agent.check_content(&update))?;
-                    Ok(update)
-                });
-                let written = written.map_err(|invalid| {
+                let wrong = |invalid: Invalid| {
                     let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
                     Invalid { field, ..invalid }
-                })?;
+                };
+                let written = read_update(&write.values).map_err(wrong)?;
+                sizes.check_files(&written).map_err(wrong)?;
+                agent.map_or(Ok(()), |agent| agent.check_content(&written)).map_err(wrong)?;
                 update.merge(written.ruled(&plan.rules));
                 last = write.node.clone().unwrap_or(last);
             }

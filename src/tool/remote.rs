@@ -26,6 +26,7 @@ use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
+use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 
 /// The header by which a tool recognises a call that it has seen before.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -52,6 +53,7 @@ pub struct RemoteTool {
     headers: HeaderMap,
     timeout: Duration,
     longest_answer: usize,
+    pieces: PieceLimits,
     after_crash: AfterCrash,
     on_error: OnError,
 }
@@ -90,6 +92,7 @@ impl RemoteTool {
             headers: headers(&definition.headers.0)?,
             timeout,
             longest_answer: LONGEST_ANSWER,
+            pieces: PieceLimits::default(),
             after_crash: definition.after_crash,
             on_error: definition.on_error,
         })
@@ -99,6 +102,12 @@ impl RemoteTool {
     #[must_use]
     pub fn with_longest_answer(self, longest_answer: usize) -> Self {
         Self { longest_answer, ..self }
+    }
+
+    /// The same tool, of whose answers nothing may arrive for so long.
+    #[must_use]
+    pub fn with_pieces(self, pieces: PieceLimits) -> Self {
+        Self { pieces, ..self }
     }
 
     async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
@@ -122,9 +131,9 @@ impl RemoteTool {
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
             .timeout(self.timeout);
-        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        if status == StatusCode::OK && is_in_lines(&response) {
+        let response = PieceReader::open(request, self.pieces).await.map_err(|error| self.unreachable(&error))?;
+        let status = response.head().status();
+        if status == StatusCode::OK && is_in_lines(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;
             return self.outcome(scope, call, answer).await;
         }
@@ -137,9 +146,9 @@ impl RemoteTool {
     }
 
     /// Reads an answer in lines: tells clients at once what lines without a result bring, up to the line with the result.
-    async fn read_lines(&self, scope: &Scope, call: &str, mut response: Response) -> Result<Value, Failure> {
+    async fn read_lines(&self, scope: &Scope, call: &str, mut response: PieceReader) -> Result<Value, Failure> {
         let (mut line, mut length) = (Vec::new(), 0);
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
+        while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
             length += chunk.len();
             if length > self.longest_answer {
                 return Err(self.too_long());
@@ -193,10 +202,10 @@ impl RemoteTool {
     }
 
     /// Reads the body, but no more than anybody has use for.
-    async fn read(&self, mut response: Response) -> Result<Vec<u8>, Failure> {
-        let is_ok = response.status() == StatusCode::OK;
+    async fn read(&self, mut response: PieceReader) -> Result<Vec<u8>, Failure> {
+        let is_ok = response.head().status() == StatusCode::OK;
         let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(&error))? {
+        while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
             body.extend_from_slice(&chunk);
             // Of a refusal only the first characters are shown, at most four bytes each.
             if !is_ok && body.len() >= SHOWN_CHARS * 4 {
@@ -239,11 +248,19 @@ impl RemoteTool {
         Ok(result(call, content, answer.artifact, answer.update))
     }
 
-    fn unreachable(&self, error: &reqwest::Error) -> Failure {
+    fn unreachable(&self, error: &PieceError) -> Failure {
         let name = &self.spec.name;
+        let error = match error {
+            PieceError::Silent(limit) => {
+                let message = format!("the tool `{name}` did not answer in time: {limit}");
+                return Failure::new("ToolTimeoutError", message);
+            }
+            PieceError::Broken(error) => error,
+        };
         // A connection that takes too long counts as no connection: the tool has not seen the call.
         if error.is_timeout() && !error.is_connect() {
-            let message = format!("the tool `{name}` did not answer within {} s", self.timeout.as_secs_f64());
+            let message =
+                format!("the tool `{name}` did not answer within {} s (its `timeout_s`)", self.timeout.as_secs_f64());
             return Failure::new("ToolTimeoutError", message);
         }
         let what = if error.is_connect() { "could not be reached" } else { "broke off its answer" };

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, Question};
+use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
@@ -48,6 +49,8 @@ pub struct Scope {
     pub task: Option<TaskId>,
     /// How many steps each agent of the run may take, when its request says so.
     pub step_limit: Option<u32>,
+    /// How large files and the state may become.
+    pub sizes: SizeLimits,
     /// Tells when the run has to stop.
     pub stop: CancellationToken,
     /// What the agent may still use.
@@ -108,6 +111,7 @@ impl Scope {
             tasks: Arc::new(crate::tool::background::NoTasks),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
+            sizes: SizeLimits::default(),
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
             slots: CallSlots::default(),

@@ -109,7 +109,7 @@ async fn a_late_answer_is_not_waited_for(server: &TestServer, way: Way) {
     let said = transcript(&alice.says(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await);
     assert_eq!(
         said[2],
-        "docs__dig failed: The call to `docs__dig` failed: `dig` of the MCP server `docs`: there was no answer within 0.3 s"
+        "docs__dig failed: The call to `docs__dig` failed: `dig` of the MCP server `docs`: there was no answer within 0.3 s (its `timeout_s`)"
     );
     server.tools.called("cancelled", 1).await;
     server.tools.let_go("dig");

@@ -132,6 +132,7 @@ impl Stage {
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),
             task: None,
             step_limit: None,
+            sizes: crate::domain::size::SizeLimits::default(),
             slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),

@@ -72,7 +72,7 @@ async fn keeps_every_version(db: Db) {
 
     let versions = async |metadata: Value, part: (i64, i64)| {
         let metadata = filter(metadata);
-        let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part));
+        let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part, usize::MAX)).into_items();
         found.into_iter().map(|version| (version.number, version.created_at.0)).collect::<Vec<_>>()
     };
     assert_eq!(versions(json!({}), (10, 0)).await, [(3, 3), (2, 2), (1, 1)]);
@@ -91,7 +91,7 @@ async fn is_searched(db: Db) {
     }
     let found = async |wanted: AssistantSearch| {
         let counted = wanted.clone();
-        let found = read!(db, |tx| assistants::search(tx, &wanted));
+        let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         let places: Vec<usize> = found.iter().filter_map(|one| ids.iter().position(|id| *id == one.id)).collect();
         (places, read!(db, |tx| assistants::count(tx, &counted)))
     };
@@ -117,7 +117,7 @@ async fn is_found_by_any_part_of_its_name(db: Db) {
     }
     let found = async |name: &str| {
         let wanted = AssistantSearch { name: Some(name.to_owned()), ascending: true, ..AssistantSearch::default() };
-        let found = read!(db, |tx| assistants::search(tx, &wanted));
+        let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
     };
     assert_eq!(found("GRÖ").await, ["Größe 100%", "GRÖSSE"]);

@@ -143,8 +143,11 @@ async fn are_sorted(db: Db) {
     for (sort, order) in expected {
         for ascending in [true, false] {
             let wanted = CronSearch { sort, ascending, limit: 10, ..CronSearch::default() };
-            let mut found: Vec<CronId> =
-                read!(db, |tx| crons::search(tx, &wanted)).into_iter().map(|cron| cron.id).collect();
+            let mut found: Vec<CronId> = read!(db, |tx| crons::search(tx, &wanted, usize::MAX))
+                .into_items()
+                .into_iter()
+                .map(|cron| cron.id)
+                .collect();
             if !ascending {
                 found.reverse();
             }

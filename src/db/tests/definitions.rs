@@ -39,14 +39,14 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
     let file = Provenance::File("agents/a".to_owned());
     let (definition, at) = (saying("one"), file.clone());
     assert_eq!(write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number, 4);
-    let all = read!(db, |tx| definitions::versions(tx, "a", (10, 0)));
+    let all = read!(db, |tx| definitions::versions(tx, "a", (10, 0), usize::MAX)).into_items();
     let shown: Vec<_> = all.iter().map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0)).collect();
     assert_eq!(shown, [(4, "one", 6), (3, "one", 4), (2, "two", 3), (1, "one", 1)]);
     assert_eq!(all[0].provenance, file);
     // The order of keys means something to models.
     assert_eq!(all[3].definition.text(), saying("one").text());
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 2)), Some(all[2].clone()));
-    assert_eq!(read!(db, |tx| definitions::versions(tx, "a", (1, 1)))[0].number, 3);
+    assert_eq!(read!(db, |tx| definitions::versions(tx, "a", (1, 1), usize::MAX)).into_items()[0].number, 3);
     assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 4);
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 9)), None);
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));

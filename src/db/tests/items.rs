@@ -47,7 +47,7 @@ async fn find(db: &Db, place: &str, key: &str, now: i64) -> Option<Item> {
 async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
     let filter = Filter::read("filter", &object(filter)).expect("a filter");
     let wanted = ItemSearch { prefix: namespace(prefix), filter, limit: page.0, offset: page.1 };
-    let found = read!(db, |tx| items::search(tx, &wanted, Timestamp(100)));
+    let found = read!(db, |tx| items::search(tx, &wanted, usize::MAX, Timestamp(100))).into_items();
     found.into_iter().map(|item| item.address.key).collect()
 }
 

@@ -76,11 +76,18 @@ async fn are_listed(db: Db) {
     let failure = Failure::new("E", "m");
     let failed = ids[1];
     assert!(write!(db, |tx| runs::set_status(tx, failed, RunStatus::Error, Some(&failure), Timestamp(50))));
-    let listed = read!(db, |tx| runs::list(tx, thread, None, 2, 1));
+    let listed = {
+        let wanted = runs::RunList { thread, status: None, limit: 2, offset: 1, bytes: usize::MAX };
+        read!(db, |tx| runs::list(tx, &wanted)).into_items()
+    };
     assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[2], ids[1]]);
     assert_eq!(listed[1].error, Some(Failure::new("E", "m")));
     assert_eq!((listed[1].status, listed[1].updated_at), (RunStatus::Error, Timestamp(50)));
-    let pending = read!(db, |tx| runs::list(tx, thread, Some(RunStatus::Pending), 10, 0));
+    let pending = {
+        let wanted =
+            runs::RunList { thread, status: Some(RunStatus::Pending), limit: 10, offset: 0, bytes: usize::MAX };
+        read!(db, |tx| runs::list(tx, &wanted)).into_items()
+    };
     assert_eq!(pending.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[3], ids[2], ids[0]]);
     let waiting = read!(db, |tx| runs::in_flight(tx, thread));
     assert_eq!(waiting.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[0], ids[2], ids[3]]);

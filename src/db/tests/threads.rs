@@ -245,9 +245,17 @@ async fn is_stirred(db: Db) {
     let ids = [old.id, new.id];
     assert!(write!(db, |tx| threads::insert(tx, &old)));
     assert!(write!(db, |tx| threads::insert(tx, &new)));
-    let all = ids.to_vec();
-    assert_eq!(read!(db, |tx| threads::stirred(tx, &all, Timestamp(8))), [ids[1]]);
     let id = ids[1];
+    let version = |found: Vec<threads::ThreadVersion>| {
+        let one = found.into_iter().find(|found| found.thread == id).expect("the thread is there");
+        assert!(!one.is_at_work);
+        one.version
+    };
+    let before = version(read!(db, |tx| threads::versions(tx, &ids)));
+    assert_eq!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
+    // By a server whose clock is behind.
+    assert!(write!(db, |tx| threads::patch(tx, id, &object(json!({"a": 1})), None, Timestamp(3))).is_some());
+    assert_ne!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
     assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
     let (run, lane, at) = (crate::domain::id::RunId::mint(), Lane::Main, Timestamp(9));
     write!(db, |tx| {

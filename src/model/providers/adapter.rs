@@ -132,8 +132,8 @@ impl Reading {
             }
             let streamed = self.streamed.as_mut()?;
             // The client below waits for bytes; signs of life are bytes, too, but no pieces of an answer.
-            let silence = self.limits.first_token.max(self.limits.between_tokens);
-            match tokio::time::timeout(silence, streamed.next()).await {
+            let limit = self.limits.pieces.longest();
+            match tokio::time::timeout(limit.time, streamed.next()).await {
                 Ok(Some(Ok(Item::Event(event)))) => {
                     self.pieces.absorb(event);
                     if self.pieces.length > self.limits.max_answer_bytes {
@@ -151,8 +151,7 @@ impl Reading {
                 Ok(None) => return self.finish().await,
                 Err(_) => {
                     self.streamed = None;
-                    let message = format!("nothing arrived for {} s", silence.as_secs_f64());
-                    return Some(Err(ModelError::TimedOut { message }));
+                    return Some(Err(ModelError::TimedOut { message: limit.to_string() }));
                 }
             }
         }

@@ -8,17 +8,16 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::{self, BoxStream};
+use futures::stream;
 use http::{Request, Response};
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
 use rig_core::http_client::multipart::MultipartForm;
 use rig_core::http_client::{Error, HttpClientExt, LazyBody, Result, StreamingResponse};
 use rig_core::wasm_compat::WasmCompatSend;
 use rig_reqwest::ReqwestClient;
-use tokio::time::{Instant, timeout_at};
 
 use crate::model::limits::AnswerLimits;
+use crate::model::pieces::{PieceError, PieceReader, SilenceLimit};
 
 /// Time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +33,7 @@ pub(super) struct BoundedClient {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Exceeded {
     /// Nothing came for so long.
-    Silent(Duration),
+    Silent(SilenceLimit),
     /// What came is too much.
     TooLarge(String),
 }
@@ -42,13 +41,21 @@ pub(super) enum Exceeded {
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Silent(silence) => write!(f, "nothing arrived for {} s", silence.as_secs_f64()),
+            Self::Silent(limit) => write!(f, "{limit}"),
             Self::TooLarge(what) => f.write_str(what),
         }
     }
 }
 
 impl std::error::Error for Exceeded {}
+
+/// What the library is told of an answer that ended before it was complete.
+fn broken(error: PieceError) -> Error {
+    match error {
+        PieceError::Silent(limit) => Error::instance(Exceeded::Silent(limit)),
+        PieceError::Broken(error) => Error::instance(error),
+    }
+}
 
 impl BoundedClient {
     /// A client with a connection pool of its own.
@@ -62,23 +69,22 @@ impl BoundedClient {
     }
 
     /// Sends a request and waits for the head of the answer. One that tells of an error is an error, with its body.
-    async fn open(&self, request: Request<Bytes>, deadline: Instant) -> Result<reqwest::Response> {
+    async fn open(&self, request: Request<Bytes>) -> Result<PieceReader> {
         let (parts, body) = request.into_parts();
         let request = self.http.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
-        let sent = timeout_at(deadline, request.send()).await;
-        let response = sent.map_err(|_| self.silent(self.limits.first_token))?.map_err(Error::instance)?;
-        if response.status().is_success() {
-            return Ok(response);
+        let reader = PieceReader::open(request, self.limits.pieces).await.map_err(broken)?;
+        let (status, headers) = (reader.head().status(), reader.head().headers().clone());
+        if status.is_success() {
+            return Ok(reader);
         }
-        let (status, headers) = (response.status(), response.headers().clone());
-        let body = self.error_body(response, deadline).await;
+        let body = self.error_body(reader).await;
         Err(Error::non_success_with_details(status, headers, body))
     }
 
     /// The beginning of the body of an error: as much as may come, in the time that there is.
-    async fn error_body(&self, mut response: reqwest::Response, deadline: Instant) -> String {
+    async fn error_body(&self, mut reader: PieceReader) -> String {
         let mut body = vec![];
-        while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
+        while let Ok(Some(chunk)) = reader.next().await {
             let room = self.limits.max_error_bytes - body.len();
             body.extend_from_slice(&chunk[..chunk.len().min(room)]);
             if body.len() == self.limits.max_error_bytes {
@@ -89,23 +95,16 @@ impl BoundedClient {
     }
 
     /// The whole body of an answer that is not streamed.
-    async fn whole(&self, mut response: reqwest::Response, mut deadline: Instant) -> Result<Bytes> {
+    async fn whole(&self, mut reader: PieceReader) -> Result<Bytes> {
         let longest = self.limits.max_answer_bytes.saturating_mul(2);
         let mut body = vec![];
         loop {
-            let chunk = timeout_at(deadline, response.chunk()).await;
-            let chunk = chunk.map_err(|_| self.silent(self.limits.between_tokens))?.map_err(Error::instance)?;
-            let Some(chunk) = chunk else { return Ok(body.into()) };
+            let Some(chunk) = reader.next().await.map_err(broken)? else { return Ok(body.into()) };
             if body.len() + chunk.len() > longest {
                 return Err(too_large(format!("the answer is longer than {longest} bytes")));
             }
             body.extend_from_slice(&chunk);
-            deadline = Instant::now() + self.limits.between_tokens;
         }
-    }
-
-    fn silent(&self, silence: Duration) -> Error {
-        Error::instance(Exceeded::Silent(silence))
     }
 }
 
@@ -126,10 +125,9 @@ impl HttpClientExt for BoundedClient {
     {
         let (client, request) = (self.clone(), request.map(Into::into));
         async move {
-            let deadline = Instant::now() + client.limits.first_token;
-            let response = client.open(request, deadline).await?;
-            let head = head(&response);
-            let body: LazyBody<U> = Box::pin(async move { client.whole(response, deadline).await.map(U::from) });
+            let reader = client.open(request).await?;
+            let head = head(reader.head());
+            let body: LazyBody<U> = Box::pin(async move { client.whole(reader).await.map(U::from) });
             head.body(body).map_err(Error::Protocol)
         }
     }
@@ -153,16 +151,13 @@ impl HttpClientExt for BoundedClient {
     {
         let (client, request) = (self.clone(), request.map(Into::into));
         async move {
-            let deadline = Instant::now() + client.limits.first_token;
-            let response = client.open(request, deadline).await?;
-            let head = head(&response);
+            let reader = client.open(request).await?;
+            let head = head(reader.head());
             let pieces = Pieces {
-                unit: Unit::of(response.headers()),
-                chunks: response.bytes_stream().boxed(),
+                unit: Unit::of(reader.head().headers()),
+                reader: Some(reader),
                 held: vec![],
                 received: 0,
-                silence: client.limits.first_token,
-                deadline,
                 limits: client.limits,
             };
             let pieces = stream::try_unfold(pieces, |mut pieces| async move {
@@ -215,13 +210,11 @@ impl Unit {
 /// The pieces of an answer.
 struct Pieces {
     unit: Unit,
-    chunks: BoxStream<'static, reqwest::Result<Bytes>>,
+    /// Where they come from; none behind the last.
+    reader: Option<PieceReader>,
     /// The unit under way.
     held: Vec<u8>,
     received: usize,
-    /// How long the next piece may take, and until when that is.
-    silence: Duration,
-    deadline: Instant,
     limits: AnswerLimits,
 }
 
@@ -229,17 +222,11 @@ impl Pieces {
     /// The next whole units; at the end what is left.
     async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
-            let next = timeout_at(self.deadline, self.chunks.next()).await;
-            let chunk = match next.map_err(|_| Error::instance(Exceeded::Silent(self.silence)))? {
-                Some(chunk) => chunk.map_err(Error::instance)?,
-                None if self.held.is_empty() => return Ok(None),
-                None => {
-                    self.chunks = stream::empty().boxed();
-                    return Ok(Some(std::mem::take(&mut self.held).into()));
-                }
+            let Some(reader) = &mut self.reader else { return Ok(None) };
+            let Some(chunk) = reader.next().await.map_err(broken)? else {
+                self.reader = None;
+                return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held).into()));
             };
-            self.silence = self.limits.between_tokens;
-            self.deadline = Instant::now() + self.silence;
             self.received += chunk.len();
             if self.received > self.limits.max_received_bytes() {
                 let most = self.limits.max_received_bytes();

@@ -16,11 +16,19 @@ pub(super) struct Speech {
     message: Option<String>,
     /// The last event that was passed on.
     place: Option<String>,
+    /// How many bytes were received.
+    received: usize,
 }
 
 impl Speech {
     pub(super) fn new(say: mpsc::Sender<Result<ModelEvent, ModelError>>) -> Self {
-        Self { say, message: None, place: None }
+        Self { say, message: None, place: None, received: 0 }
+    }
+
+    /// Counts bytes that were received. False if they are more than `most` together.
+    pub(super) fn receives(&mut self, bytes: usize, most: usize) -> bool {
+        self.received = self.received.saturating_add(bytes);
+        self.received <= most
     }
 
     /// The place in the stream up to which everything was passed on.

@@ -138,7 +138,7 @@ async fn start(
     let Some(thread) = asked.first().map(|asked| asked.thread) else { return Ok(None) };
     db::threads::lock(tx, thread).await?;
     let ids = |all: &[Asked]| all.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
-    let newest = db::runs::list(tx, thread, None, 1, 0).await?.pop();
+    let newest = db::runs::newest(tx, thread).await?;
     let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else { return Ok(None) };
     if ids(&asked_by(tx, child).await?) != ids(asked) {
         return Ok(None);

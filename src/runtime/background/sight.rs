@@ -32,7 +32,7 @@ pub async fn known_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<
 
 /// How the task on this thread stands, without what came of it.
 async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
-    let Some(run) = db::runs::list(tx, thread, None, 1, 0).await?.pop() else {
+    let Some(run) = db::runs::newest(tx, thread).await? else {
         return Ok(Standing { run: None, status: TaskStatus::Error, asked: vec![] });
     };
     let (mut status, mut asked) = (TaskStatus::from(run.status), vec![]);

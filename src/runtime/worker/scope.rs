@@ -34,6 +34,7 @@ impl Worker {
             tasks: Arc::new(Runs::of(Arc::clone(self))),
             task: None,
             step_limit: run.request.step_limit(),
+            sizes: self.sizes,
             stop,
             budget,
             slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),

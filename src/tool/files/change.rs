@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use super::{Desk, Found, file_path, normalise, text};
 use crate::domain::definition::FileOperation;
 use crate::domain::message::Content;
-use crate::domain::size::MAX_FILE_BYTES;
 use crate::domain::state::{Encoding, File};
 
 /// The arguments of `write_file`.
@@ -51,7 +50,7 @@ pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String>
         return Err("Error: '/' is a directory, not a file".to_owned());
     }
     desk.rules.check(FileOperation::Write, &path)?;
-    check_size(&path, wish.content.len())?;
+    check_size(desk, &path, wish.content.len())?;
     let mut file = File::text(wish.content, desk.now);
     if let Some(old) = desk.workspace.read(desk.state, &path).await? {
         file.created_at = old.created_at.clone().or(file.created_at);
@@ -72,7 +71,7 @@ pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
     let count = occurrences(&path, &old.content, &wish)?;
     // Before anything is allocated: a few edits in a row can make a file grow a thousand times.
     let kept = old.content.len() - count * wish.old_string.len();
-    check_size(&path, count.saturating_mul(wish.new_string.len()).saturating_add(kept))?;
+    check_size(desk, &path, count.saturating_mul(wish.new_string.len()).saturating_add(kept))?;
     let mut file = File::text(old.content.replace(&wish.old_string, &wish.new_string), desk.now);
     file.created_at = old.created_at.clone().or(file.created_at);
     let writes = desk.workspace.write(&path, file).await?;
@@ -81,12 +80,13 @@ pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
 }
 
 /// Refuses a file that would become too large.
-fn check_size(path: &str, length: usize) -> Result<(), String> {
-    if length <= MAX_FILE_BYTES {
+fn check_size(desk: &Desk<'_>, path: &str, length: usize) -> Result<(), String> {
+    let most = desk.max_file_bytes;
+    if length <= most {
         return Ok(());
     }
     Err(format!(
-        "Error: '{path}' would become {length} bytes long; at most {MAX_FILE_BYTES} are allowed. Nothing was changed. \
+        "Error: '{path}' would become {length} bytes long; at most {most} are allowed. Nothing was changed. \
          Write it in several files."
     ))
 }

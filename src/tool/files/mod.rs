@@ -117,6 +117,7 @@ struct Desk<'a> {
     rules: &'a FileRules,
     state: &'a State,
     now: Timestamp,
+    max_file_bytes: usize,
 }
 
 impl Desk<'_> {
@@ -175,7 +176,13 @@ impl Tool for FileTool {
     }
 
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let desk = Desk { workspace: &*self.workspace, rules: &self.rules, state, now: scope.now() };
+        let desk = Desk {
+            workspace: &*self.workspace,
+            rules: &self.rules,
+            state,
+            now: scope.now(),
+            max_file_bytes: scope.sizes.file,
+        };
         let found = self.operation.perform(&desk, call).await;
         Ok(CallOutcome::Answer(match found {
             Ok(Found { content, writes }) => {

@@ -5,13 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
+use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::Value;
 
+use super::McpLimits;
 use super::message::{self, Said, VERSION};
 use super::wire::{Signs, Wire, WireError};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
+use crate::model::pieces::PieceReader;
 use crate::tool::remote::without_secrets;
 
 const SESSION: &str = "mcp-session-id";
@@ -25,15 +27,14 @@ pub(super) struct Session {
     url: Url,
     /// Sent with every message. They may hold secrets.
     headers: HeaderMap,
-    /// The longest answer that is read, in bytes.
-    max_message: usize,
+    limits: McpLimits,
     id: Mutex<Option<HeaderValue>>,
     signs: Signs,
 }
 
 impl Session {
-    pub(super) fn new(client: Client, url: Url, (headers, max_message): (HeaderMap, usize)) -> Self {
-        Self { client, url, headers, max_message, id: Mutex::default(), signs: Signs::default() }
+    pub(super) fn new(client: Client, url: Url, headers: HeaderMap, limits: McpLimits) -> Self {
+        Self { client, url, headers, limits, id: Mutex::default(), signs: Signs::default() }
     }
 
     fn session(&self) -> Option<HeaderValue> {
@@ -50,12 +51,12 @@ impl Session {
     }
 
     /// The answer to request `id` in what the server sent back.
-    async fn answer(&self, id: u64, response: Response) -> Result<Value, WireError> {
-        let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    async fn answer(&self, id: u64, response: PieceReader) -> Result<Value, WireError> {
+        let kind = response.head().headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
             return self.answer_in_stream(id, response).await;
         }
-        let body = read(response, self.max_message).await?;
+        let body = read(response, self.limits.max_message_bytes).await?;
         let message = read_foreign(&body).map_err(|error| WireError::Garbled(format!("the answer {error}")))?;
         match message::read(&message) {
             Said::Answer(of, result) if of == id => result.map_err(WireError::Refused),
@@ -65,12 +66,13 @@ impl Session {
         }
     }
 
-    async fn answer_in_stream(&self, id: u64, mut response: Response) -> Result<Value, WireError> {
-        let (mut frames, mut length) = (Frames::up_to(self.max_message), 0);
-        while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
+    async fn answer_in_stream(&self, id: u64, mut response: PieceReader) -> Result<Value, WireError> {
+        let most = self.limits.max_message_bytes;
+        let (mut frames, mut length) = (Frames::up_to(most), 0);
+        while let Some(chunk) = response.next().await? {
             length += chunk.len();
-            if length > self.max_message {
-                return Err(too_long(self.max_message));
+            if length > most {
+                return Err(too_long(most));
             }
             for frame in frames.take(&chunk) {
                 let Ok(message) = read_foreign(frame.data.as_bytes()) else { continue };
@@ -85,8 +87,8 @@ impl Session {
         Err(WireError::Closed)
     }
 
-    async fn refused(&self, response: Response) -> WireError {
-        let status = response.status();
+    async fn refused(&self, response: PieceReader) -> WireError {
+        let status = response.head().status();
         if status == StatusCode::NOT_FOUND && self.session().is_some() {
             self.signs.closed.cancel();
             return WireError::Forgotten;
@@ -102,17 +104,19 @@ impl Session {
 #[async_trait]
 impl Wire for Session {
     async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let response = self.post(request).send().await.map_err(|error| {
-            // What is told of an error may hold the address, which may hold a secret.
-            if error.is_connect() { WireError::Unreachable("no connection".to_owned()) } else { WireError::Closed }
-        });
-        let response = response.inspect_err(|_| self.signs.closed.cancel())?;
-        if let (None, Some(session)) = (self.session(), response.headers().get(SESSION)) {
+        let response = PieceReader::open(self.post(request), self.limits.pieces).await.map_err(WireError::from);
+        let response = response.inspect_err(|error| {
+            // Who takes too long over one request may answer the others.
+            if !matches!(error, WireError::Silent(_)) {
+                self.signs.closed.cancel();
+            }
+        })?;
+        if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
             let mut session = session.clone();
             session.set_sensitive(true);
             *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
         }
-        if response.status() != StatusCode::OK {
+        if response.head().status() != StatusCode::OK {
             return Err(self.refused(response).await);
         }
         self.answer(id, response).await
@@ -129,10 +133,10 @@ impl Wire for Session {
 }
 
 /// Reads a body up to `most` bytes; a longer one that is to be read whole is an error of its own.
-async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, WireError> {
-    let is_whole = response.status() == StatusCode::OK;
+async fn read(mut response: PieceReader, most: usize) -> Result<Vec<u8>, WireError> {
+    let is_whole = response.head().status() == StatusCode::OK;
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|_| WireError::Closed)? {
+    while let Some(chunk) = response.next().await? {
         body.extend_from_slice(&chunk);
         if body.len() > most {
             return if is_whole { Err(too_long(most)) } else { Ok(body) };

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Tool, ToolSource};
 use crate::domain::Invalid;
 use crate::domain::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers};
+use crate::model::pieces::PieceLimits;
 
 mod http;
 mod message;
@@ -31,14 +32,23 @@ use tool::McpTool;
 /// Starts a task that nobody waits for.
 pub type Spawn = Arc<dyn Fn(BoxFuture<'static, ()>) + Send + Sync>;
 
+/// The bounds of what servers say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct McpLimits {
+    /// The longest message that is read, in bytes.
+    pub max_message_bytes: usize,
+    /// How long nothing of an answer may arrive.
+    pub pieces: PieceLimits,
+}
+
 /// What servers are reached with.
 pub struct McpGround {
     /// The environment variables that every program sees.
     pub inherited: BTreeMap<String, String>,
     /// Talks to servers behind HTTP.
     pub client: Client,
-    /// The longest message that is read of a server, in bytes.
-    pub max_message_bytes: usize,
+    /// How much is read of a server, and how long it may take to answer.
+    pub limits: McpLimits,
     /// Starts the keepers.
     pub spawn: Spawn,
     /// Ends them.
@@ -55,7 +65,7 @@ impl McpGround {
     fn start(&self, name: &str, definition: &McpServerDefinition, old: Option<Running>) -> Result<Running, Invalid> {
         let (spawn, stop) = (&self.spawn, self.soft.child_token());
         let place = self.place(name, definition)?;
-        let server = McpServer::new(name, definition, (place, self.max_message_bytes), Arc::clone(spawn));
+        let server = McpServer::new(name, definition, (place, self.limits), Arc::clone(spawn));
         let server = Arc::new(server);
         spawn(Box::pin(Arc::clone(&server).keep(stop.clone())));
         let before = old.map(|old| {

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::stdio::{Pipes, Program};
 use super::tool::McpTool;
 use super::wire::{Wire, WireError};
-use super::{Spawn, http, message, sse};
+use super::{McpLimits, Spawn, http, message, sse};
 use crate::domain::Invalid;
 use crate::domain::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::domain::definition::{AfterCrash, OnError};
@@ -76,8 +76,7 @@ impl Place {
 pub(super) struct McpServer {
     pub(super) name: String,
     place: Place,
-    /// The longest message that is read of it, in bytes.
-    max_message: usize,
+    limits: McpLimits,
     filter: McpFilter,
     pub(super) timeout: Duration,
     start_timeout: Duration,
@@ -99,14 +98,14 @@ impl McpServer {
     pub(super) fn new(
         name: &str,
         definition: &McpServerDefinition,
-        (place, max_message): (Place, usize),
+        (place, limits): (Place, McpLimits),
         spawn: Spawn,
     ) -> Self {
         let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(FIRST_PAUSE);
         Self {
             name: name.to_owned(),
             place,
-            max_message,
+            limits,
             filter: McpFilter::of(definition),
             timeout: seconds(definition.timeout_s),
             start_timeout: seconds(definition.start_timeout_s),
@@ -189,12 +188,12 @@ impl McpServer {
     /// A new connection over which the tools were told.
     async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Wire>, WireError> {
         let wire: Arc<dyn Wire> = match &self.place {
-            Place::Program(program) => Arc::new(Pipes::open(&self.name, program, self.max_message)?),
+            Place::Program(program) => Arc::new(Pipes::open(&self.name, program, self.limits)?),
             Place::Address { client, url, headers, transport } => {
                 let parts = (client.clone(), url.clone(), headers.clone());
                 match transport {
-                    McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, (parts.2, self.max_message))),
-                    McpTransport::Sse => Arc::new(sse::Channel::open(parts, self.max_message, &self.spawn).await?),
+                    McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, parts.2, self.limits)),
+                    McpTransport::Sse => Arc::new(sse::Channel::open(parts, self.limits, &self.spawn).await?),
                 }
             }
         };
@@ -231,7 +230,9 @@ impl McpServer {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mut taken_back = TakenBack { wire, spawn: &self.spawn, id: (method != "initialize").then_some(id) };
         let answer = wire.ask(id, &message::request(id, method, params)).await;
-        taken_back.id = None;
+        if !matches!(answer, Err(WireError::Silent(_))) {
+            taken_back.id = None;
+        }
         answer
     }
 
@@ -247,9 +248,12 @@ impl McpServer {
                 Ok(Err(error @ (WireError::Refused(_) | WireError::Garbled(_)))) => {
                     return Err(Failure::new("McpToolError", format!("the server {error}")));
                 }
+                Ok(Err(error @ WireError::Silent(_))) => {
+                    return Err(Failure::new("ToolTimeoutError", format!("the server {error}")));
+                }
                 Ok(Err(error)) => return Err(connection(&error)),
                 Err(_) => {
-                    let message = format!("there was no answer within {} s", most.as_secs_f64());
+                    let message = format!("there was no answer within {} s (its `timeout_s`)", most.as_secs_f64());
                     return Err(Failure::new("ToolTimeoutError", message));
                 }
             }

@@ -9,11 +9,11 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::Value;
 
-use super::Spawn;
 use super::http::too_long;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{Signs, Wire, WireError};
+use super::{McpLimits, Spawn};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
 
@@ -36,21 +36,22 @@ impl Channel {
     /// Opens the stream at `url` and waits until it has told where to post.
     pub(super) async fn open(
         (client, url, headers): (Client, Url, HeaderMap),
-        max_message: usize,
+        limits: McpLimits,
         spawn: &Spawn,
     ) -> Result<Self, WireError> {
         let get = client.get(url.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
         let response = get.send().await.map_err(|_| WireError::Unreachable("no connection".to_owned()))?;
+        let max_message = limits.max_message_bytes;
         if response.status() != StatusCode::OK {
             return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
         }
         let mut stream = Stream { response, frames: Frames::up_to(usize::MAX), max_message };
-        let mut events = stream.next().await?.into_iter();
+        let mut events = stream.next(|| {}).await?.into_iter();
         let post = events.next().and_then(|told| url.join(told.trim()).ok());
         // The headers are meant for this server and no other.
         let post = post.filter(|post| post.origin() == url.origin());
         let post = post.ok_or_else(|| WireError::Garbled("it does not tell where to post".to_owned()))?;
-        let shared = Shared { client, post, headers, waiting: Waiting::default(), signs: Signs::default() };
+        let shared = Shared { client, post, headers, waiting: Waiting::new(limits.pieces), signs: Signs::default() };
         let shared = Arc::new(shared);
         spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
         Ok(Self(shared))
@@ -103,7 +104,7 @@ impl Shared {
             for event in events {
                 self.hear(&event).await;
             }
-            match self.signs.closed.run_until_cancelled(stream.next()).await {
+            match self.signs.closed.run_until_cancelled(stream.next(|| self.waiting.arrive())).await {
                 Some(Ok(next)) => events = next,
                 Some(Err(_)) | None => break,
             }
@@ -132,10 +133,11 @@ struct Stream {
 }
 
 impl Stream {
-    /// The data of the next events, at least one.
-    async fn next(&mut self) -> Result<Vec<String>, WireError> {
+    /// The data of the next events, at least one; calls `arrive` for each piece of them.
+    async fn next(&mut self, arrive: impl Fn()) -> Result<Vec<String>, WireError> {
         loop {
             let chunk = self.response.chunk().await.map_err(|_| WireError::Closed)?.ok_or(WireError::Closed)?;
+            arrive();
             let frames = self.frames.take(&chunk);
             if self.frames.pending() > self.max_message {
                 return Err(too_long(self.max_message));

@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::McpLimits;
 use super::message::{self, Said};
 use super::waiting::Waiting;
 use super::wire::{Signs, Wire, WireError};
@@ -55,7 +56,7 @@ struct Shared {
 
 impl Pipes {
     /// Starts the program of the server `name`.
-    pub(super) fn open(name: &str, program: &Program, max_message: usize) -> Result<Self, WireError> {
+    pub(super) fn open(name: &str, program: &Program, limits: McpLimits) -> Result<Self, WireError> {
         let mut command = Command::new(&program.command);
         command.args(&program.args).env_clear().envs(&program.env);
         if let Some(folder) = &program.folder {
@@ -71,7 +72,8 @@ impl Pipes {
         })?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (lines, unread) = mpsc::channel(UNREAD);
-        let (waiting, signs, child) = (Waiting::default(), Signs::default(), Mutex::new(Some(child)));
+        let (waiting, signs, child) = (Waiting::new(limits.pieces), Signs::default(), Mutex::new(Some(child)));
+        let max_message = limits.max_message_bytes;
         let shared = Shared { waiting, signs, child, max_message };
         let pipes = Self { lines, shared: Arc::new(shared) };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
@@ -161,7 +163,7 @@ fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>) {
 fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<String>) {
     let mut reader = BufReader::new(stdout);
     let mut unasked = Unasked { count: 0, since: Instant::now() };
-    while let Some(line) = next_line(&mut reader, shared.max_message) {
+    while let Some(line) = next_line(&mut reader, shared.max_message, || shared.waiting.arrive()) {
         let said = read_foreign(&line).unwrap_or_default();
         if !matches!(message::read(&said), Said::Answer(..)) {
             unasked.take_turn();
@@ -201,11 +203,12 @@ impl Unasked {
     }
 }
 
-/// The next line; none at the end, and when a line is longer than anybody has use for.
-fn next_line(reader: &mut impl BufRead, longest: usize) -> Option<Vec<u8>> {
+/// The next line; none at the end, and when a line is longer than anybody has use for. Calls `arrive` for each piece of it.
+fn next_line(reader: &mut impl BufRead, longest: usize, arrive: impl Fn()) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     loop {
         let there = reader.fill_buf().ok().filter(|there| !there.is_empty())?;
+        arrive();
         let end = there.iter().position(|byte| *byte == b'\n');
         let part = end.map_or(there.len(), |end| end + 1);
         line.extend_from_slice(&there[..part]);
@@ -221,7 +224,7 @@ fn next_line(reader: &mut impl BufRead, longest: usize) -> Option<Vec<u8>> {
 
 /// What the program says beside its answers is for the log.
 fn log_lines(name: &str, mut reader: impl BufRead, longest: usize) {
-    while let Some(line) = next_line(&mut reader, longest) {
+    while let Some(line) = next_line(&mut reader, longest, || {}) {
         let line: String = String::from_utf8_lossy(&line).trim_end().chars().take(SHOWN_CHARS).collect();
         tracing::debug!(server = name, line, "an MCP server says");
     }
@@ -234,11 +237,11 @@ mod tests {
     #[test]
     fn lines_come_whole_and_not_beyond_all_bounds() {
         let mut reader = BufReader::with_capacity(4, "one\nlonger than that\nno end".as_bytes());
-        let lines: Vec<String> = std::iter::from_fn(|| next_line(&mut reader, 1000))
+        let lines: Vec<String> = std::iter::from_fn(|| next_line(&mut reader, 1000, || {}))
             .map(|line| String::from_utf8(line).expect("text"))
             .collect();
         assert_eq!(lines, ["one\n", "longer than that\n"]);
         let long = vec![b'x'; 1001];
-        assert_eq!(next_line(&mut BufReader::new(long.as_slice()), 1000), None);
+        assert_eq!(next_line(&mut BufReader::new(long.as_slice()), 1000, || {}), None);
     }
 }

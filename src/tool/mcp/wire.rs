@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::message::Refusal;
+use crate::model::pieces::{PieceError, SilenceLimit};
 
 /// A connection. It is of no use any more once it is closed.
 #[async_trait]
@@ -38,6 +39,9 @@ pub(super) enum WireError {
     /// The connection ended before the answer came.
     #[error("broke off before it answered")]
     Closed,
+    /// Nothing arrived for too long.
+    #[error("did not answer in time: {0}")]
+    Silent(SilenceLimit),
     /// What came back is no answer.
     #[error("cannot be understood: {0}")]
     Garbled(String),
@@ -47,4 +51,15 @@ pub(super) enum WireError {
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code)]
     Refused(Refusal),
+}
+
+impl From<PieceError> for WireError {
+    fn from(error: PieceError) -> Self {
+        match error {
+            PieceError::Silent(limit) => Self::Silent(limit),
+            // What is told of an error may hold the address, which may hold a secret.
+            PieceError::Broken(error) if error.is_connect() => Self::Unreachable("no connection".to_owned()),
+            PieceError::Broken(_) => Self::Closed,
+        }
+    }
 }

@@ -165,7 +165,10 @@ async fn answers_of_another_form_are_failures() {
 #[tokio::test]
 async fn a_slow_tool_is_a_failure() {
     let failure = failing("/slow").await;
-    assert_eq!(failure, Failure::new("ToolTimeoutError", "the tool `lookup` did not answer within 0.3 s"));
+    assert_eq!(
+        failure,
+        Failure::new("ToolTimeoutError", "the tool `lookup` did not answer within 0.3 s (its `timeout_s`)")
+    );
 }
 
 #[tokio::test]

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use futures::stream;
+use futures::{SinkExt, StreamExt, stream};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::client::Client;
 use crate::support::server::run_with_descriptors;
@@ -127,6 +129,19 @@ on_both_engines! {
         .await;
         client.get("/ok").await.ok();
         client.post("/threads/count", json!({})).await.ok();
+        // Commands over a socket count among them.
+        let thread = client.thread().await;
+        let url = client.base().replacen("http", "ws", 1);
+        let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
+        let said = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(200_000)}});
+        socket.send(Message::text(said.to_string())).await.expect("the line is open");
+        let heard = loop {
+            if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
+                break text.to_string();
+            }
+        };
+        assert!(heard.contains("503: The server is busy with the bodies of other requests"), "{heard}");
+        drop(socket);
         drop(half);
         eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
     }

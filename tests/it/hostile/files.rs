@@ -62,4 +62,27 @@ on_both_engines! {
         assert_eq!(files, Some(8));
         let _: Value = alice.record().await;
     }
+
+    async fn the_bounds_of_files_and_states_are_settings(server: TestServer) {
+        server.configuration_changes("[runtime]\n", "[runtime]\nmax_file_bytes = 1000\nmax_state_bytes = 20000\n");
+        server.is_stopped_and_started_again().await;
+        let (client, alice) = (server.client(), server.human("plain").await);
+        let write = |id: &str, length: usize| {
+            call(id, "write_file", json!({"file_path": format!("/{id}"), "content": "a".repeat(length)}))
+        };
+        let plan = script().calls(write("c1", 1001)).calls(write("c2", 1000));
+        let said = transcript(&alice.says(plan.calls(call("c3", "big", json!({"chars": 30_000}))).says("done")).await);
+        assert!(said[2].contains("would become 1001 bytes long; at most 1000 are allowed"), "{}", said[2]);
+        assert!(said[4].contains("Updated file"), "{}", said[4]);
+        assert!(said[6].contains("was not taken") && said[6].contains("20000 bytes"), "{}", said[6]);
+        assert_eq!(said[7], "ai: done");
+        let files = json!({"/f": {"content": "x".repeat(1001)}});
+        let run = json!({"assistant_id": "plain", "input": {"messages": [], "files": files}});
+        let refusal = client.post("/runs/wait", run).await.refused(422);
+        assert!(refusal.contains("/f") && refusal.contains("at most 1000"), "{refusal}");
+        let write = json!({"values": {"files": files}});
+        assert!(client.post(&alice.path("/state"), write).await.refused(422).contains("at most 1000"));
+        let write = json!({"values": {"messages": [{"role": "user", "content": "x".repeat(20_000)}]}});
+        assert!(client.post(&alice.path("/state"), write).await.refused(422).contains("larger than 20000 bytes"));
+    }
 }

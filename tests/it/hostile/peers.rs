@@ -34,4 +34,21 @@ on_both_engines! {
         let grown = server.peak_memory().await - before;
         assert!(grown < 256, "it grew by {grown} MiB");
     }
+
+    async fn a_remote_agent_that_streams_without_end_is_an_error_result_which_names_the_setting(server: TestServer) {
+        let wild = Wild::start().await;
+        let agent = format!(
+            "[answers]\nmax_remote_stream_bytes = 1000000\n\
+             [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Delegate.\"\n\
+             [[agents.wild.subagents]]\nname = \"talker\"\ndescription = \"Never ends.\"\ngraph_id = \"agent\"\n\
+             url = \"{}/run\"\nasync = false\n",
+            wild.base
+        );
+        server.is_configured_with(&agent).await;
+        let alice = server.human("wild").await;
+        let said = transcript(&alice.says(script().calls(task("t1", "talker", "Work.")).says("done")).await);
+        assert!(said[2].starts_with("task failed") && said[2].contains("more than 1000000 bytes"), "{}", said[2]);
+        assert!(said[2].contains("`[answers] max_remote_stream_bytes`"), "{}", said[2]);
+        assert_eq!(said[3], "ai: done");
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::io::BufRead;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::logs::Process;
 use crate::crons::all_are_due;
+use crate::support::client::reply;
 use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
 
 /// The server begins anew with these lines in its section `[runtime]`.
@@ -110,6 +111,23 @@ on_both_engines! {
             assert!(process.ends().await.success());
             server.is_configured_by(&format!("{limit} = 1\n"), "").await;
         }
+    }
+
+    async fn a_full_queue_gives_a_kept_answer_again(server: TestServer) {
+        is_bounded(&server, "max_queued_runs = 1").await;
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let keyed = async |path: &str, key: &str, body: &Value| {
+            let request = client.request(reqwest::Method::POST, path).header("Idempotency-Key", key);
+            reply(request.json(body)).await
+        };
+        let body = alice.wish("later", json!({"after_seconds": 86400}));
+        let first = keyed(&alice.path("/runs"), "k1", &body).await.ok();
+        assert_eq!(put_off(&server, &alice).await, 429);
+        assert_eq!(keyed(&alice.path("/runs"), "k1", &body).await.ok(), first);
+        assert_eq!(keyed(&alice.path("/runs"), "k2", &body).await.status, 429);
+        let other = alice.wish("other", json!({}));
+        assert_eq!(keyed(&alice.path("/runs"), "k1", &other).await.body["code"], "idempotency_key_reused");
+        is_emptied(&server).await;
     }
 
     async fn the_queue_of_a_thread_is_bounded(server: TestServer) {

@@ -89,6 +89,57 @@ on_both_engines! {
         assert_eq!(history[0]["values"], state["values"]);
     }
 
+    async fn lists_of_large_rows_end_early_and_say_where_to_go_on(server: TestServer) {
+        let (client, alice) = (server.client(), server.human("agent").await);
+        let note = |at: usize| json!({"note": "x".repeat(20_000), "at": at});
+        for at in 0..6 {
+            client.post("/assistants", json!({"graph_id": "agent", "name": "large", "metadata": note(at)})).await.ok();
+            let run = alice.wish("later", json!({"after_seconds": 86400, "multitask_strategy": "enqueue", "metadata": note(at)}));
+            client.post(&alice.path("/runs"), run).await.ok();
+            let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": []}, "metadata": note(at)});
+            client.post("/runs/crons", cron).await.ok();
+            let item = json!({"namespace": ["large"], "key": format!("k{at}"), "value": note(at)});
+            assert_eq!(client.put("/store/items", item).await.status, 204);
+        }
+        server.is_configured("max_answer_bytes = 70000").await;
+        let client = server.client();
+        let page = async |list: &str, offset: usize| match list {
+            "runs" => client.get(&alice.path(&format!("/runs?limit=100&offset={offset}"))).await,
+            "assistants" => {
+                client.post("/assistants/search", json!({"name": "large", "limit": 100, "offset": offset})).await
+            }
+            "crons" => client.post("/runs/crons/search", json!({"limit": 100, "offset": offset})).await,
+            _ => {
+                let body = json!({"namespace_prefix": ["large"], "limit": 100, "offset": offset});
+                client.post("/store/items/search", body).await
+            }
+        };
+        for list in ["runs", "assistants", "crons", "items"] {
+            let (mut all, mut pages, mut offset) = (vec![], 0, 0);
+            loop {
+                let page = page(list, offset).await;
+                let next = page.headers.get("x-pagination-next").map(|next| next.to_str().unwrap().parse().unwrap());
+                let shown = page.ok();
+                assert!(shown.to_string().len() < 100_000, "{list}: {} bytes", shown.to_string().len());
+                let items = if list == "items" { &shown["items"] } else { &shown };
+                all.extend(items.as_array().expect("a list").clone());
+                pages += 1;
+                match next {
+                    Some(next) => offset = next,
+                    None => break,
+                }
+            }
+            let mut found: Vec<u64> = all
+                .iter()
+                .filter_map(|one| one["metadata"]["at"].as_u64().or_else(|| one["value"]["at"].as_u64()))
+                .collect();
+            found.sort_unstable();
+            assert_eq!(found, [0, 1, 2, 3, 4, 5], "{list}");
+            assert!(pages > 1, "{list}: one page");
+        }
+        client.post("/runs/cancel", json!({"status": "all"})).await;
+    }
+
     async fn selected_fields_are_those_of_the_whole_answer(server: TestServer) {
         let client = server.client();
         let thread = new_thread(&server).await;

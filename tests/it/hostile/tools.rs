@@ -24,6 +24,9 @@ async fn wild(server: &TestServer, ways: &[&str]) -> Wild {
     wild
 }
 
+/// Before the section `[runtime]`: answers that take any time are given up soon.
+const HASTE: &str = "[answers]\nfirst_byte_s = 1.5\nbetween_bytes_s = 2.5\n[runtime]\n";
+
 const HELPER: &str =
     "[[agents.wild.subagents]]\nname = \"helper\"\ndescription = \"Helps.\"\nsystem_prompt = \"Help.\"\n";
 
@@ -48,6 +51,30 @@ on_both_engines! {
         }
         let grown = server.peak_memory().await - before;
         assert!(grown < 128, "it grew by {grown} MiB");
+    }
+
+    async fn a_tool_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+        let tools = ["silent", "halfway"];
+        let _wild = wild(&server, &tools).await;
+        server.configuration_changes("[runtime]\n", HASTE);
+        server.is_stopped_and_started_again().await;
+        let said = results(&server, &tools).await;
+        assert!(said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"), "{}", said[0]);
+        assert!(said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"), "{}", said[1]);
+    }
+
+    async fn a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+        let wild = Wild::start().await;
+        let servers: String = ["silent", "halfway"]
+            .map(|way| format!("[mcp_servers.{way}]\nurl = \"{}/mcp-{way}\"\n", wild.base))
+            .concat();
+        let agent = "[agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"silent/*\", \"halfway/*\"]\n";
+        server.is_configured_with(&format!("{servers}{agent}")).await;
+        server.configuration_changes("[runtime]\n", HASTE);
+        server.is_stopped_and_started_again().await;
+        let said = results(&server, &["silent__good", "halfway__good"]).await;
+        assert!(said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"), "{}", said[0]);
+        assert!(said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"), "{}", said[1]);
     }
 
     async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(server: TestServer) {

@@ -114,6 +114,10 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
             Json(json!({"delegate": delegate})).into_response()
         }
         "mcp" => mcp(&body),
+        "mcp-silent" if is_call(&body) => std::future::pending().await,
+        "mcp-halfway" if is_call(&body) => stuck(": soon\n\n".to_owned()),
+        "mcp-silent" | "mcp-halfway" => mcp(&body),
+        "run" => endless_run(&path, !body.is_empty()),
         _ => StatusCode::NOT_FOUND.into_response(),
     }
 }
@@ -125,6 +129,26 @@ fn endless_signs() -> Response {
         Some((Ok::<_, Infallible>(Bytes::from(": still there\n\n")), interval))
     });
     ([("content-type", "text/event-stream")], Body::from_stream(signs)).into_response()
+}
+
+/// Whether a tool of an MCP server is called.
+fn is_call(body: &[u8]) -> bool {
+    let request: Value = serde_json::from_slice(body).unwrap_or_default();
+    request["method"] == "tools/call"
+}
+
+/// A server whose runs stream signs of life without end. `is_begun` tells that something is to be made.
+fn endless_run(path: &str, is_begun: bool) -> Response {
+    let id = "6f0b9c3e-2b16-4c1f-a7a5-8d1c7d0e54a2";
+    let run = json!({"run_id": id, "thread_id": id, "status": "running", "metadata": {}});
+    match path.rsplit('/').next().unwrap_or_default() {
+        "threads" => Json(json!({"thread_id": id, "status": "idle"})).into_response(),
+        "runs" if is_begun => Json(run).into_response(),
+        "runs" => Json(json!([])).into_response(),
+        "stream" => endless("text/event-stream", String::new(), format!(": {}\n\n", "x".repeat(16_384))),
+        "cancel" => Json(json!({})).into_response(),
+        _ => Json(run).into_response(),
+    }
 }
 
 /// An MCP server with one good tool and one whose schema is a trap.

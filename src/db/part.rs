@@ -1,0 +1,127 @@
+//! Pages of lists whose rows may be large: read some rows at a time, until the page is full or takes too much memory.
+
+use super::DbResult;
+use super::json::unless_corrupt;
+
+/// How many rows are read first. What they weigh says how many may follow at once.
+const FIRST: i64 = 16;
+
+/// A page of a list, or the beginning of one that would take too much memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListPart<T> {
+    /// The rows in their order; none for one that cannot be read.
+    pub rows: Vec<Option<T>>,
+    /// Whether it ended early.
+    pub is_cut: bool,
+}
+
+impl<T> ListPart<T> {
+    /// The rows that can be read.
+    pub fn into_items(self) -> Vec<T> {
+        self.rows.into_iter().flatten().collect()
+    }
+
+    /// The same part of a list of something else.
+    pub fn map<U>(self, change: impl Fn(T) -> U) -> ListPart<U> {
+        let rows = self.rows.into_iter().map(|row| row.map(&change)).collect();
+        ListPart { rows, is_cut: self.is_cut }
+    }
+}
+
+/// A page that is being read.
+pub(super) struct Filling<T> {
+    part: ListPart<T>,
+    limit: i64,
+    bytes: usize,
+    left: usize,
+    is_over: bool,
+}
+
+impl<T> Filling<T> {
+    /// A page of at most so many rows, which may take so much memory; one row is taken whatever it takes.
+    pub(super) fn new(limit: i64, bytes: usize) -> Self {
+        let part = ListPart { rows: vec![], is_cut: false };
+        Self { part, limit, bytes, left: bytes, is_over: limit <= 0 }
+    }
+
+    /// How many rows were read.
+    pub(super) fn count(&self) -> i64 {
+        i64::try_from(self.part.rows.len()).unwrap_or(i64::MAX)
+    }
+
+    /// How many rows are to be read next; none when the page is complete.
+    pub(super) fn next(&self) -> Option<i64> {
+        if self.is_over {
+            return None;
+        }
+        let rest = self.limit - self.count();
+        let Ok(count) = usize::try_from(self.count()) else { return None };
+        if count == 0 {
+            return Some(rest.min(FIRST));
+        }
+        let average = ((self.bytes - self.left) / count).max(1);
+        let fitting = i64::try_from(self.left / average).unwrap_or(i64::MAX);
+        Some(fitting.clamp(1, rest))
+    }
+
+    /// Takes in what was read of `wanted` rows.
+    ///
+    /// # Errors
+    /// Those of `read`, except that a row cannot be read.
+    pub(super) fn take<R>(
+        &mut self,
+        wanted: i64,
+        rows: Vec<R>,
+        weigh: impl Fn(&R) -> usize,
+        read: impl Fn(R) -> DbResult<T>,
+    ) -> DbResult<()> {
+        let is_last = i64::try_from(rows.len()).is_ok_and(|count| count < wanted);
+        for row in rows {
+            let weight = weigh(&row);
+            if weight > self.left && !self.part.rows.is_empty() {
+                (self.part.is_cut, self.is_over) = (true, true);
+                return Ok(());
+            }
+            self.left = self.left.saturating_sub(weight);
+            self.part.rows.push(unless_corrupt(read(row))?);
+        }
+        self.is_over = is_last || self.count() >= self.limit;
+        Ok(())
+    }
+
+    /// The page.
+    pub(super) fn finish(self) -> ListPart<T> {
+        self.part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a page of a list whose rows weigh this. Returns how many rows were asked for each time, and the page.
+    fn filled(list: &[usize], limit: i64, bytes: usize) -> (Vec<i64>, ListPart<usize>) {
+        let (mut filling, mut asked) = (Filling::new(limit, bytes), vec![]);
+        while let Some(next) = filling.next() {
+            asked.push(next);
+            let (from, most) = (usize::try_from(filling.count()).unwrap(), usize::try_from(next).unwrap());
+            let rows: Vec<usize> = list.iter().skip(from).take(most).copied().collect();
+            filling.take(next, rows, |row| *row, Ok).expect("rows of numbers can be read");
+        }
+        (asked, filling.finish())
+    }
+
+    #[test]
+    fn small_rows_are_read_in_two_parts_and_large_ones_end_the_page() {
+        let (asked, part) = filled(&[10; 500], 300, 1_000_000);
+        assert_eq!((asked, part.rows.len(), part.is_cut), (vec![16, 284], 300, false));
+        let (_, part) = filled(&[10; 5], 300, 1_000_000);
+        assert_eq!((part.rows.len(), part.is_cut), (5, false));
+        let (_, part) = filled(&[400; 100], 300, 1000);
+        assert_eq!((part.rows.len(), part.is_cut), (2, true));
+        let (_, part) = filled(&[5000; 2], 300, 1000);
+        assert_eq!((part.rows.len(), part.is_cut), (1, true), "one row is shown whatever its size");
+        let (_, part) = filled(&[500; 2], 300, 1000);
+        assert_eq!((part.rows.len(), part.is_cut), (2, false));
+    }
+}
