@@ -13,7 +13,7 @@ use crate::support::server::port_in;
 use crate::support::{Engine, TestServer, eventually};
 
 /// An agent that plays scripts.
-const AGENT: &str = "[providers.scripted]\nkind = \"scripted\"\n\n[agents.agent]\nmodel = \"scripted:demo\"\n";
+const AGENT: &str = "[providers.scripted]\nkind = \"scripted\"\n\n[agents.newcomer]\nmodel = \"scripted:demo\"\n";
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a directory");

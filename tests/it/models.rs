@@ -102,8 +102,7 @@ on_both_engines! {
     }
 
     async fn without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed(server: TestServer) {
-        let silent = "\n[agents.silent]\nmodel = \"fake_openai:m-1\"\n\n[agents.keyless]";
-        server.is_configured_by("\n[agents.keyless]", silent).await;
+        server.is_configured_with("[agents.silent]\nmodel = \"fake_openai:m-1\"\n").await;
         let asked_before = server.models.asked().len();
         for input in [json!({}), json!({"messages": []})] {
             let wish = json!({"assistant_id": "silent", "input": input});

@@ -35,7 +35,7 @@ on_both_engines! {
         for (path, body, expected) in [
             ("/threads", json!({"metdata": {}}), "metdata: unknown key; did you mean `metadata`?"),
             ("/threads/search", json!({"limits": 1}), "limits: unknown key; did you mean `limit`?"),
-            ("/assistants/search", json!({"graph": "agent"}), "graph: unknown key; allowed are: graph_id"),
+            ("/assistants/search", json!({"graph": "agent"}), "graph: unknown key; did you mean `graph_id`?"),
             ("/assistants", json!({"graph_id": "agent", "title": "x"}), "title: unknown key;"),
             ("/store/items/search", json!({"namespace": []}), "namespace: unknown key;"),
             ("/runs/crons/search", json!({"assistant": "agent"}), "assistant: unknown key;"),
