@@ -9,6 +9,7 @@ use super::sections::seconds;
 /// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long models may take. Tools and
 /// MCP servers have a `timeout_s` each.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Answers {
     /// The longest time from a question to the first piece of a model's answer, in seconds. Models that think for long

@@ -12,6 +12,7 @@ use crate::domain::definition::ClientRules;
 
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Server {
     /// The address to listen on, as `host:port`. Port 0 takes any free one.
@@ -107,6 +108,7 @@ impl Server {
 
 /// `[storage]`: where threads, runs and events are kept.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
@@ -130,6 +132,7 @@ impl Storage {
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(transparent)]
 pub struct DatabaseUrl(String);
 
@@ -180,6 +183,7 @@ impl fmt::Debug for DatabaseUrl {
 
 /// `[runtime]`: how runs are carried out.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
     /// How many runs this process carries out at the same time; others wait.
@@ -244,6 +248,7 @@ impl Runtime {
 
 /// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentsApi {
     /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
@@ -275,6 +280,7 @@ pub struct Kept {
 
 /// When something goes, and how.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TimeToLive {
     /// What becomes of it: `delete` removes the thread, `keep_latest` all of its history but the newest state.
@@ -293,6 +299,7 @@ fn every_minute() -> f64 {
 
 /// What becomes of something whose time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum SweepStrategy {
     /// The thread is deleted.
@@ -316,6 +323,7 @@ impl TimeToLive {
 
 /// `[log]`: what the server writes to its standard error.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// How a line looks.
@@ -332,6 +340,7 @@ impl Default for Log {
 
 /// How a line of the log looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     /// For people.
@@ -343,6 +352,7 @@ pub enum LogFormat {
 
 /// `[providers.NAME]`: where models come from. `NAME:model` in an agent refers to it.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ProviderSection {
     /// The protocol it speaks; needed.
@@ -354,11 +364,13 @@ pub struct ProviderSection {
     /// The file that holds the key; beside the configuration file when not absolute.
     pub api_key_file: Option<PathBuf>,
     /// The key itself.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub api_key: Option<SecretString>,
 }
 
 /// The protocol a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ProviderKind {
     /// OpenAI chat completions, also spoken by many gateways and local servers.
     #[serde(rename = "openai")]

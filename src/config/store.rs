@@ -28,6 +28,7 @@ pub struct StoreSection {
 
 /// `[store.index]`: by what items are found when somebody asks in words.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct IndexSection {
     /// How many numbers the vectors of the model have.
@@ -46,6 +47,7 @@ impl Default for IndexSection {
 
 /// `[store.ttl]`: how long items stay.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ItemTtl {
     /// How many minutes an item stays of which nothing is said; for ever, if absent.

@@ -13,6 +13,7 @@ use crate::domain::definition::is_reserved_header;
 
 /// `[webhooks]`: who may be told that a run has ended, and how.
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Webhooks {
     /// Whether any loopback or private address may be told.
@@ -24,12 +25,14 @@ pub struct Webhooks {
     /// Whether only `https` may be used.
     pub require_https: bool,
     /// Headers of every report.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: BTreeMap<String, SecretString>,
     /// The environment variable that holds the secret with which reports are signed.
     pub secret_env: Option<String>,
     /// The file that holds it; beside the configuration file when not absolute.
     pub secret_file: Option<PathBuf>,
     /// The secret itself.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub secret: Option<SecretString>,
     /// How long one attempt may take, in seconds.
     pub timeout_s: f64,
