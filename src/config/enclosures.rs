@@ -21,7 +21,9 @@ const DEEPEST: usize = 8;
 
 /// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
 pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding> {
-    let mut enclosing = Enclosing { root: folder.to_path_buf(), files: Enclosed::default(), findings: vec![] };
+    // The folder of a file that is named without one: no system call takes an empty path.
+    let root = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let mut enclosing = Enclosing { root: root.to_path_buf(), files: Enclosed::default(), findings: vec![] };
     for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
         match tools {
             Some(tools) => enclosing.skills(&field, &path, &tools),

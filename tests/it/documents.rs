@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `check` | the block is a configuration, and `adjutant check` finds no mistake and nothing odd in it |
 //! | `check with=NAME` | the same, behind the text of `tests/documents/NAME.toml` |
-//! | `file=PATH with=NAME` | the same with the block as a file beside the configuration `tests/documents/NAME.toml` |
+//! | `file=PATH in=FOLDER` | the same with the block as a file among those of `tests/documents/FOLDER` |
 //! | `session` | the block is a program of a shell or of Python that works against the demonstration; no request is refused |
 //! | `session expect=TEXT` | … and its output has these texts, in which `_` is a space |
 //! | `session with=NAME` | … and the server has the configuration `tests/documents/NAME.toml` |
@@ -165,6 +165,25 @@ fn blocks_marked(kind: &str) -> Vec<Block> {
     blocks
 }
 
+/// The files of a folder in `tests/documents`, each with its path in there.
+fn files_of(name: &str) -> Vec<(String, String)> {
+    let top = root().join("tests/documents").join(name);
+    let mut folders = vec![top.clone()];
+    let mut files = vec![];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let inside = path.strip_prefix(&top).expect("it is inside").to_str().expect("a path of text").to_owned();
+            files.push((inside, fs::read_to_string(&path).expect("a text")));
+        }
+    }
+    files
+}
+
 /// The variables that a configuration takes from the environment, in braces.
 fn variables(text: &str) -> impl Iterator<Item = &str> {
     text.split("${").skip(1).filter_map(|rest| rest.split(['}', ':']).next())
@@ -179,7 +198,7 @@ fn check(folder: &Path, text: &str) -> Output {
 }
 
 /// What is wrong or odd about the configuration that consists of these files.
-fn mistakes(place: &str, files: &[(&str, &str)]) -> Option<String> {
+fn mistakes(place: &str, files: &[(String, String)]) -> Option<String> {
     let folder = tempfile::tempdir().expect("a directory");
     let mut all = String::new();
     for (name, text) in files {
@@ -292,7 +311,7 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
 fn every_configuration_can_be_used() {
     let blocks = blocks_marked("check");
     let wrong = blocks.iter().filter_map(|block| {
-        mistakes(&block.place, &[("adjutant.toml", &(block.around() + &block.text))])
+        mistakes(&block.place, &[("adjutant.toml".to_owned(), block.around() + &block.text)])
     });
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -306,7 +325,9 @@ fn every_file_beside_a_configuration_can_be_used() {
         let paths: Vec<&str> = block.said("file").collect();
         if let [path] = paths[..] {
             found += 1;
-            wrong.extend(mistakes(&block.place, &[("adjutant.toml", &block.around()), (path, &block.text)]));
+            let mut files: Vec<(String, String)> = block.said("in").flat_map(files_of).collect();
+            files.push((path.to_owned(), block.text.clone()));
+            wrong.extend(mistakes(&block.place, &files));
         }
     }
     assert!(found > 0, "no block is marked with `file=`");
@@ -375,7 +396,8 @@ fn the_readme_is_short() {
 
 /// The fields that a table of a configuration may have, as `adjutant check` tells them of one that has another field.
 fn fields_of(configuration: &str) -> Vec<String> {
-    let told = mistakes("", &[("adjutant.toml", &format!("{configuration}\nno_such_field = 1\n"))]).expect("a mistake");
+    let text = format!("{configuration}\nno_such_field = 1\n");
+    let told = mistakes("", &[("adjutant.toml".to_owned(), text)]).expect("a mistake");
     let allowed = told.split_once("allowed are: ").and_then(|(_, names)| names.lines().next());
     let allowed = allowed.unwrap_or_else(|| panic!("{configuration}: no fields are told in {told}"));
     allowed.split(", ").map(str::to_owned).collect()
