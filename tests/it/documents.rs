@@ -145,7 +145,8 @@ fn anchor(heading: &str) -> String {
 fn pages() -> Vec<String> {
     let entries = fs::read_dir(root().join("docs")).expect("the folder of the pages");
     let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
-    let mut names: Vec<String> = names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "md")).collect();
+    let mut names: Vec<String> =
+        names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "md")).collect();
     names.sort();
     assert!(names.len() > 10, "there are few pages: {names:?}");
     names
@@ -310,9 +311,9 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
 #[test]
 fn every_configuration_can_be_used() {
     let blocks = blocks_marked("check");
-    let wrong = blocks.iter().filter_map(|block| {
-        mistakes(&block.place, &[("adjutant.toml".to_owned(), block.around() + &block.text)])
-    });
+    let wrong = blocks
+        .iter()
+        .filter_map(|block| mistakes(&block.place, &[("adjutant.toml".to_owned(), block.around() + &block.text)]));
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -59,7 +59,9 @@ fn page() -> String {
     section::<ItemTtl>(&mut page, "[store.ttl]");
     section::<IndexSection>(&mut page, "[store.index]");
     section::<TimeToLive>(&mut page, "[threads.ttl]");
-    page.push_str("## `[checkpointer.ttl]`\n\nWhen the history of a thread goes. The keys are those of `[threads.ttl]`.\n\n");
+    page.push_str(
+        "## `[checkpointer.ttl]`\n\nWhen the history of a thread goes. The keys are those of `[threads.ttl]`.\n\n",
+    );
     section::<Webhooks>(&mut page, "[webhooks]");
     section::<Peers>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
