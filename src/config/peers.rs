@@ -30,9 +30,10 @@ pub struct Peers {
     pub headers: BTreeMap<String, Headers>,
     /// For how long a server may be out of reach before work there is given up that is waited for, in seconds.
     pub patience_s: f64,
-    /// The same for work in the background.
+    /// For how long a server may be out of reach before a background task there is given up, in seconds.
     pub background_patience_s: f64,
-    /// How long after it began work in the background is looked at, in seconds; the pauses grow while nothing changes.
+    /// How long after its beginning a background task on another server is looked at first, in seconds; the pauses grow while
+    /// nothing changes.
     pub first_look_s: f64,
     /// The longest pause between two looks, in seconds.
     pub longest_look_s: f64,

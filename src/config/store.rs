@@ -26,7 +26,7 @@ pub struct StoreSection {
     pub index: Option<IndexSection>,
 }
 
-/// `[store.index]`: by what items are found when somebody asks in words.
+/// `[store.index]`: by what items are found when a search has a `query`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -50,7 +50,7 @@ impl Default for IndexSection {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ItemTtl {
-    /// How many minutes an item stays of which nothing is said; for ever, if absent.
+    /// How many minutes an item stays that has no `ttl` of its own; for ever, if absent.
     pub default_ttl: Option<f64>,
     /// Whether reading an item makes it stay as long again.
     pub refresh_on_read: bool,

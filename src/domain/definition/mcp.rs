@@ -37,7 +37,7 @@ pub enum McpTransport {
     Sse,
 }
 
-/// An MCP server, as its owner describes it: a program that is started, or an address.
+/// An MCP server: a program that is started, or an address.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]

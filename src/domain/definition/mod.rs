@@ -363,12 +363,12 @@ pub enum OnPendingInterrupt {
     Reject,
 }
 
-/// A tool, as its owner describes it.
+/// A tool that agents can name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolDefinition {
-    /// Where it is.
+    /// How it is reached: behind HTTP, or in the server itself.
     pub kind: ToolKind,
     /// What it is for, for the model. A built-in tool has a description of its own.
     pub description: String,
