@@ -31,9 +31,9 @@ pub struct StoreSection {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct IndexSection {
-    /// How many numbers the vectors of the model have.
+    /// How many numbers the vectors of the model have; needed.
     pub dims: usize,
-    /// The embedding model, as `provider:model-name`.
+    /// The embedding model, as `provider:model-name`; needed.
     pub embed: String,
     /// The texts of an item that count, unless it says otherwise: `$` is all of it.
     pub fields: Vec<String>,

@@ -406,16 +406,16 @@ fn fields_of(configuration: &str) -> Vec<String> {
 
 #[test]
 fn every_field_of_a_definition_is_in_a_table_of_its_page() {
-    let agent = "[agents.agent]\nmodel = \"openai:gpt-5\"";
-    let subagent = format!("{agent}\n[[agents.agent.subagents]]\nname = \"a\"\ndescription = \"d\"");
+    let agent = "[agents.described]\nmodel = \"openai:gpt-5\"";
+    let subagent = format!("{agent}\n[[agents.described.subagents]]\nname = \"a\"\ndescription = \"d\"");
     let parts = [
         ("docs/agents.md", agent.to_owned()),
-        ("docs/agents.md", format!("{agent}\n[agents.agent.general_purpose_subagent]")),
-        ("docs/agents.md", format!("{agent}\n[agents.agent.limits]")),
-        ("docs/agents.md", format!("{agent}\n[agents.agent.state.x]")),
-        ("docs/agents.md", format!("{agent}\n[[agents.agent.permissions]]")),
+        ("docs/agents.md", format!("{agent}\n[agents.described.general_purpose_subagent]")),
+        ("docs/agents.md", format!("{agent}\n[agents.described.limits]")),
+        ("docs/agents.md", format!("{agent}\n[agents.described.state.x]")),
+        ("docs/agents.md", format!("{agent}\n[[agents.described.permissions]]")),
         ("docs/subagents.md", subagent.clone()),
-        ("docs/subagents.md", format!("{subagent}\n[agents.agent.subagents.inherit]")),
+        ("docs/subagents.md", format!("{subagent}\n[agents.described.subagents.inherit]")),
         ("docs/models.md", "[profiles.openai]".to_owned()),
     ];
     for (path, configuration) in parts {

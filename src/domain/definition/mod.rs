@@ -374,7 +374,7 @@ pub struct ToolDefinition {
     pub description: String,
     /// The address of a tool behind HTTP.
     pub url: String,
-    /// The name of a built-in tool, one of [`BUILT_IN`].
+    /// The name of a built-in tool: `lookup` or `publish`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub builtin: Option<String>,
     /// JSON Schema of the arguments, an object schema. A built-in tool has its own.
