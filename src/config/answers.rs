@@ -9,9 +9,10 @@ use super::sections::seconds;
 /// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long nothing of an answer may
 /// arrive. Tools and MCP servers have a `timeout_s` for the whole besides.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Answers {
-    /// The longest time from a question to the first piece of a model's answer, in seconds. Models that think for long
+    /// The longest time from a request to the first piece of a model's answer, in seconds. Models that think for long
     /// without a word need more.
     pub first_token_s: f64,
     /// The longest time between two pieces of a model's answer, in seconds.

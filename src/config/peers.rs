@@ -13,6 +13,7 @@ use crate::domain::definition::{FieldPath, Finding, Headers};
 /// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
 /// definitions in files name may be anywhere; the rules are for those that clients bring.
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Peers {
     /// Whether any loopback or private address may be named.
@@ -25,12 +26,14 @@ pub struct Peers {
     pub require_https: bool,
     /// Headers of requests to other servers, by the scheme, host and port of their address, whoever names them. They may hold
     /// secrets and are never printed.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, BTreeMap<String, String>>"))]
     pub headers: BTreeMap<String, Headers>,
     /// For how long a server may be out of reach before work there is given up that is waited for, in seconds.
     pub patience_s: f64,
-    /// The same for work in the background.
+    /// For how long a server may be out of reach before a background task there is given up, in seconds.
     pub background_patience_s: f64,
-    /// How long after it began work in the background is looked at, in seconds; the pauses grow while nothing changes.
+    /// How long after its beginning a background task on another server is looked at first, in seconds; the pauses grow while
+    /// nothing changes.
     pub first_look_s: f64,
     /// The longest pause between two looks, in seconds.
     pub longest_look_s: f64,

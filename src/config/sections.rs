@@ -12,6 +12,7 @@ use crate::domain::definition::ClientRules;
 
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Server {
     /// The address to listen on, as `host:port`. Port 0 takes any free one.
@@ -22,11 +23,11 @@ pub struct Server {
     /// The names under which the server is called, besides `localhost` and the address that it listens on: names,
     /// `*.example.org` for all below a domain, or `*` for any.
     pub hosts: Vec<String>,
-    /// Whether those pages may send cookies along; only for origins that are named.
+    /// Whether the pages of `cors_origins` may send cookies; only for origins that are named.
     pub cors_credentials: bool,
-    /// Headers of answers that those pages may read, besides those that the SDKs need.
+    /// Headers of answers that the pages of `cors_origins` may read, besides those that the SDKs need.
     pub cors_expose_headers: Vec<String>,
-    /// For how long a browser may remember what is allowed, in seconds.
+    /// For how long a browser may remember what pages are allowed to do, in seconds.
     pub cors_max_age_s: f64,
     /// Whether pages from public addresses may call this server at a private one.
     pub cors_private_network: bool,
@@ -46,7 +47,7 @@ pub struct Server {
     pub request_s: f64,
     /// How many streams of one thread may be open at once: of its runs and of itself, waits and sockets.
     pub max_streams_per_thread: usize,
-    /// The same of one client, which is an address.
+    /// How many streams of one client, which is an address, may be open at once.
     pub max_streams_per_client: usize,
     /// How often a stream without news sends a sign of life, in seconds.
     pub keep_alive_s: f64,
@@ -107,6 +108,7 @@ impl Server {
 
 /// `[storage]`: where threads, runs and events are kept.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
     /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
@@ -130,6 +132,7 @@ impl Storage {
 
 /// The address of a database. It may hold a password, so printing it shows everything but that.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(transparent)]
 pub struct DatabaseUrl(String);
 
@@ -180,27 +183,28 @@ impl fmt::Debug for DatabaseUrl {
 
 /// `[runtime]`: how runs are carried out.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
     /// How many runs this process carries out at the same time; others wait.
     pub max_concurrent_runs: u32,
     /// How many calls of tools behind HTTP and of MCP servers this process makes at the same time; others wait.
     pub max_calls: usize,
-    /// How many such calls and questions to models one run makes at the same time, with its subagents; others wait.
+    /// How many calls of tools and requests to models one run makes at the same time, with its subagents; others wait.
     pub max_calls_per_run: usize,
     /// How long a claimed run stays claimed without a sign of life, in seconds. After a crash this is how long it
     /// takes until another process goes on with it.
     pub lease_s: f64,
     /// How often the sign of life is given, in seconds; less than the lease.
     pub heartbeat_s: f64,
-    /// How often it is looked whether the files that define agents have changed, in seconds; 0 for never.
+    /// How often the server looks whether the files that define agents have changed, in seconds; 0 for never.
     pub reload_s: f64,
     /// How long a run and its subagents may be at work, in seconds; waiting for humans does not count. Limits of agents may be
     /// shorter.
     pub max_run_s: f64,
     /// How many runs may wait for their turn in the whole database, delayed ones included; beyond it new ones are refused.
     pub max_queued_runs: u64,
-    /// The same on one thread.
+    /// How many runs may wait for their turn on one thread; beyond it new ones are refused.
     pub max_queued_runs_per_thread: u64,
     /// The largest file of a workspace, in bytes of its content.
     pub max_file_bytes: usize,
@@ -250,6 +254,7 @@ impl Runtime {
 
 /// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentsApi {
     /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
@@ -279,16 +284,17 @@ pub struct Kept {
     pub ttl: Option<TimeToLive>,
 }
 
-/// When something goes, and how.
+/// How long threads, or their histories, are kept.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TimeToLive {
-    /// What becomes of it: `delete` removes the thread, `keep_latest` all of its history but the newest state.
+    /// What is removed: `delete` removes the thread, `keep_latest` all of its history but the newest state.
     #[serde(default)]
     pub strategy: SweepStrategy,
     /// After how many minutes without a change.
     pub default_ttl: f64,
-    /// How often it is looked what can go, in minutes.
+    /// How often the server looks for what can be removed, in minutes.
     #[serde(default = "every_minute")]
     pub sweep_interval_minutes: f64,
 }
@@ -299,6 +305,7 @@ fn every_minute() -> f64 {
 
 /// What becomes of something whose time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum SweepStrategy {
     /// The thread is deleted.
@@ -322,6 +329,7 @@ impl TimeToLive {
 
 /// `[log]`: what the server writes to its standard error.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// How a line looks.
@@ -338,6 +346,7 @@ impl Default for Log {
 
 /// How a line of the log looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     /// For people.
@@ -349,6 +358,7 @@ pub enum LogFormat {
 
 /// `[providers.NAME]`: where models come from. `NAME:model` in an agent refers to it.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ProviderSection {
     /// The protocol it speaks; needed.
@@ -360,11 +370,13 @@ pub struct ProviderSection {
     /// The file that holds the key; beside the configuration file when not absolute.
     pub api_key_file: Option<PathBuf>,
     /// The key itself.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub api_key: Option<SecretString>,
 }
 
 /// The protocol a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ProviderKind {
     /// OpenAI chat completions, also spoken by many gateways and local servers.
     #[serde(rename = "openai")]

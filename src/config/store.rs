@@ -26,13 +26,14 @@ pub struct StoreSection {
     pub index: Option<IndexSection>,
 }
 
-/// `[store.index]`: by what items are found when somebody asks in words.
+/// `[store.index]`: by what items are found when a search has a `query`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct IndexSection {
-    /// How many numbers the vectors of the model have.
+    /// How many numbers the vectors of the model have; needed.
     pub dims: usize,
-    /// The embedding model, as `provider:model-name`.
+    /// The embedding model, as `provider:model-name`; needed.
     pub embed: String,
     /// The texts of an item that count, unless it says otherwise: `$` is all of it.
     pub fields: Vec<String>,
@@ -46,9 +47,10 @@ impl Default for IndexSection {
 
 /// `[store.ttl]`: how long items stay.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ItemTtl {
-    /// How many minutes an item stays of which nothing is said; for ever, if absent.
+    /// How many minutes an item stays that has no `ttl` of its own; for ever, if absent.
     pub default_ttl: Option<f64>,
     /// Whether reading an item makes it stay as long again.
     pub refresh_on_read: bool,

@@ -8,6 +8,7 @@ mod agents;
 mod folders;
 mod layouts;
 mod servers;
+mod settings;
 
 /// A working directory with files.
 struct Place(tempfile::TempDir);

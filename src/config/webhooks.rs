@@ -11,25 +11,28 @@ use super::sections::{KeySource, seconds};
 use crate::domain::definition::check::is_word;
 use crate::domain::definition::is_reserved_header;
 
-/// `[webhooks]`: who may be told that a run has ended, and how.
+/// `[webhooks]`: where reports about ended runs may go, and how they are sent.
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Webhooks {
-    /// Whether any loopback or private address may be told.
+    /// Whether reports may go to any loopback or private address.
     pub allow_private: bool,
-    /// Host names and addresses inside that may be told.
+    /// Host names and addresses to which reports may go although they are private.
     pub private_hosts: Vec<String>,
-    /// When not empty, only these hosts may be told; `*.example.org` means all below it.
+    /// When not empty, reports go to these hosts only; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
     /// Whether only `https` may be used.
     pub require_https: bool,
     /// Headers of every report.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: BTreeMap<String, SecretString>,
     /// The environment variable that holds the secret with which reports are signed.
     pub secret_env: Option<String>,
-    /// The file that holds it; beside the configuration file when not absolute.
+    /// The file that holds the secret; beside the configuration file when not absolute.
     pub secret_file: Option<PathBuf>,
     /// The secret itself.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub secret: Option<SecretString>,
     /// How long one attempt may take, in seconds.
     pub timeout_s: f64,

@@ -71,18 +71,18 @@ fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<
     Some(command)
 }
 
-/// The table in the README says which methods of an SDK work: those whose names the scene said at its end.
+/// The table in `docs/api.md` says which methods of an SDK work: those whose names the scene said at its end.
 #[track_caller]
-fn the_readme_lists(said: &str, column: usize) {
+fn the_page_lists(said: &str, column: usize) {
     let last = said.lines().last().expect("the scene says something");
     let mut methods: BTreeMap<String, String> = serde_json::from_str(last).expect("JSON");
     // What the clients themselves are built on.
     methods.remove("http");
-    let readme = include_str!("../../README.md");
+    let page = include_str!("../../docs/api.md");
     for (resource, methods) in methods {
-        let row = readme.lines().find(|line| line.starts_with(&format!("| `{resource}` |")));
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{resource}` |")));
         let cell = row.and_then(|row| row.split('|').nth(column + 1)).map(str::trim);
-        assert_eq!(cell, Some(methods.as_str()), "the README, {resource}");
+        assert_eq!(cell, Some(methods.as_str()), "docs/api.md, {resource}");
     }
 }
 
@@ -117,12 +117,12 @@ on_both_engines! {
 
     async fn every_method_of_the_python_sdk_works(server: TestServer) {
         let Some(scene) = in_python("every_method.py", &server) else { return };
-        the_readme_lists(&runs_to_its_end(scene).await, 1);
+        the_page_lists(&runs_to_its_end(scene).await, 1);
     }
 
     async fn every_method_of_the_javascript_sdk_works(server: TestServer) {
         let Some(scene) = in_javascript("every_method.mjs", &RUNS, &server) else { return };
-        the_readme_lists(&runs_to_its_end(scene).await, 2);
+        the_page_lists(&runs_to_its_end(scene).await, 2);
     }
 
     async fn the_public_chat_pages_work(server: TestServer) {

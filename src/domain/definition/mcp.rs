@@ -27,6 +27,7 @@ const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// How a server behind HTTP speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum McpTransport {
     /// One POST for each message, with the answer in its response.
@@ -36,8 +37,9 @@ pub enum McpTransport {
     Sse,
 }
 
-/// An MCP server, as its owner describes it: a program that is started, or an address.
+/// An MCP server: a program that is started, or an address.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct McpServerDefinition {
     /// The program that is the server.
@@ -55,6 +57,7 @@ pub struct McpServerDefinition {
     pub url: Option<String>,
     /// Headers sent with every request.
     #[serde(skip_serializing_if = "Headers::is_empty")]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: Headers,
     /// How it speaks over HTTP.
     pub transport: McpTransport,

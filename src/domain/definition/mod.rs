@@ -8,7 +8,7 @@
 //! | what is kept of a definition, and files beside it | `record`, `enclosed` |
 //!
 //! A new field has a place in the struct here, in a check, in `agent::assemble` (`draft.rs` carries it to the agent), in
-//! `making` if a subagent elsewhere cannot have it, and in the README.
+//! `making` if a subagent elsewhere cannot have it, and in the tables of `docs/agents.md` or `docs/subagents.md`.
 //!
 //! Every field has a default, so that a definition with mistakes can be read as far as it goes and all of them be
 //! told at once: [`read()`] tells what has the wrong shape, [`check`] what makes no sense.
@@ -363,22 +363,24 @@ pub enum OnPendingInterrupt {
     Reject,
 }
 
-/// A tool, as its owner describes it.
+/// A tool that agents can name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolDefinition {
-    /// Where it is.
+    /// How it is reached: behind HTTP, or in the server itself.
     pub kind: ToolKind,
     /// What it is for, for the model. A built-in tool has a description of its own.
     pub description: String,
     /// The address of a tool behind HTTP.
     pub url: String,
-    /// The name of a built-in tool, one of [`BUILT_IN`].
+    /// The name of a built-in tool: `lookup` or `publish`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub builtin: Option<String>,
     /// JSON Schema of the arguments, an object schema. A built-in tool has its own.
     pub parameters: Value,
     /// Headers sent with every call. They may hold secrets and are never printed.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: Headers,
     /// Seconds to wait for an answer.
     pub timeout_s: f64,
@@ -409,6 +411,7 @@ pub const BUILT_IN: [&str; 2] = ["lookup", "publish"];
 
 /// Where a declared tool is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
     /// Behind HTTP.
@@ -420,6 +423,7 @@ pub enum ToolKind {
 
 /// What to do about a call that was begun before a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum AfterCrash {
     /// Call again with the same idempotency key.
@@ -433,6 +437,7 @@ pub enum AfterCrash {
 
 /// What an error of a tool means for the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
     /// The model is told.

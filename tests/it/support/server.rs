@@ -389,11 +389,6 @@ fn run_the_program(configuration: &Path, tools: &str) -> (String, Child) {
     start(command)
 }
 
-/// Starts the program without any configuration: the demonstration.
-pub(crate) fn run_the_demonstration(folder: &Path) -> (String, Child) {
-    run_in_a_folder(&[], folder)
-}
-
 /// Starts the program with these arguments, in a folder.
 pub(crate) fn run_in_a_folder(arguments: &[&str], folder: &Path) -> (String, Child) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
