@@ -178,8 +178,11 @@ fn make_directory(file: &Path) -> DbResult<()> {
         return Ok(());
     };
     if !is_below_working_directory(folder) {
-        let folder = folder.display();
-        return Err(DbError::CannotOpen(format!("there is no folder {folder}: create it, or name another file")));
+        let shown = folder.display();
+        return Err(DbError::CannotOpen(match folder.exists() {
+            true => format!("{shown} is not a folder: name another file"),
+            false => format!("there is no folder {shown}: create it, or name another file"),
+        }));
     }
     std::fs::create_dir_all(folder).map_err(|error| cannot_open("the folder", folder, &error))
 }

@@ -211,7 +211,7 @@ async fn a_file_that_cannot_be_opened_is_named_with_the_reason() {
     std::fs::write(&file, "no folder").expect("a file");
     let below = file.join("adjutant.db");
     let (reason, _) = refusal(&format!("sqlite://{}", below.display())).await;
-    assert!(reason.contains(&file.display().to_string()) && reason.contains("cannot be opened"), "{reason}");
+    assert!(reason.contains(&file.display().to_string()) && reason.contains("is not a folder"), "{reason}");
     let (reason, _) = refusal(&format!("sqlite://{}", folder.path().display())).await;
     assert!(reason.contains(&folder.path().display().to_string()) && reason.contains("directory"), "{reason}");
 }
