@@ -193,7 +193,7 @@ fn document_url(address: SocketAddr) -> String {
     let here = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
     format!("http://{}/docs", SocketAddr::new(here, address.port()))
 }

@@ -12,11 +12,13 @@ use adjutant::domain::definition::check::Surroundings;
 use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
+use adjutant::domain::size::SizeLimits;
 use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
+use adjutant::model::pieces::PieceLimits;
 use adjutant::model::providers::{Key, Kind, ProviderConfig, Providers};
-use adjutant::peer::{AddressRules, Peers, Reach};
+use adjutant::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
 use adjutant::runtime::{
     AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, RunBounds, Runs, Store, StoreSettings, Target,
     WebhookSettings, Webhooks, Wish,
@@ -68,7 +70,12 @@ fn peers() -> Peers {
         rules: AddressRules::default(),
         patience: Duration::from_secs(1),
         looks: Looks::default(),
-        longest_answer: 16 << 20,
+        answers: PeerAnswerLimits {
+            max_bytes: 16 << 20,
+            max_stream_bytes: 512 << 20,
+            max_event_bytes: 8 << 20,
+            pieces: PieceLimits::default(),
+        },
         headers: BTreeMap::new(),
     };
     Peers::new(reach, Arc::new(|_, _| {})).expect("a client")
@@ -105,6 +112,7 @@ impl Lab {
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
             bounds: RunBounds { waiting: 100_000, waiting_on_thread: 1_000, at_work: Duration::from_secs(86_400) },
+            sizes: SizeLimits::default(),
             max_calls: 512,
             max_calls_per_run: 64,
         };

@@ -216,7 +216,7 @@ impl Prepared {
     /// When the database cannot be opened or an agent cannot be assembled.
     pub async fn start(self, shutdown: Shutdown) -> anyhow::Result<App> {
         let db = self.open_database(&shutdown).await?;
-        self.start_on(db, shutdown).await
+        Box::pin(self.start_on(db, shutdown)).await
     }
 
     async fn open_database(&self, shutdown: &Shutdown) -> anyhow::Result<Db> {

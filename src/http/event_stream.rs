@@ -12,6 +12,7 @@ use super::extract::{ThreadPath, within_limits};
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
 use super::wire::command::ThreadStreamRequest;
+use super::wire::server_sent_event::ServerSentEvent;
 
 /// Streams the events of a thread.
 ///
@@ -19,7 +20,7 @@ use super::wire::command::ThreadStreamRequest;
 /// run. A thread that does not exist is waited for.
 #[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
     params(ThreadPath), request_body = ThreadStreamRequest,
-    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
+    responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 400, description = "There is no such channel", body = ErrorBody),
         (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
         (status = 413, description = "It is larger than allowed", body = ErrorBody),

@@ -17,6 +17,7 @@ use super::waiting::{self, Leave};
 use super::wire::child::AnyRunView;
 use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
+use super::wire::server_sent_event::ServerSentEvent;
 use super::{Answer, Api};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
@@ -81,7 +82,7 @@ pub(super) async fn wait(
 /// The first event is `metadata`. The stream ends with the run; if it fails, the last event is `error`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
-    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+    responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
@@ -301,7 +302,7 @@ pub(super) async fn join(
         ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
         ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves"),
         ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
-    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+    responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
         (status = 404, description = "There is no such thread or run", body = ErrorBody),

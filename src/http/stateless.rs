@@ -11,6 +11,7 @@ use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, thread_of, wait_for};
 use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
+use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
@@ -53,7 +54,7 @@ pub(super) async fn wait(
 /// Starts a run on a thread of its own and streams its events, as on a thread.
 #[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
-    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream",
+    responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
         (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody),

@@ -12,6 +12,7 @@ use super::extract::{Params, ThreadPath};
 use super::stream::frame::{Said, unseen};
 use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
 use super::stream_limits::StreamPermit;
+use super::wire::server_sent_event::ServerSentEvent;
 use super::{Api, runs, state};
 use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
@@ -56,7 +57,7 @@ impl Wanted {
     params(ThreadPath,
         ("stream_mode" = Option<String>, Query, description = "lifecycle, run_modes (default), state_update; several"),
         ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
-    responses((status = 200, description = "The events", body = String, content_type = "text/event-stream"),
+    responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 404, description = "There is no such thread", body = ErrorBody),
         (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]

@@ -213,11 +213,7 @@ impl Runs {
         let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = Wish { assistant: wish.assistant.clone(), ..wish_of(&cron) };
         let checked = self.checked_ahead(&Arc::new(vec![ahead])).await;
-        checked.map_err(|(_, refusal)| match refusal {
-            StartError::Invalid(invalid) => invalid.into(),
-            StartError::Fault(error) => error.into(),
-            refusal => refusal.into(),
-        })
+        checked.map_err(|(_, refusal)| CronError::of_check(refusal))
     }
 
     /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.

@@ -143,6 +143,18 @@ pub enum CronError {
     Fault(#[from] db::DbError),
 }
 
+impl CronError {
+    /// The refusal of a cron whose run would be refused like this.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all others are refusals of the run")]
+    pub(super) fn of_check(refusal: StartError) -> Self {
+        match refusal {
+            StartError::Invalid(invalid) => invalid.into(),
+            StartError::Fault(error) => error.into(),
+            refusal => refusal.into(),
+        }
+    }
+}
+
 /// Why a server did not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {

@@ -330,7 +330,7 @@ on_both_engines! {
             frames.iter().filter(|frame| frame.event == "custom").map(|frame| data(frame).clone()).collect()
         };
         let whole = json!({"name": "progress", "payload": {"name": "progress", "done": 0.5}});
-        assert_eq!(told(until_ends(&mut named, 1).await), [whole.clone()]);
+        assert_eq!(told(until_ends(&mut named, 1).await), std::slice::from_ref(&whole));
         assert_eq!(told(until_ends(&mut other, 1).await), Vec::<Value>::new());
         let all = told(viewer.looks_back(1).await);
         assert_eq!(all, [whole, json!({"payload": "almost"}), json!({"payload": 1})]);

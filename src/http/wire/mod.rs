@@ -22,6 +22,7 @@ pub mod moments;
 pub mod report;
 pub mod retention;
 pub mod run;
+pub mod server_sent_event;
 pub mod state;
 pub mod thread;
 pub mod values;

@@ -65,10 +65,14 @@ impl Pipes {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         lead_a_group(&mut command);
         let cannot = |what: &str| WireError::Unreachable(format!("{what} `{}`", program.command));
-        let mut child = command.spawn().map_err(|error| match error.kind() {
-            ErrorKind::NotFound if program.command.contains('/') => cannot("there is no program"),
-            ErrorKind::NotFound => WireError::Unreachable(format!("the program `{}` is not in PATH", program.command)),
-            kind => cannot(&format!("{kind}, starting")),
+        let mut child = command.spawn().map_err(|error| {
+            if error.kind() != ErrorKind::NotFound {
+                return cannot(&format!("{}, starting", error.kind()));
+            }
+            if program.command.contains('/') {
+                return cannot("there is no program");
+            }
+            WireError::Unreachable(format!("the program `{}` is not in PATH", program.command))
         })?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (lines, unread) = mpsc::channel(UNREAD);

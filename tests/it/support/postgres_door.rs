@@ -105,7 +105,7 @@ async fn lead(visitor: UnixStream, desk: Arc<Desk>) {
         () = &mut carrying => return,
     }
     // What it holds open stays so.
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn carry(visitor: UnixStream, desk: &Desk) {

@@ -113,10 +113,9 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
             let delegate = json!({"subagent_type": "helper", "description": "help", "response_format": doubling(24)});
             Json(json!({"delegate": delegate})).into_response()
         }
-        "mcp" => mcp(&body),
         "mcp-silent" if is_call(&body) => std::future::pending().await,
         "mcp-halfway" if is_call(&body) => stuck(": soon\n\n".to_owned()),
-        "mcp-silent" | "mcp-halfway" => mcp(&body),
+        "mcp" | "mcp-silent" | "mcp-halfway" => mcp(&body),
         "run" => endless_run(&path, !body.is_empty()),
         _ => StatusCode::NOT_FOUND.into_response(),
     }
