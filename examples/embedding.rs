@@ -37,7 +37,11 @@ runnable = "count"
 
 /// A subagent that is a program: it gets the state with its order as the last message, and gives back what it writes.
 async fn count(_: Scope, state: State) -> Result<Update, Halt> {
-    let text = state.messages.last().map(|order| order.content.text()).unwrap_or_default();
+    let text = state
+        .messages
+        .last()
+        .map(|order| order.content.text())
+        .unwrap_or_default();
     let words = text.split_whitespace().count();
     Ok(Update::messages([Message::ai(format!("{words} words"))]))
 }
@@ -51,7 +55,11 @@ impl CountWords {
         let properties = json!({"text": {"type": "string"}});
         let parameters = json!({"type": "object", "properties": properties, "required": ["text"]});
         let (name, description) = ("count_words".to_owned(), "Counts the words of a text.".to_owned());
-        Self(Arc::new(ToolSpec { name, description, parameters }))
+        Self(Arc::new(ToolSpec {
+            name,
+            description,
+            parameters,
+        }))
     }
 }
 
@@ -76,7 +84,10 @@ impl Middleware for HouseStyle {
     }
 
     fn contribution(&self) -> Contribution {
-        Contribution { prompt: Some("Answer in one sentence.".to_owned()), ..Contribution::default() }
+        Contribution {
+            prompt: Some("Answer in one sentence.".to_owned()),
+            ..Contribution::default()
+        }
     }
 }
 
@@ -93,8 +104,15 @@ impl Model for Clerk {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let text = request.messages.last().map(|message| message.content.text()).unwrap_or_default();
-        let is_counted = request.messages.last().is_some_and(|message| message.answers().is_some());
+        let text = request
+            .messages
+            .last()
+            .map(|message| message.content.text())
+            .unwrap_or_default();
+        let is_counted = request
+            .messages
+            .last()
+            .is_some_and(|message| message.answers().is_some());
         let answer = if is_counted {
             Message::ai(format!("That makes {text}."))
         } else {

@@ -36,15 +36,29 @@ async fn call(Path(tool): Path<String>, Json(call): Json<Call>) -> (StatusCode, 
     let (args, agent) = (&call.args, &call.agent_name);
     match tool.as_str() {
         "lookup" => {
-            let context = call.context.map_or_else(|| "None".to_owned(), |context| context.to_string());
+            let context = call
+                .context
+                .map_or_else(|| "None".to_owned(), |context| context.to_string());
             let query = args["query"].as_str().unwrap_or_default();
-            (StatusCode::OK, Json(json!(format!("lookup({query}) by {agent} context={context}"))))
+            (
+                StatusCode::OK,
+                Json(json!(format!("lookup({query}) by {agent} context={context}"))),
+            )
         }
         "send_email" => {
-            let (to, body) = (args["to"].as_str().unwrap_or_default(), args["body"].as_str().unwrap_or_default());
-            (StatusCode::OK, Json(json!({ "content": format!("sent to {to}: {body}") })))
+            let (to, body) = (
+                args["to"].as_str().unwrap_or_default(),
+                args["body"].as_str().unwrap_or_default(),
+            );
+            (
+                StatusCode::OK,
+                Json(json!({ "content": format!("sent to {to}: {body}") })),
+            )
         }
-        _ => (StatusCode::NOT_FOUND, Json(json!({ "detail": format!("no tool {tool}") }))),
+        _ => (
+            StatusCode::NOT_FOUND,
+            Json(json!({ "detail": format!("no tool {tool}") })),
+        ),
     }
 }
 

@@ -79,7 +79,12 @@ impl App {
             shutdown.spawn_essential("watch", events.clone().watch().map(Ok::<(), Infallible>));
         }
         let providers = Arc::new(providers(&config).with_own(registered.sources()));
-        let index = config.store.index.as_ref().map(|index| index_parts(index, &providers)).transpose()?;
+        let index = config
+            .store
+            .index
+            .as_ref()
+            .map(|index| index_parts(index, &providers))
+            .transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
             .await
             .context("could not open the index of the store")?;
@@ -93,7 +98,9 @@ impl App {
         tools.extend(registered.tools);
         let files = definitions::of_files(&config, Problems::default());
         let servers = mcp_servers(client, &config.answers, &shutdown);
-        servers.replace(&files.all_servers()).map_err(|error| anyhow!("{error}"))?;
+        servers
+            .replace(&files.all_servers())
+            .map_err(|error| anyhow!("{error}"))?;
         servers.ready().await;
         let workshop = Workshop {
             providers,
@@ -104,7 +111,11 @@ impl App {
             peers: peers(&config, &shutdown).context("could not make a client for other servers")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
-        let ground = Ground { workshop, around, files };
+        let ground = Ground {
+            workshop,
+            around,
+            files,
+        };
         let runs = Runs::open(Parts {
             db: db.clone(),
             events: events.clone(),
@@ -119,7 +130,10 @@ impl App {
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
             bounds: bounds(&config.runtime),
-            sizes: SizeLimits { file: config.runtime.max_file_bytes, state: config.runtime.max_state_bytes },
+            sizes: SizeLimits {
+                file: config.runtime.max_file_bytes,
+                state: config.runtime.max_state_bytes,
+            },
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -130,7 +144,16 @@ impl App {
             let following = definitions::follow(watch, runs.clone(), pause, soft);
             shutdown.spawn_essential("definition files", following);
         }
-        Ok(Self { config, db, events, runs, store, metrics, clock, shutdown })
+        Ok(Self {
+            config,
+            db,
+            events,
+            runs,
+            store,
+            metrics,
+            clock,
+            shutdown,
+        })
     }
 
     /// What stops the server, and tells when it is about to stop.
@@ -162,7 +185,11 @@ impl App {
         let document = document_url(address);
         tracing::info!(%address, database = %self.config.storage.url, document, "listening");
         let soft = self.shutdown.soft().clone();
-        let max_connections = self.config.server.max_connections.unwrap_or_else(http::fitting_connections);
+        let max_connections = self
+            .config
+            .server
+            .max_connections
+            .unwrap_or_else(http::fitting_connections);
         let serving = http::serve(listener, http::router(api), max_connections, soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {
@@ -238,7 +265,11 @@ fn retention(config: &Config) -> Retention {
     let (threads, checkpoints) = (config.threads.ttl.as_ref(), config.checkpointer.ttl.as_ref());
     let intervals = threads.iter().chain(&checkpoints).map(|section| section.interval());
     let interval = intervals.min().unwrap_or(Retention::default().interval);
-    Retention { threads: threads.map(ttl), checkpoints: checkpoints.map(ttl), interval }
+    Retention {
+        threads: threads.map(ttl),
+        checkpoints: checkpoints.map(ttl),
+        interval,
+    }
 }
 
 /// Who may be told that a run has ended.
@@ -261,7 +292,9 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
 /// The database, whose tasks end the server when they end.
 async fn database(storage: &config::Storage, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
-    let limits = DbLimits { statement: storage.statement_timeout() };
+    let limits = DbLimits {
+        statement: storage.statement_timeout(),
+    };
     let opened = Db::open_within(storage.url.expose(), limits, &spawn).await;
     opened.with_context(|| format!("could not open {}", storage.url))
 }
@@ -277,8 +310,11 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    let looks =
-        Looks { first: section.first_look(), longest: section.longest_look(), patience: section.background_patience() };
+    let looks = Looks {
+        first: section.first_look(),
+        longest: section.longest_look(),
+        patience: section.background_patience(),
+    };
     let answers = PeerAnswerLimits {
         max_bytes: config.answers.max_remote_agent_bytes,
         max_stream_bytes: config.answers.max_remote_stream_bytes,
@@ -286,7 +322,16 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
         pieces: pieces_of_others(&config.answers),
     };
     let (headers, patience) = (section.headers.clone(), section.patience());
-    Ok(Peers::new(Reach { rules, headers, patience, looks, answers }, spawn)?)
+    Ok(Peers::new(
+        Reach {
+            rules,
+            headers,
+            patience,
+            looks,
+            answers,
+        },
+        spawn,
+    )?)
 }
 
 /// The secret from where it is kept.
@@ -327,12 +372,18 @@ fn store_settings(store: &config::StoreSection) -> StoreSettings {
 /// By what items of the Store are found.
 fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::Result<IndexParts> {
     let fields = TextPath::read_all("store.index.fields", &index.fields)?;
-    Ok(IndexParts { embedder: providers.embedder(&index.embed, index.dims), fields })
+    Ok(IndexParts {
+        embedder: providers.embedder(&index.embed, index.dims),
+        fields,
+    })
 }
 
 /// The places where models come from.
 fn providers(config: &Config) -> Providers {
-    let configured = config.providers.iter().map(|(name, section)| (name.clone(), provider(section)));
+    let configured = config
+        .providers
+        .iter()
+        .map(|(name, section)| (name.clone(), provider(section)));
     Providers::new(configured.collect(), config::variable).with_limits(answer_limits(&config.answers))
 }
 
@@ -365,16 +416,29 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
         KeySource::File(path) => Key::File(path),
         KeySource::None => Key::None,
     };
-    ProviderConfig { kind, base_url: section.base_url.clone(), api_key }
+    ProviderConfig {
+        kind,
+        base_url: section.base_url.clone(),
+        api_key,
+    }
 }
 
 /// The MCP servers, of which there are none yet.
 fn mcp_servers(client: Client, answers: &config::Answers, shutdown: &Shutdown) -> McpServers {
-    let limits = McpLimits { max_message_bytes: answers.max_mcp_bytes, pieces: pieces_of_others(answers) };
+    let limits = McpLimits {
+        max_message_bytes: answers.max_mcp_bytes,
+        pieces: pieces_of_others(answers),
+    };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
     let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpGround { inherited: config::inherited(), client, limits, spawn, soft })
+    McpServers::new(McpGround {
+        inherited: config::inherited(),
+        client,
+        limits,
+        spawn,
+        soft,
+    })
 }
 
 /// The declared tools.

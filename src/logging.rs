@@ -33,7 +33,9 @@ static PROCESS: OnceLock<Buffer> = OnceLock::new();
 pub fn start(log: &Log) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&log.filter)?;
     let buffer = PROCESS.get_or_init(Buffer::default);
-    std::thread::Builder::new().name("log".to_owned()).spawn(|| buffer.write_to(io::stderr()))?;
+    std::thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(|| buffer.write_to(io::stderr()))?;
     // An error of the log itself would be printed on the same broken standard error, and that panics.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -110,7 +112,8 @@ impl Buffer {
 
     fn lose(&self, lines: &[u8]) {
         let count = lines.iter().filter(|byte| **byte == b'\n').count();
-        self.lost.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.lost
+            .fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Writes what comes, for as long as the process lives.
@@ -146,7 +149,11 @@ impl Buffer {
             if left.is_zero() {
                 return;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 

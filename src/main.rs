@@ -24,14 +24,22 @@ fn main() -> ExitCode {
         let (text, is_usable) = config::verdict(prepared.as_ref().map(Prepared::loaded));
         // Whoever does not read it still gets the exit code.
         let _ = std::io::stdout().write_all(text.as_bytes());
-        return if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        return if is_usable {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
     }
     let served = prepared.map_err(anyhow::Error::from).and_then(serve);
     if let Err(error) = &served {
         logging::print(&format!("{error:#}"));
     }
     logging::flush();
-    if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if served.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Asks the kernel for pages of the usual size only: in huge ones what lies idle, such as open streams, takes several times

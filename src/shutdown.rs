@@ -54,7 +54,10 @@ impl fmt::Display for StopError {
         match self {
             Self::Broken(broken) => broken.fmt(f),
             Self::Forced { reason, tasks } => {
-                write!(f, "the server did not stop in good order: {reason}, and {tasks} tasks were dropped")
+                write!(
+                    f,
+                    "the server did not stop in good order: {reason}, and {tasks} tasks were dropped"
+                )
             }
         }
     }
@@ -91,7 +94,15 @@ impl Shutdown {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
         let (cause, forced_by, dropped) = Default::default();
-        Self { hard, soft, tasks: TaskTracker::new(), deadline, cause, forced_by, dropped }
+        Self {
+            hard,
+            soft,
+            tasks: TaskTracker::new(),
+            deadline,
+            cause,
+            forced_by,
+            dropped,
+        }
     }
 
     /// Tells when to take nothing new on and to leave at the next commit.
@@ -187,7 +198,10 @@ impl Shutdown {
             warn!(signal, "stopping at once");
         };
         // Not tracked: it must not keep the server alive, and a second signal has to be heard until the very end.
-        #[expect(clippy::disallowed_methods, reason = "the one task that is meant to outlive the others")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one task that is meant to outlive the others"
+        )]
         drop(tokio::spawn(listener));
     }
 
@@ -252,7 +266,8 @@ async fn guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::Outpu
 
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without words".to_owned())
 }
 
 #[cfg(unix)]
@@ -266,7 +281,10 @@ impl Signals {
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
 
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
     }
 
     async fn next(&mut self) -> &'static str {

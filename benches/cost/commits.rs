@@ -14,11 +14,17 @@ pub(crate) async fn ask(lab: &Lab) {
     for writers in [1, 16, 64] {
         let cost = Cost::of(2_000, writers, || async {
             let thread = Thread::new(ThreadId::mint(), Map::new(), SystemClock.now());
-            let write = lab.db.write(move |tx| Box::pin(async move { threads::insert(tx, &thread).await }));
+            let write = lab
+                .db
+                .write(move |tx| Box::pin(async move { threads::insert(tx, &thread).await }));
             assert!(write.await.expect("a commit"), "the thread is new");
         });
         let cost = cost.await;
-        let numbers = [(cost.p50(), "ms p50"), (cost.cpu() * 1e3, "us CPU each"), (cost.rate(), "commits/s")];
+        let numbers = [
+            (cost.p50(), "ms p50"),
+            (cost.cpu() * 1e3, "us CPU each"),
+            (cost.rate(), "commits/s"),
+        ];
         line(&format!("a transaction of one row, {writers} at once"), &numbers);
     }
 }

@@ -90,18 +90,38 @@ impl Lab {
         let place = file.as_ref().map(|file| format!("sqlite://{}", file.display()));
         let url = place.as_deref().or(url).expect("one of the two");
         let owner = shutdown.clone();
-        let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task))).await.expect("the database opens");
+        let db = Db::open(url, &move |name, task| drop(owner.spawn(name, task)))
+            .await
+            .expect("the database opens");
         let events = Events::new(db.clone(), shutdown.soft().clone());
-        let scripted = ProviderConfig { kind: Kind::Scripted, base_url: None, api_key: Key::None };
+        let scripted = ProviderConfig {
+            kind: Kind::Scripted,
+            base_url: None,
+            api_key: Key::None,
+        };
         let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
-        let workshop = Workshop { tools: Arc::new(tools()), ..Workshop::new(providers, peers()) };
-        let defined = FileAgent { graph_id: AGENT.to_owned(), place: "here".to_owned(), definition: agent() };
-        let files = FileAgents { agents: vec![defined], ..FileAgents::default() };
+        let workshop = Workshop {
+            tools: Arc::new(tools()),
+            ..Workshop::new(providers, peers())
+        };
+        let defined = FileAgent {
+            graph_id: AGENT.to_owned(),
+            place: "here".to_owned(),
+            definition: agent(),
+        };
+        let files = FileAgents {
+            agents: vec![defined],
+            ..FileAgents::default()
+        };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
         let parts = Parts {
             db: db.clone(),
             events: events.clone(),
-            ground: Ground { workshop, around: Surroundings::default(), files },
+            ground: Ground {
+                workshop,
+                around: Surroundings::default(),
+                files,
+            },
             clock: Arc::new(SystemClock),
             shutdown: shutdown.clone(),
             metrics: Metrics::new(Timestamp(0), []),
@@ -111,13 +131,24 @@ impl Lab {
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
-            bounds: RunBounds { waiting: 100_000, waiting_on_thread: 1_000, at_work: Duration::from_secs(86_400) },
+            bounds: RunBounds {
+                waiting: 100_000,
+                waiting_on_thread: 1_000,
+                at_work: Duration::from_secs(86_400),
+            },
             sizes: SizeLimits::default(),
             max_calls: 512,
             max_calls_per_run: 64,
         };
         let runs = Runs::open(parts).await.expect("the lease");
-        Self { db, events, runs, file, shutdown, _directory: directory }
+        Self {
+            db,
+            events,
+            runs,
+            file,
+            shutdown,
+            _directory: directory,
+        }
     }
 
     pub(crate) async fn close(self) {
@@ -133,7 +164,10 @@ impl Lab {
         let wish = Wish {
             target: Target::ThreadOrNew(thread),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
-            request: RunRequest { input: Some(input), ..RunRequest::default() },
+            request: RunRequest {
+                input: Some(input),
+                ..RunRequest::default()
+            },
             resume: None,
             metadata: Map::new(),
             after,
@@ -150,8 +184,11 @@ impl Lab {
 }
 
 fn tools() -> BTreeMap<String, Arc<dyn Tool>> {
-    let definition =
-        ToolDefinition { kind: ToolKind::Builtin, builtin: Some("lookup".to_owned()), ..ToolDefinition::default() };
+    let definition = ToolDefinition {
+        kind: ToolKind::Builtin,
+        builtin: Some("lookup".to_owned()),
+        ..ToolDefinition::default()
+    };
     let lookup = demo::built_in("lookup", &definition).expect("a tool of the demonstration");
     BTreeMap::from([("lookup".to_owned(), lookup)])
 }
@@ -180,7 +217,9 @@ pub(crate) fn one_step() -> Value {
 /// `count` rounds of a model's answer and one call, and a last answer.
 pub(crate) fn tool_steps(count: usize) -> Value {
     let call = json!({"tool_calls": [{"name": "lookup", "args": {"query": "rust"}}]});
-    let steps: Vec<Value> = std::iter::repeat_n(call, count).chain([json!({"text": "Done."})]).collect();
+    let steps: Vec<Value> = std::iter::repeat_n(call, count)
+        .chain([json!({"text": "Done."})])
+        .collect();
     json!({"script": steps})
 }
 

@@ -32,7 +32,10 @@ const QUESTIONS: [Question; 5] = [
 #[tokio::main]
 async fn main() {
     // Cargo adds `--bench`; what does not begin with a dash names a question.
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
     for url in lab::databases() {
         for (name, ask) in QUESTIONS {
             if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {

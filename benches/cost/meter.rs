@@ -21,7 +21,11 @@ impl Cost {
             work().await;
             began.elapsed()
         };
-        let mut walls: Vec<Duration> = stream::iter(0..times).map(timed).buffer_unordered(clients).collect().await;
+        let mut walls: Vec<Duration> = stream::iter(0..times)
+            .map(timed)
+            .buffer_unordered(clients)
+            .collect()
+            .await;
         let (total, cpu) = (began.elapsed(), cpu().saturating_sub(before));
         walls.sort_unstable();
         Self { walls, total, cpu }
@@ -29,7 +33,9 @@ impl Cost {
 
     /// The median of the wall times, in milliseconds.
     pub(crate) fn p50(&self) -> f64 {
-        self.walls.get(self.walls.len() / 2).map_or(0.0, |wall| wall.as_secs_f64() * 1e3)
+        self.walls
+            .get(self.walls.len() / 2)
+            .map_or(0.0, |wall| wall.as_secs_f64() * 1e3)
     }
 
     /// The processor time of one repetition, in milliseconds.
@@ -66,8 +72,14 @@ pub(crate) fn memory() -> f64 {
 
 fn field(file: &str, name: &str) -> f64 {
     let text = fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(f64::NAN)
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap_or_default();
+    line.split_whitespace()
+        .next()
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(f64::NAN)
 }
 
 /// A count as a divisor; there are never enough for the difference to matter.
@@ -77,6 +89,9 @@ pub(crate) fn count(count: usize) -> f64 {
 
 /// Prints a line of a table: a name, then numbers with their units.
 pub(crate) fn line(name: &str, numbers: &[(f64, &str)]) {
-    let numbers: Vec<String> = numbers.iter().map(|(number, unit)| format!("{number:>10.3} {unit:<14}")).collect();
+    let numbers: Vec<String> = numbers
+        .iter()
+        .map(|(number, unit)| format!("{number:>10.3} {unit:<14}"))
+        .collect();
     println!("  {name:<44}{}", numbers.concat().trim_end());
 }

@@ -18,13 +18,29 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn ask(lab: &Lab) {
     for readers in [0, 100, 1000] {
-        let run = lab.start(ThreadId::mint(), &pieces(1, SILENCE_MS), Duration::ZERO).await;
-        watch(lab, &run, &format!("{readers} readers of a run whose model thinks"), readers).await;
+        let run = lab
+            .start(ThreadId::mint(), &pieces(1, SILENCE_MS), Duration::ZERO)
+            .await;
+        watch(
+            lab,
+            &run,
+            &format!("{readers} readers of a run whose model thinks"),
+            readers,
+        )
+        .await;
     }
     // Nobody in this process works on it, so readers look at the database now and then.
     for readers in [1, 100] {
-        let run = lab.start(ThreadId::mint(), &one_step(), Duration::from_secs(3600)).await;
-        watch(lab, &run, &format!("{readers} readers of a run that waits its turn"), readers).await;
+        let run = lab
+            .start(ThreadId::mint(), &one_step(), Duration::from_secs(3600))
+            .await;
+        watch(
+            lab,
+            &run,
+            &format!("{readers} readers of a run that waits its turn"),
+            readers,
+        )
+        .await;
     }
 }
 
@@ -38,7 +54,14 @@ async fn watch(lab: &Lab, run: &Run, name: &str, readers: usize) {
         tokio::time::sleep(WATCH).await;
         let spent = cpu().saturating_sub(before).as_secs_f64() * 1e6 / WATCH.as_secs_f64();
         let each = count(readers.max(1));
-        line(name, &[(spent, "us CPU/s"), (spent / each, "us CPU/s each"), (held / each, "kB each")]);
+        line(
+            name,
+            &[
+                (spent, "us CPU/s"),
+                (spent / each, "us CPU/s each"),
+                (held / each, "kB each"),
+            ],
+        );
     };
     // The watcher decides when it is over.
     tokio::select! {

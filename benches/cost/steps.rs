@@ -10,15 +10,27 @@ use crate::meter::{Cost, line};
 pub(crate) async fn ask(lab: &Lab) {
     for clients in [1, 16] {
         let one = measure(lab, "one model step", (clients, 300), &one_step()).await;
-        let ten = measure(lab, "ten model and tool steps, one answer", (clients, 100), &tool_steps(10)).await;
+        let ten = measure(
+            lab,
+            "ten model and tool steps, one answer",
+            (clients, 100),
+            &tool_steps(10),
+        )
+        .await;
         line(
             "  so one more step",
-            &[((ten.p50() - one.p50()) / 10.0, "ms"), ((ten.cpu() - one.cpu()) / 10.0, "ms CPU")],
+            &[
+                ((ten.p50() - one.p50()) / 10.0, "ms"),
+                ((ten.cpu() - one.cpu()) / 10.0, "ms CPU"),
+            ],
         );
         let child = measure(lab, "one delegation with one call", (clients, 100), &delegations(1)).await;
         let four = measure(lab, "four of them side by side", (clients, 50), &delegations(4)).await;
         let more = |of: fn(&Cost) -> f64| (of(&four) - of(&child)) / 3.0;
-        line("  so one more delegation", &[(more(Cost::p50), "ms"), (more(Cost::cpu), "ms CPU")]);
+        line(
+            "  so one more delegation",
+            &[(more(Cost::p50), "ms"), (more(Cost::cpu), "ms CPU")],
+        );
     }
 }
 
@@ -26,7 +38,11 @@ async fn measure(lab: &Lab, name: &str, (clients, times): (usize, usize), script
     let run = || lab.run(ThreadId::mint(), script);
     Cost::of(times / 5, clients, run).await;
     let cost = Cost::of(times, clients, run).await;
-    let numbers = [(cost.p50(), "ms p50"), (cost.cpu(), "ms CPU/run"), (cost.rate(), "runs/s")];
+    let numbers = [
+        (cost.p50(), "ms p50"),
+        (cost.cpu(), "ms CPU/run"),
+        (cost.rate(), "runs/s"),
+    ];
     line(&format!("{name}, {clients} at once"), &numbers);
     cost
 }

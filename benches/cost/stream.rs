@@ -20,8 +20,15 @@ pub(crate) async fn ask(lab: &Lab) {
         for readers in [0, 1, 10] {
             let cost = Cost::of(60, clients, || streamed(lab, readers)).await;
             let token = (cost.cpu() - bare.cpu()) * 1e3 / count(TOKENS);
-            let numbers = [(cost.p50(), "ms p50"), (cost.cpu(), "ms CPU/run"), (token, "us CPU/token")];
-            line(&format!("{TOKENS} tokens, {readers} readers, {clients} at once"), &numbers);
+            let numbers = [
+                (cost.p50(), "ms p50"),
+                (cost.cpu(), "ms CPU/run"),
+                (token, "us CPU/token"),
+            ];
+            line(
+                &format!("{TOKENS} tokens, {readers} readers, {clients} at once"),
+                &numbers,
+            );
         }
     }
 }
@@ -54,5 +61,9 @@ pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
     };
     let answer = respond(lab.events.clone(), lab.events.tail(run, After::Start), request);
     let body = answer.into_body().into_data_stream();
-    body.fold(0, |sum, bytes| async move { sum + bytes.map_or(0, |bytes| bytes.len()) }).await
+    body.fold(
+        0,
+        |sum, bytes| async move { sum + bytes.map_or(0, |bytes| bytes.len()) },
+    )
+    .await
 }

@@ -17,7 +17,10 @@ pub(crate) async fn ask(lab: &Lab) {
     };
     let options = SqliteConnectOptions::new().filename(file).read_only(true);
     let mut conn = options.connect().await.expect("a second connection");
-    let (thread, script) = (ThreadId::mint(), json!({"script": [{"text": "So it is said. ".repeat(20)}]}));
+    let (thread, script) = (
+        ThreadId::mint(),
+        json!({"script": [{"text": "So it is said. ".repeat(20)}]}),
+    );
     let mut firsts = None;
     for window in 0..11 {
         let (rows, bytes) = (stored(&mut conn).await, written());
@@ -26,13 +29,21 @@ pub(crate) async fn ask(lab: &Lab) {
         let rows = (stored(&mut conn).await - rows) / count(WINDOW);
         if window == 0 || window == 10 {
             let name = format!("turns {} to {}", window * WINDOW + 1, (window + 1) * WINDOW);
-            let numbers = [(rows, "B stored/run"), (bytes, "B written/run"), (cost.cpu(), "ms CPU/run")];
+            let numbers = [
+                (rows, "B stored/run"),
+                (bytes, "B written/run"),
+                (cost.cpu(), "ms CPU/run"),
+            ];
             line(&name, &numbers);
             let (first_rows, first_bytes, first_cpu) = *firsts.get_or_insert((rows, bytes, cost.cpu()));
             if window > 0 {
                 line(
                     "  so it grew to",
-                    &[(rows / first_rows, "x"), (bytes / first_bytes, "x"), (cost.cpu() / first_cpu, "x")],
+                    &[
+                        (rows / first_rows, "x"),
+                        (bytes / first_bytes, "x"),
+                        (cost.cpu() / first_cpu, "x"),
+                    ],
                 );
             }
         }
@@ -41,6 +52,8 @@ pub(crate) async fn ask(lab: &Lab) {
 
 /// The bytes of all rows and index entries.
 async fn stored(conn: &mut SqliteConnection) -> f64 {
-    let sum = sqlx::query_scalar::<_, i64>("select coalesce(sum(payload), 0) from dbstat").fetch_one(conn).await;
+    let sum = sqlx::query_scalar::<_, i64>("select coalesce(sum(payload), 0) from dbstat")
+        .fetch_one(conn)
+        .await;
     u32::try_from(sum.expect("SQLite was built with dbstat")).map_or(f64::NAN, f64::from)
 }

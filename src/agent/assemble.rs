@@ -95,7 +95,10 @@ struct Delegating {
 impl Delegating {
     /// The same for a fork: it sees what its caller sees, and delegates nothing.
     fn refusing(&self) -> Self {
-        Self { policy: Arc::new(self.policy.refusing()), ..self.clone() }
+        Self {
+            policy: Arc::new(self.policy.refusing()),
+            ..self.clone()
+        }
     }
 }
 
@@ -132,7 +135,9 @@ impl Workshop {
         let (workshop, full, is_owners) = (self.clone(), Arc::clone(&agent), source.is_owners);
         let build = move |delegates: bool, format: Option<&Value>| {
             // Its models were there when it was first built.
-            workshop.main_agent(&source, delegates, format).map_or_else(|_| Arc::clone(&full), Arc::new)
+            workshop
+                .main_agent(&source, delegates, format)
+                .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
         Ok(Arc::new(Known::new(graph_id, (definition, is_owners), agent, build)))
     }
@@ -178,7 +183,12 @@ impl Workshop {
             delegations,
             addendum: None,
             display_text: None,
-            background: definition.subagents.iter().filter(|_| delegates).filter_map(BackgroundAgent::of).collect(),
+            background: definition
+                .subagents
+                .iter()
+                .filter(|_| delegates)
+                .filter_map(BackgroundAgent::of)
+                .collect(),
         };
         let model = self.model(&draft.model)?;
         Ok(self.build(draft.in_form(format), model))
@@ -195,15 +205,22 @@ impl Workshop {
             }),
             Location::Inside | Location::Remote { .. } => None,
         };
-        let agents = subagents.iter().filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
+        let agents = subagents
+            .iter()
+            .filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
         let agents: BTreeMap<String, Referred> = agents.collect();
-        let visibility = subagents.iter().filter_map(|one| Some((one.name.clone(), one.visibility?))).collect();
+        let visibility = subagents
+            .iter()
+            .filter_map(|one| Some((one.name.clone(), one.visibility?)))
+            .collect();
         let is_fork = |subagent: &&SubagentDefinition| {
             subagent.mode == Mode::Fork && subagent.runnable.is_none() && subagent.location() == Location::Inside
         };
         let forks: Arc<[SubagentDefinition]> = subagents.iter().filter(is_fork).cloned().collect();
         let below = Arc::clone(&forks);
-        let described = subagents.into_iter().filter(|subagent| !agents.contains_key(&subagent.name));
+        let described = subagents
+            .into_iter()
+            .filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
             let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
             let forks = Arc::clone(&below);
@@ -214,14 +231,21 @@ impl Workshop {
                 }
                 let (policy, forks) = (Arc::clone(&policy), Arc::clone(&forks));
                 let delegations = roster.map(|roster| Delegating { roster, policy, forks });
-                let formed = || SubagentDefinition { response_format: format.cloned(), ..subagent.clone() };
+                let formed = || SubagentDefinition {
+                    response_format: format.cloned(),
+                    ..subagent.clone()
+                };
                 let subagent = if format.is_some() { &formed() } else { &subagent };
                 workshop.subagent(&source, subagent, delegations)
             });
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating { roster: Roster::new(depth, builders, agents, visibility), policy, forks }
+        Delegating {
+            roster: Roster::new(depth, builders, agents, visibility),
+            policy,
+            forks,
+        }
     }
 
     fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegating>) -> Agent {
@@ -233,11 +257,17 @@ impl Workshop {
             name: subagent.name.clone(),
             servers: McpOwner::Subagent(source.graph_id.clone(), subagent.name.clone()),
             model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
-            settings: subagent.model_settings.clone().unwrap_or_else(|| parent.model_settings.clone()),
+            settings: subagent
+                .model_settings
+                .clone()
+                .unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
             policies: names(&subagent.middleware),
-            interrupt_on: subagent.interrupt_on.clone().unwrap_or_else(|| parent.interrupt_on.clone()),
+            interrupt_on: subagent
+                .interrupt_on
+                .clone()
+                .unwrap_or_else(|| parent.interrupt_on.clone()),
             response_format: subagent.response_format.clone(),
             // The context of the run passes through as it is.
             context_schema: None,
@@ -250,10 +280,19 @@ impl Workshop {
             memory: subagent.memory.clone(),
             excluded: subagent.excluded_tools.clone(),
             described: subagent.tool_description_overrides.clone(),
-            permissions: subagent.permissions.clone().unwrap_or_else(|| parent.permissions.clone()),
-            shares: Shares { files: subagent.inherit.files, fields: subagent.inherit.state },
+            permissions: subagent
+                .permissions
+                .clone()
+                .unwrap_or_else(|| parent.permissions.clone()),
+            shares: Shares {
+                files: subagent.inherit.files,
+                fields: subagent.inherit.state,
+            },
             enclosed: Arc::clone(&parent.enclosed),
-            step_limit: subagent.recursion_limit.or(parent.recursion_limit).unwrap_or(STEP_LIMIT),
+            step_limit: subagent
+                .recursion_limit
+                .or(parent.recursion_limit)
+                .unwrap_or(STEP_LIMIT),
             limits: subagent.limits.clone().unwrap_or_default(),
             until: subagent.until_tool.clone(),
             ordered_prompt: true,
@@ -264,7 +303,10 @@ impl Workshop {
             background: vec![],
         };
         let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
-        Agent { initial: subagent.beginning(), ..self.build(draft, model) }
+        Agent {
+            initial: subagent.beginning(),
+            ..self.build(draft, model)
+        }
     }
 
     /// The model of this name. One that lacks only its key fails when it is asked, so that the other agents can work.
@@ -279,7 +321,10 @@ impl Workshop {
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.files == definition::Workspace::State {
-            stack.push(Arc::new(Files::new(draft.workspace(), FileRules::new(&draft.permissions))));
+            stack.push(Arc::new(Files::new(
+                draft.workspace(),
+                FileRules::new(&draft.permissions),
+            )));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
@@ -301,7 +346,9 @@ impl Workshop {
             stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
         }
         if let Some(until) = &draft.until {
-            stack.push(Arc::new(until::UntilTool::new(until.names().iter().map(|name| mcp::named(name)).collect())));
+            stack.push(Arc::new(until::UntilTool::new(
+                until.names().iter().map(|name| mcp::named(name)).collect(),
+            )));
         }
         if let Some(format) = draft.response_format.as_ref().map(AnswerFormat::of) {
             stack.push(match format.strategy {
@@ -310,16 +357,28 @@ impl Workshop {
             });
         }
         stack.extend(draft.knowledge());
-        draft.policies.iter().filter_map(|name| self.policies.get(name)).for_each(|own| put(&mut stack, own));
+        draft
+            .policies
+            .iter()
+            .filter_map(|name| self.policies.get(name))
+            .for_each(|own| put(&mut stack, own));
         // What is listed is innermost, in the order of the list.
-        stack.sort_by_key(|policy| draft.policies.iter().position(|name| name == policy.name()).map_or(0, |at| at + 1));
+        stack.sort_by_key(|policy| {
+            draft
+                .policies
+                .iter()
+                .position(|name| name == policy.name())
+                .map_or(0, |at| at + 1)
+        });
         stack
     }
 
     /// The forks of an agent, which are made of it.
     fn forks(&self, caller: &Draft, model: &Arc<dyn Model>) -> Forks {
         let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
-        let forks = own.into_iter().flat_map(|delegations| delegations.forks.iter().cloned());
+        let forks = own
+            .into_iter()
+            .flat_map(|delegations| delegations.forks.iter().cloned());
         Forks::new(forks.map(|fork| {
             let (workshop, name) = (self.clone(), fork.name.clone());
             let (caller, model) = (caller.clone(), Arc::clone(model));
@@ -335,17 +394,29 @@ impl Workshop {
     /// Puts an agent together.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
         let declared: Vec<&String> = draft.tools.iter().chain(&draft.skill_tools).collect();
-        let own: Vec<Arc<dyn Tool>> = declared.iter().filter_map(|name| self.tools.get(*name)).cloned().collect();
+        let own: Vec<Arc<dyn Tool>> = declared
+            .iter()
+            .filter_map(|name| self.tools.get(*name))
+            .cloned()
+            .collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
         let mut system_prompt = draft.system_prompt.clone();
-        contributions.iter().filter_map(|c| c.prompt.as_deref()).for_each(|prompt| system_prompt.add(prompt));
+        contributions
+            .iter()
+            .filter_map(|c| c.prompt.as_deref())
+            .for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
             .hiding(ToolNames::of(&draft.skill_tools))
             .with_sources(self.servers.sources(declared.into_iter(), &draft.servers))
             .excluding(draft.excluded.iter().map(|name| mcp::named(name)))
-            .describing(draft.described.iter().map(|(name, text)| (mcp::named(name), text.clone())));
+            .describing(
+                draft
+                    .described
+                    .iter()
+                    .map(|(name, text)| (mcp::named(name), text.clone())),
+            );
         let files = FileRules::new(&draft.permissions);
         if files.may_ask() || draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             let approval = Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone());
@@ -359,10 +430,17 @@ impl Workshop {
         stack.push(Arc::new(Counted));
         let forks = self.forks(&draft, &model);
         let is_fork = draft.addendum.is_some();
-        let checks: HashMap<_, _> =
-            toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
+        let checks: HashMap<_, _> = toolbox
+            .specs()
+            .iter()
+            .map(|spec| (spec.name.clone(), ArgumentCheck::new(spec)))
+            .collect();
         let declared = DeclaredFields::new(&draft.state);
-        let rules = if draft.background.is_empty() { declared.rules() } else { with_tasks(&declared.rules()) };
+        let rules = if draft.background.is_empty() {
+            declared.rules()
+        } else {
+            with_tasks(&declared.rules())
+        };
         Agent {
             name: draft.name,
             model,
@@ -376,7 +454,10 @@ impl Workshop {
             declared,
             context: draft.context_schema.map(ContextSchema::new),
             limits: draft.limits,
-            subagents: draft.delegations.filter(|_| !is_fork).map(|delegations| delegations.roster),
+            subagents: draft
+                .delegations
+                .filter(|_| !is_fork)
+                .map(|delegations| delegations.roster),
             forks,
             is_fork,
             shares: draft.shares,
@@ -408,7 +489,8 @@ fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
 pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
     let names = |moment: Moment| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
-        here.map(move |policy| format!("{}.{}", policy.name(), moment.word())).collect::<Vec<_>>()
+        here.map(move |policy| format!("{}.{}", policy.name(), moment.word()))
+            .collect::<Vec<_>>()
     };
     let backwards = |moment| names(moment).into_iter().rev().collect();
     Plan {

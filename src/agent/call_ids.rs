@@ -31,7 +31,12 @@ impl CallIds {
     /// Gives every call of a whole answer an id of its own.
     pub(super) fn tell_apart(message: &mut Message) {
         let mut ids = Self::default();
-        if let Role::Ai { tool_calls, invalid_tool_calls, .. } = &mut message.role {
+        if let Role::Ai {
+            tool_calls,
+            invalid_tool_calls,
+            ..
+        } = &mut message.role
+        {
             for call in tool_calls {
                 call.id = ids.take(&call.id);
             }
@@ -71,13 +76,30 @@ mod tests {
         let given = ["a", "b", "a", "a-2", "a", "b"];
         let expected = ["a", "b", "a-2", "a-2-2", "a-3", "b-2"];
         let mut ids = CallIds::default();
-        let pieces: Vec<_> = (0..).zip(given).filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned()))).collect();
+        let pieces: Vec<_> = (0..)
+            .zip(given)
+            .filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned())))
+            .collect();
         assert_eq!(pieces, expected);
-        assert_eq!((ids.of_piece(2, Some("a".to_owned())), ids.of_piece(2, None)), (Some("a-2".to_owned()), None));
+        assert_eq!(
+            (ids.of_piece(2, Some("a".to_owned())), ids.of_piece(2, None)),
+            (Some("a-2".to_owned()), None)
+        );
         let mut message = Message::ai("");
         let calls = given.map(|id| ToolCall::new(id, "t", Map::new())).to_vec();
-        message.role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+        message.role = Role::Ai {
+            tool_calls: calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
         CallIds::tell_apart(&mut message);
-        assert_eq!(message.tool_calls().iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            message
+                .tool_calls()
+                .iter()
+                .map(|call| call.id.as_str())
+                .collect::<Vec<_>>(),
+            expected
+        );
     }
 }

@@ -98,7 +98,11 @@ impl Loop<'_> {
     fn prepare(&self, machine: &mut Machine, notes: &mut Notes, at: usize) -> Option<Job> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
-            settle(machine, at, Answer::error(&lost, "The call is not in the conversation any more."));
+            settle(
+                machine,
+                at,
+                Answer::error(&lost, "The call is not in the conversation any more."),
+            );
             return None;
         };
         if let Some(verdict) = machine.take_verdict(&call.id) {
@@ -107,7 +111,12 @@ impl Loop<'_> {
                 return None;
             }
         } else if machine.fate(at) == Some(&Fate::Started) {
-            let policy = self.agent.toolbox.get(&call.name).map(|tool| tool.after_crash()).unwrap_or_default();
+            let policy = self
+                .agent
+                .toolbox
+                .get(&call.name)
+                .map(|tool| tool.after_crash())
+                .unwrap_or_default();
             match policy {
                 AfterCrash::Repeat => {}
                 AfterCrash::Fail => {
@@ -116,14 +125,20 @@ impl Loop<'_> {
                 }
                 AfterCrash::Ask => {
                     let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
-                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+                    notes.push(Note::Fact(Fact::Asked {
+                        head: machine.head,
+                        interrupts: asked.into_iter().collect(),
+                    }));
                     return None;
                 }
             }
         }
         let call = self.reviewed(machine, notes, at, call)?;
         let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
-        let scope = Scope { task: Some(machine.call_task(at)), ..self.scope.answered(answer) };
+        let scope = Scope {
+            task: Some(machine.call_task(at)),
+            ..self.scope.answered(answer)
+        };
         Some(Job { at, call, scope })
     }
 
@@ -133,7 +148,9 @@ impl Loop<'_> {
     fn reviewed(&self, machine: &mut Machine, notes: &mut Notes, at: usize, mut call: ToolCall) -> Option<ToolCall> {
         loop {
             let mut policies = self.agent.stack.iter().filter(|policy| policy.needs_approval(&call));
-            let Some(policy) = policies.next() else { return Some(call) };
+            let Some(policy) = policies.next() else {
+                return Some(call);
+            };
             if machine.is_reviewed(&call) {
                 return Some(call);
             }
@@ -153,7 +170,10 @@ impl Loop<'_> {
                 }
                 None => {
                     let asked = machine.call_asked(at, question).cloned();
-                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+                    notes.push(Note::Fact(Fact::Asked {
+                        head: machine.head,
+                        interrupts: asked.into_iter().collect(),
+                    }));
                     return None;
                 }
             }
@@ -169,11 +189,21 @@ impl Loop<'_> {
         jobs: &[Job],
         children: &[(usize, RunId)],
     ) -> Result<(), Stop> {
-        let mut begin: Vec<usize> = jobs.iter().map(|job| job.at).chain(children.iter().map(|(at, _)| *at)).collect();
+        let mut begin: Vec<usize> = jobs
+            .iter()
+            .map(|job| job.at)
+            .chain(children.iter().map(|(at, _)| *at))
+            .collect();
         begin.sort_unstable();
-        let calls: Vec<(usize, String)> = begin.into_iter().filter_map(|at| Some((at, machine.call(at)?.id))).collect();
+        let calls: Vec<(usize, String)> = begin
+            .into_iter()
+            .filter_map(|at| Some((at, machine.call(at)?.id)))
+            .collect();
         if !calls.is_empty() {
-            notes.push(Note::Fact(Fact::Calling { head: machine.head, calls }));
+            notes.push(Note::Fact(Fact::Calling {
+                head: machine.head,
+                calls,
+            }));
         }
         let tool = |job: &Job| self.agent.toolbox.get(&job.call.name);
         let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
@@ -188,7 +218,11 @@ impl Loop<'_> {
         if marked {
             return self.journal.commit(machine, std::mem::take(notes)).await;
         }
-        if reach_out || !children.is_empty() { self.flush(machine, notes).await } else { Ok(()) }
+        if reach_out || !children.is_empty() {
+            self.flush(machine, notes).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes one call, through the policies.
@@ -198,16 +232,31 @@ impl Loop<'_> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
         let tool = self.agent.toolbox.get(&job.call.name);
-        let repeats = tool.as_ref().is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
-        let next = NextCall { rest: &self.agent.stack, make: &make, scope, state };
+        let repeats = tool
+            .as_ref()
+            .is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
+        let next = NextCall {
+            rest: &self.agent.stack,
+            make: &make,
+            scope,
+            state,
+        };
         let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
         // A server that leaves waits for a call whose outcome nobody would know otherwise.
-        let called =
-            async { if repeats { self.leave.run_until_cancelled(called).await.flatten() } else { called.await } };
+        let called = async {
+            if repeats {
+                self.leave.run_until_cancelled(called).await.flatten()
+            } else {
+                called.await
+            }
+        };
         match scope.budget.in_time(scope.now(), called).await {
             Ok(outcome) => outcome.unwrap_or(Err(Halt::Stopped)),
-            Err(exceeded) => Ok(CallOutcome::Answer(Answer::error(&call, format!("{exceeded} {CUT_OFF}")))),
+            Err(exceeded) => Ok(CallOutcome::Answer(Answer::error(
+                &call,
+                format!("{exceeded} {CUT_OFF}"),
+            ))),
         }
     }
 
@@ -222,7 +271,11 @@ impl Loop<'_> {
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
         // What stays inside the server is fast, and may wait for others.
-        let slot = if tool.has_effects() { Some(scope.slots.for_tool().await) } else { None };
+        let slot = if tool.has_effects() {
+            Some(scope.slots.for_tool().await)
+        } else {
+            None
+        };
         let called = AssertUnwindSafe(tool.call(scope, state, call)).catch_unwind().await;
         drop(slot);
         let outcome = called.unwrap_or_else(|_| {
@@ -246,8 +299,11 @@ impl Loop<'_> {
         mut running: Running<'a>,
     ) -> Result<Upset, Left> {
         let mut upset = Upset::default();
-        let mut parked: Parked<'_> =
-            machine.parked_calls().into_iter().map(|(at, child)| self.until_given_up(at, child)).collect();
+        let mut parked: Parked<'_> = machine
+            .parked_calls()
+            .into_iter()
+            .map(|(at, child)| self.until_given_up(at, child))
+            .collect();
         loop {
             let next = tokio::select! {
                 biased;
@@ -278,12 +334,18 @@ impl Loop<'_> {
                 }
                 Came::Back(Err(Halt::Ask(question))) => {
                     let asked = machine.call_asked(at, *question).cloned();
-                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+                    notes.push(Note::Fact(Fact::Asked {
+                        head: machine.head,
+                        interrupts: asked.into_iter().collect(),
+                    }));
                 }
                 Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     parked.push(self.until_given_up(at, child));
-                    notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: questions }));
+                    notes.push(Note::Fact(Fact::Asked {
+                        head: machine.head,
+                        interrupts: questions,
+                    }));
                 }
                 Came::Back(Err(Halt::AskAll(_))) => {
                     machine.set_fate(at, Fate::Ready);
@@ -308,19 +370,18 @@ impl Loop<'_> {
     /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
     fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
         let answer = match machine.call(at) {
-            Some(call) => self
-                .agent
-                .stack
-                .iter()
-                .rev()
-                .fold(answer, |answer, policy| policy.receive(&self.scope, &machine.state, &call, answer)),
+            Some(call) => self.agent.stack.iter().rev().fold(answer, |answer, policy| {
+                policy.receive(&self.scope, &machine.state, &call, answer)
+            }),
             None => answer,
         };
         // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
         let declared = &self.agent.declared;
         let admitted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
-        let admitted =
-            admitted.map_err(|wrong| Invalid { field: format!("the state field `{}`", wrong.field), ..wrong });
+        let admitted = admitted.map_err(|wrong| Invalid {
+            field: format!("the state field `{}`", wrong.field),
+            ..wrong
+        });
         let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
         let mut answer = match (admitted, machine.call(at)) {
             (Err(wrong), Some(call)) => Answer::error(
@@ -350,14 +411,21 @@ impl Loop<'_> {
         if answer.shown || last && machine.all_answered() {
             return;
         }
-        notes.push(Note::Fact(Fact::Answered { head, call: at, writes: answer.writes.clone() }));
+        notes.push(Note::Fact(Fact::Answered {
+            head,
+            call: at,
+            writes: answer.writes.clone(),
+        }));
         machine.set_fate(at, Fate::Answered(Box::new(Answer { shown: true, ..*answer })));
     }
 }
 
 /// Writes an answer down.
 pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
-    let answer = Answer { writes: with_ids(answer.writes), ..answer };
+    let answer = Answer {
+        writes: with_ids(answer.writes),
+        ..answer
+    };
     machine.set_fate(at, Fate::Answered(Box::new(answer)));
 }
 
@@ -405,9 +473,10 @@ fn decided(call: &ToolCall, verdict: &Value) -> Option<Answer> {
     match decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
-        Decision::Reject { message } => {
-            Some(Answer::error(call, message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned())))
-        }
+        Decision::Reject { message } => Some(Answer::error(
+            call,
+            message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()),
+        )),
     }
 }
 
@@ -420,9 +489,19 @@ fn admitted(outcome: CallOutcome) -> Result<CallOutcome, Halt> {
             Ok(CallOutcome::Answer(answer))
         }
         CallOutcome::Delegate(mut wish) => {
-            wish.order.initial_messages.iter_mut().try_for_each(admit_message).map_err(too_much)?;
-            wish.order.response_format.iter_mut().try_for_each(admit).map_err(too_much)?;
-            [&mut wish.subagent, &mut wish.order.description].into_iter().for_each(replace_nul);
+            wish.order
+                .initial_messages
+                .iter_mut()
+                .try_for_each(admit_message)
+                .map_err(too_much)?;
+            wish.order
+                .response_format
+                .iter_mut()
+                .try_for_each(admit)
+                .map_err(too_much)?;
+            [&mut wish.subagent, &mut wish.order.description]
+                .into_iter()
+                .for_each(replace_nul);
             Ok(CallOutcome::Delegate(wish))
         }
     }

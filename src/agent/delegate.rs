@@ -51,7 +51,12 @@ impl Loop<'_> {
             }
         };
         // The one door to a subagent, whoever asks for it.
-        match self.scope.budget.claim_child(self.lineage.depth + 1, self.scope.now()).await {
+        match self
+            .scope
+            .budget
+            .claim_child(self.lineage.depth + 1, self.scope.now())
+            .await
+        {
             Ok(()) => {}
             Err(Refused::Away) => return Err(Stop::Away),
             Err(Refused::Exceeded(limit)) => {
@@ -64,13 +69,31 @@ impl Loop<'_> {
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
         let graph_id = described.graph_id().map(str::to_owned);
-        let order = Order { display_text: described.display_text().map(str::to_owned), ..wish.order };
+        let order = Order {
+            display_text: described.display_text().map(str::to_owned),
+            ..wish.order
+        };
         let url = described.url().map(str::to_owned);
-        let wish = ChildWish { id, lineage: lineage.clone(), order, max_depth: self.deepest(), graph_id, url };
-        machine.set_fate(at, Fate::Delegated { child: id, parked: false });
+        let wish = ChildWish {
+            id,
+            lineage: lineage.clone(),
+            order,
+            max_depth: self.deepest(),
+            graph_id,
+            url,
+        };
+        machine.set_fate(
+            at,
+            Fate::Delegated {
+                child: id,
+                parked: false,
+            },
+        );
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
-                let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("definition"))?;
+                let subagent = self
+                    .subagent(described, &child, lineage.depth)
+                    .ok_or_else(|| lost("definition"))?;
                 let child = subagent.handed_down(*child, &machine.state);
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
             }
@@ -93,7 +116,9 @@ impl Loop<'_> {
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
         let described = self.described(lineage.agent(), &child.order);
         let described = described.map_err(|_| lost("subagent's definition"))?;
-        let subagent = self.subagent(described, &child, lineage.depth).ok_or_else(|| lost("subagent's definition"))?;
+        let subagent = self
+            .subagent(described, &child, lineage.depth)
+            .ok_or_else(|| lost("subagent's definition"))?;
         self.scope.budget.child_goes_on();
         let child = subagent.handed_down(child, &machine.state);
         Ok(self.run_child(at, call, subagent, lineage, child))
@@ -125,7 +150,13 @@ impl Loop<'_> {
         lineage: Lineage,
         child: Child,
     ) -> BoxFuture<'a, (usize, Came)> {
-        async move { (at, Came::Child(self.drive_child(&call, &subagent, &lineage, child).await)) }.boxed()
+        async move {
+            (
+                at,
+                Came::Child(self.drive_child(&call, &subagent, &lineage, child).await),
+            )
+        }
+        .boxed()
     }
 
     /// Runs a child to its end, or until it waits.
@@ -136,7 +167,16 @@ impl Loop<'_> {
         lineage: &Lineage,
         child: Child,
     ) -> Result<ChildEnd, Stop> {
-        let Child { id, mut machine, stop, meter, input, journal, order: _, known: _ } = child;
+        let Child {
+            id,
+            mut machine,
+            stop,
+            meter,
+            input,
+            journal,
+            order: _,
+            known: _,
+        } = child;
         let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
@@ -153,7 +193,11 @@ impl Loop<'_> {
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
                 };
-                let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed: begun })];
+                let mut notes = vec![Note::Fact(Fact::Started {
+                    base: machine.head,
+                    attempt: 1,
+                    resumed: begun,
+                })];
                 if !begun {
                     let ids = [CheckpointId::mint(), CheckpointId::mint()];
                     notes.extend(Note::input(&mut machine, &below.plan, input.clone(), ids));
@@ -187,7 +231,10 @@ impl Loop<'_> {
     /// The text for the model, when there is none, or none that can do the work in this form.
     fn described(&self, name: &str, order: &Order) -> Result<Described, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
-        let (roster, depth) = (self.agent.subagents.as_ref().ok_or_else(nobody)?, self.lineage.depth + 1 - self.base);
+        let (roster, depth) = (
+            self.agent.subagents.as_ref().ok_or_else(nobody)?,
+            self.lineage.depth + 1 - self.base,
+        );
         let (referred, fork) = (roster.referred(name).cloned(), self.agent.forks.get(name));
         let here = fork.or_else(|| roster.get(name, depth));
         let is_apart = here.as_ref().is_some_and(|agent| agent.model.stands_in());
@@ -203,7 +250,10 @@ impl Loop<'_> {
             return Err(problem);
         }
         let Some(format) = &order.response_format else {
-            return referred.map(Described::Elsewhere).or_else(|| here.map(Described::Here)).ok_or_else(nobody);
+            return referred
+                .map(Described::Elsewhere)
+                .or_else(|| here.map(Described::Here))
+                .ok_or_else(nobody);
         };
         if is_apart {
             return Err(format!(
@@ -212,12 +262,22 @@ impl Loop<'_> {
             ));
         }
         // What another agent of this server is like is known when it is admitted.
-        let problem = here.as_ref().map_or_else(|| form_problem(format, |_| false), |agent| agent.form_problem(format));
+        let problem = here
+            .as_ref()
+            .map_or_else(|| form_problem(format, |_| false), |agent| agent.form_problem(format));
         if let Some(problem) = problem {
             return Err(form_refused(name, &problem));
         }
-        let formed = || self.agent.forks.in_form(name, format).or_else(|| roster.in_form(name, depth, format));
-        referred.map(Described::Elsewhere).or_else(|| formed().map(Described::Here)).ok_or_else(nobody)
+        let formed = || {
+            self.agent
+                .forks
+                .in_form(name, format)
+                .or_else(|| roster.in_form(name, depth, format))
+        };
+        referred
+            .map(Described::Elsewhere)
+            .or_else(|| formed().map(Described::Here))
+            .ok_or_else(nobody)
     }
 
     /// The subagent that works as `child`, `depth` delegations below the main agent.
@@ -230,7 +290,13 @@ impl Loop<'_> {
                 if agent.model.stands_in() {
                     limits.depth = limits.depth.into_iter().chain([levels]).min();
                 }
-                Some(Subagent { limits, agent, base: self.base, step_limit: None, is_stranger: false })
+                Some(Subagent {
+                    limits,
+                    agent,
+                    base: self.base,
+                    step_limit: None,
+                    is_stranger: false,
+                })
             }
             Described::Elsewhere(referred) => {
                 let known = child.known.as_ref()?;
@@ -241,14 +307,24 @@ impl Loop<'_> {
                 };
                 let mut limits = referred.limits.unwrap_or_else(|| agent.limits.clone());
                 limits.depth = limits.depth.into_iter().chain([levels]).min();
-                Some(Subagent { agent, limits, base: depth, step_limit: referred.step_limit, is_stranger: true })
+                Some(Subagent {
+                    agent,
+                    limits,
+                    base: depth,
+                    step_limit: referred.step_limit,
+                    is_stranger: true,
+                })
             }
         }
     }
 
     /// How deep in the tree an agent below this one may stand.
     fn deepest(&self) -> u32 {
-        let own = self.agent.subagents.as_ref().map_or(0, |roster| self.base.saturating_add(roster.max_depth));
+        let own = self
+            .agent
+            .subagents
+            .as_ref()
+            .map_or(0, |roster| self.base.saturating_add(roster.max_depth));
         own.min(self.scope.budget.floor())
     }
 
@@ -300,10 +376,17 @@ impl Loop<'_> {
         }
         if subagent.is_stranger && self.agent.plan.rules.contains_key(background::FIELD) {
             // What it has begun in the background belongs to the conversation: its caller looks after it from now on.
-            BackgroundTask::all(state).iter().for_each(|task| writes.merge(task.write()));
+            BackgroundTask::all(state)
+                .iter()
+                .for_each(|task| writes.merge(task.write()));
         }
         writes.messages.push(Arc::new(said(call, state, input)));
-        Answer { writes, ends: false, shown: false, changes: vec![] }
+        Answer {
+            writes,
+            ends: false,
+            shown: false,
+            changes: vec![],
+        }
     }
 
     /// The questions that keep this lane waiting: its own, and those of the children it waits for.
@@ -363,7 +446,10 @@ impl Subagent {
     fn plan(&self, handed_down: Option<u32>) -> Plan {
         let plan = self.agent.plan.clone();
         let own = self.step_limit.unwrap_or(plan.step_limit);
-        Plan { step_limit: handed_down.map_or(own, |limit| limit.min(own)), ..plan }
+        Plan {
+            step_limit: handed_down.map_or(own, |limit| limit.min(own)),
+            ..plan
+        }
     }
 
     /// The child with what it is given: the fields that both share, and one human message. One on another server is given
@@ -373,26 +459,42 @@ impl Subagent {
             return child;
         }
         let shared = || self.agent.shares.of(parent.for_subagent());
-        let mut input = if self.agent.model.stands_in() { Update::none() } else { shared() };
+        let mut input = if self.agent.model.stands_in() {
+            Update::none()
+        } else {
+            shared()
+        };
         if self.is_stranger {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }
         let mut order = child.order.description.clone();
         if self.agent.is_fork {
-            order = format!("You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}", self.agent.name);
+            order = format!(
+                "You are the subagent `{}` now. {FORK_PREAMBLE}\n\n{order}",
+                self.agent.name
+            );
             input.messages.extend_from_slice(parent.before_last_answer());
             // A program reads what its caller shares with everybody; a fork is its caller.
             if self.agent.runnable.is_none() {
-                input = Update { fields: parent.fields_for_fork(), ..input }.ruled(&parent.rules);
+                input = Update {
+                    fields: parent.fields_for_fork(),
+                    ..input
+                }
+                .ruled(&parent.rules);
             }
         }
         input.messages.extend_from_slice(&self.agent.initial);
-        input.messages.extend(child.order.initial_messages.iter().cloned().map(Arc::new));
+        input
+            .messages
+            .extend(child.order.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
         if let Some(prompt) = &child.order.system_prompt {
             input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
         }
-        Child { input: Some(super::driver::with_ids(input)), ..child }
+        Child {
+            input: Some(super::driver::with_ids(input)),
+            ..child
+        }
     }
 }
 
@@ -421,7 +523,10 @@ pub(super) fn form_refused(subagent: &str, problem: &str) -> String {
 }
 
 fn lost(what: &str) -> Stop {
-    Stop::Fault(Failure::new("RuntimeError", format!("a delegated call lost its {what}")))
+    Stop::Fault(Failure::new(
+        "RuntimeError",
+        format!("a delegated call lost its {what}"),
+    ))
 }
 
 /// What a child that came to its end tells its parent: the structured answer, or the last thing it said.
@@ -439,12 +544,19 @@ const NOTHING_SAID: &str = "The subagent finished without saying anything.";
 
 /// What a child wrote: the difference between where it ended and what it was given.
 fn written(state: &State, input: &Update) -> Update {
-    let files = state.files.iter().filter(|(path, file)| input.files.get(*path) != Some(&Some(Arc::clone(file))));
+    let files = state
+        .files
+        .iter()
+        .filter(|(path, file)| input.files.get(*path) != Some(&Some(Arc::clone(file))));
     let gone = input.files.keys().filter(|path| !state.files.contains_key(*path));
-    let fields = state.fields.iter().filter(|(name, _)| state.shares(name)).filter_map(|(name, value)| {
-        let rule = state.rules.get(name).copied().unwrap_or_default();
-        Some((name.clone(), rule.difference(input.fields.get(name), value)?))
-    });
+    let fields = state
+        .fields
+        .iter()
+        .filter(|(name, _)| state.shares(name))
+        .filter_map(|(name, value)| {
+            let rule = state.rules.get(name).copied().unwrap_or_default();
+            Some((name.clone(), rule.difference(input.fields.get(name), value)?))
+        });
     Update {
         messages: vec![],
         files: files

@@ -41,7 +41,10 @@ impl Agent {
             return VecDeque::new();
         };
         let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect();
-        roster.names().filter_map(|name| Some((below(name), roster.get(name, level)?))).collect()
+        roster
+            .names()
+            .filter_map(|name| Some((below(name), roster.get(name, level)?)))
+            .collect()
     }
 
     fn own_loop(&self) -> Graph {
@@ -62,7 +65,14 @@ impl Agent {
         if has_tools {
             graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names()))));
         }
-        for hook in [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent].into_iter().flatten()
+        for hook in [
+            &plan.before_agent,
+            &plan.before_model,
+            &plan.after_model,
+            &plan.after_agent,
+        ]
+        .into_iter()
+        .flatten()
         {
             graph.node(hook, None);
         }
@@ -99,9 +109,15 @@ impl Agent {
             let with_output = !unseen.contains(&Visibility::Output);
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
-            let shown = self.fields.iter().filter(|field| with_output || !is_output_only(field.name));
+            let shown = self
+                .fields
+                .iter()
+                .filter(|field| with_output || !is_output_only(field.name));
             properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
-            let declared = self.declared.iter().filter(|(_, field)| !unseen.contains(&field.visibility));
+            let declared = self
+                .declared
+                .iter()
+                .filter(|(_, field)| !unseen.contains(&field.visibility));
             properties
                 .extend(declared.map(|(name, field)| (name.to_owned(), field.schema.clone().unwrap_or(json!({})))));
             json!({"$defs": {"Message": message(), "ToolCall": tool_call()}, "title": title, "type": "object",
@@ -148,11 +164,19 @@ impl Agent {
 impl Graph {
     fn node(&mut self, name: &str, note: Option<(&str, Value)>) {
         let notes = note.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        self.nodes.push(Node { id: name.to_owned(), name: name.to_owned(), notes });
+        self.nodes.push(Node {
+            id: name.to_owned(),
+            name: name.to_owned(),
+            notes,
+        });
     }
 
     fn edge(&mut self, source: &str, target: &str, conditional: bool) {
-        self.edges.push(Edge { source: source.to_owned(), target: target.to_owned(), conditional });
+        self.edges.push(Edge {
+            source: source.to_owned(),
+            target: target.to_owned(),
+            conditional,
+        });
     }
 
     /// Leads from `first` through all of `rest`; returns where that ends.
@@ -167,15 +191,34 @@ impl Graph {
 
     /// Takes in the loop of the subagent at this path.
     fn take_in(&mut self, inner: Graph, path: &[String]) {
-        let Some((agent, callers)) = path.split_last() else { return };
-        let within =
-            |path: &[String], id: &str| path.iter().map(|name| format!("{name}:")).chain([id.to_owned()]).collect();
-        let place =
-            |id: &str| -> String { if matches!(id, START | END) { within(callers, TOOLS) } else { within(path, id) } };
-        for node in inner.nodes.into_iter().filter(|node| !matches!(node.id.as_str(), START | END)) {
+        let Some((agent, callers)) = path.split_last() else {
+            return;
+        };
+        let within = |path: &[String], id: &str| {
+            path.iter()
+                .map(|name| format!("{name}:"))
+                .chain([id.to_owned()])
+                .collect()
+        };
+        let place = |id: &str| -> String {
+            if matches!(id, START | END) {
+                within(callers, TOOLS)
+            } else {
+                within(path, id)
+            }
+        };
+        for node in inner
+            .nodes
+            .into_iter()
+            .filter(|node| !matches!(node.id.as_str(), START | END))
+        {
             let mut notes = node.notes;
             notes.insert("lc_agent_name".to_owned(), json!(agent));
-            self.nodes.push(Node { id: place(&node.id), name: node.name, notes });
+            self.nodes.push(Node {
+                id: place(&node.id),
+                name: node.name,
+                notes,
+            });
         }
         self.edges.extend(inner.edges.into_iter().map(|edge| Edge {
             // Only some of the calls are delegated.

@@ -36,13 +36,21 @@ impl Loop<'_> {
     /// [`Stop`] when the loop was left early; what was stored is enough to go on.
     pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
         // They are under way, although nobody works on them here.
-        machine.parked_children().iter().for_each(|_| self.scope.budget.child_goes_on());
+        machine
+            .parked_children()
+            .iter()
+            .for_each(|_| self.scope.budget.child_goes_on());
         // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
-        let mut passes = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
+        let mut passes = notes
+            .iter()
+            .any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
         loop {
             let step = machine.next(&self.plan);
             // What is over is written down as over: nothing would be left to do that for a child found at its end.
-            let goes_on = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work);
+            let goes_on = matches!(
+                step,
+                Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work
+            );
             if goes_on && (self.scope.stop.is_cancelled() || self.leave.is_cancelled()) {
                 self.flush(machine, &mut notes).await?;
                 return Err(Stop::Cancelled);
@@ -97,7 +105,11 @@ impl Loop<'_> {
     /// Stores what has been done so far.
     pub(super) async fn flush(&self, machine: &Machine, notes: &mut Notes) -> Result<(), Stop> {
         let notes = std::mem::take(notes);
-        if notes.is_empty() { Ok(()) } else { self.journal.commit(machine, notes).await }
+        if notes.is_empty() {
+            Ok(())
+        } else {
+            self.journal.commit(machine, notes).await
+        }
     }
 
     async fn end(&self, machine: &Machine, mut notes: Notes, ending: Ending) -> Result<Ending, Stop> {
@@ -115,7 +127,10 @@ impl Loop<'_> {
     /// Ends a run that was cancelled while its caller goes on.
     pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<Ending, Stop> {
         let failure = Failure::cancelled();
-        machine.parked_children().iter().for_each(|_| self.scope.budget.child_done());
+        machine
+            .parked_children()
+            .iter()
+            .for_each(|_| self.scope.budget.child_done());
         machine.position.failure = Some(failure.clone());
         let over = Fact::over(RunStatus::Interrupted, Some(failure.clone()));
         self.journal.commit(machine, vec![Note::Fact(over)]).await?;
@@ -144,11 +159,19 @@ impl Loop<'_> {
 
     async fn run_hook(&self, machine: &mut Machine, notes: &mut Notes, moment: Moment, at: usize) -> Result<(), Left> {
         let Some(policy) = self.agent.hook(moment, at) else {
-            let failure = Failure::new("RuntimeError", "the agent's definition changed: a hook under way is gone");
+            let failure = Failure::new(
+                "RuntimeError",
+                "the agent's definition changed: a hook under way is gone",
+            );
             return Err(Halt::Fail(failure).into());
         };
-        let scope = self.scope.answered_to(machine.position.asked.iter().find(|asked| asked.answer.is_some()));
-        match self.hearing(machine, notes, policy.hook(moment, &scope, &machine.state)).await? {
+        let scope = self
+            .scope
+            .answered_to(machine.position.asked.iter().find(|asked| asked.answer.is_some()));
+        match self
+            .hearing(machine, notes, policy.hook(moment, &scope, &machine.state))
+            .await?
+        {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
                 self.growth.note(&update);
@@ -159,7 +182,10 @@ impl Loop<'_> {
             }
             Err(Halt::Ask(question)) => {
                 let asked = machine.hook_asked(&self.plan, *question).cloned();
-                notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+                notes.push(Note::Fact(Fact::Asked {
+                    head: machine.head,
+                    interrupts: asked.into_iter().collect(),
+                }));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
@@ -187,13 +213,25 @@ impl Loop<'_> {
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
             self.speak(request, (task, step), &broken).boxed()
         };
-        let next = NextModel { rest: &agent.stack, ask: &ask, scope: &self.scope, state: &machine.state };
+        let next = NextModel {
+            rest: &agent.stack,
+            ask: &ask,
+            scope: &self.scope,
+            state: &machine.state,
+        };
         let answer = self.hearing(machine, notes, next.ask(request)).await?;
         notes.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
-        let ModelAnswer { mut message, heard, extra } = match answer {
+        let ModelAnswer {
+            mut message,
+            heard,
+            extra,
+        } = match answer {
             Err(Halt::AskAll(questions)) => {
                 let interrupts = machine.model_asked(questions);
-                notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts }));
+                notes.push(Note::Fact(Fact::Asked {
+                    head: machine.head,
+                    interrupts,
+                }));
                 return Ok(());
             }
             answer => answer?,
@@ -219,7 +257,10 @@ impl Loop<'_> {
         let answered = |asked: &Interrupt| Some((asked.question.clone(), asked.answer.clone()?));
         Errand {
             run: self.journal.run(),
-            caller: Caller { thread: self.scope.thread, path: Arc::clone(&self.scope.path) },
+            caller: Caller {
+                thread: self.scope.thread,
+                path: Arc::clone(&self.scope.path),
+            },
             questions: machine.position.questions,
             answers: machine.position.asked.iter().filter_map(answered).collect(),
             levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
@@ -256,10 +297,17 @@ impl Loop<'_> {
         };
         let breaks_off = |failed: bool| {
             if failed {
-                self.journal.say(Delta { answer: Arc::clone(&head), ordinal: u32::MAX, chunk: Chunk::Void });
+                self.journal.say(Delta {
+                    answer: Arc::clone(&head),
+                    ordinal: u32::MAX,
+                    chunk: Chunk::Void,
+                });
             }
             let fact = speech.breaks_off(failed);
-            broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact.map(Note::Fact));
+            broken
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend(fact.map(Note::Fact));
         };
         let heard = match heard {
             Ok(heard) => heard.flatten(),
@@ -278,7 +326,11 @@ impl Loop<'_> {
             }
             Some(Ok(Heard::Answer { mut message, heard })) => {
                 message.id.get_or_insert_with(|| head.message.clone());
-                Ok(ModelAnswer { message: *message, heard, extra: Update::none() })
+                Ok(ModelAnswer {
+                    message: *message,
+                    heard,
+                    extra: Update::none(),
+                })
             }
             Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
             Some(Err(error)) => {
@@ -291,7 +343,11 @@ impl Loop<'_> {
 
     async fn listen(&self, request: ModelRequest, speech: &mut Speech<'_>) -> Result<Heard, ModelError> {
         // Work on another server takes as long as it takes.
-        let slot = if self.agent.model.stands_in() { None } else { Some(self.scope.slots.for_model().await) };
+        let slot = if self.agent.model.stands_in() {
+            None
+        } else {
+            Some(self.scope.slots.for_model().await)
+        };
         let mut stream = self.agent.model.ask(request).await?;
         let (mut ids, mut heard) = (CallIds::default(), Update::none());
         // Who stands in says by itself which message it begins.
@@ -321,7 +377,12 @@ impl Loop<'_> {
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
                 ModelEvent::CallChunk { index, id, name, args } => {
                     let (id, name) = (id.map(without_nul), name.map(without_nul));
-                    Chunk::Call { index, id: ids.of_piece(index, id), name, args: without_nul(args) }
+                    Chunk::Call {
+                        index,
+                        id: ids.of_piece(index, id),
+                        name,
+                        args: without_nul(args),
+                    }
                 }
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
@@ -333,7 +394,9 @@ impl Loop<'_> {
             speech.say(chunk);
         }
         drop(slot);
-        Err(ModelError::Interrupted { message: "the stream closed before the answer was complete".to_owned() })
+        Err(ModelError::Interrupted {
+            message: "the stream closed before the answer was complete".to_owned(),
+        })
     }
 }
 
@@ -394,7 +457,10 @@ fn mint_answer_id() -> String {
 }
 
 /// Gives every message of an update an id.
-#[expect(clippy::disallowed_methods, reason = "clients compare messages with their own, whose ids have no order")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "clients compare messages with their own, whose ids have no order"
+)]
 pub fn with_ids(mut update: Update) -> Update {
     for message in update.messages.iter_mut().filter(|m| m.id.is_none()) {
         Arc::make_mut(message).id = Some(Uuid::new_v4().to_string());

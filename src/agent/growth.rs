@@ -41,7 +41,10 @@ impl Sums {
 impl Growth {
     /// Nothing is known of the state yet.
     pub fn new(limits: SizeLimits) -> Self {
-        Self { limits, sums: Mutex::default() }
+        Self {
+            limits,
+            sums: Mutex::default(),
+        }
     }
 
     /// A step begins whose results will be written together.
@@ -144,6 +147,9 @@ mod tests {
         let writes = said(QUARTER);
         growth.note(&writes);
         state.apply(&writes);
-        assert_eq!(growth.check(&state).map_err(|failure| failure.class), Err("StateTooLargeError".to_owned()));
+        assert_eq!(
+            growth.check(&state).map_err(|failure| failure.class),
+            Err("StateTooLargeError".to_owned())
+        );
     }
 }

@@ -41,7 +41,11 @@ impl Loop<'_> {
 
     /// Notes what was told and not heard yet.
     pub(super) fn note_unheard(&self, notes: &mut Notes) {
-        self.scope.voice.unheard().into_iter().for_each(|word| self.note(notes, word));
+        self.scope
+            .voice
+            .unheard()
+            .into_iter()
+            .for_each(|word| self.note(notes, word));
     }
 
     fn note(&self, notes: &mut Notes, word: Word) {

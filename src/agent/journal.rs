@@ -84,13 +84,22 @@ pub enum Note {
 impl Note {
     /// That `machine` has just taken the step `entry`.
     pub fn entry(entry: Entry, machine: &Machine) -> Self {
-        Self::Entry { entry, position: machine.position.clone() }
+        Self::Entry {
+            entry,
+            position: machine.position.clone(),
+        }
     }
 
     /// Gives `machine` new input, and notes both checkpoints of it.
     pub fn input(machine: &mut Machine, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Self; 2] {
         let [before, after] = machine.begin(plan, input, ids);
-        [Self::Entry { entry: before, position: Position::default() }, Self::entry(after, machine)]
+        [
+            Self::Entry {
+                entry: before,
+                position: Position::default(),
+            },
+            Self::entry(after, machine),
+        ]
     }
 }
 

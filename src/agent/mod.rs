@@ -117,7 +117,10 @@ pub struct Shares {
 
 impl Default for Shares {
     fn default() -> Self {
-        Self { files: true, fields: true }
+        Self {
+            files: true,
+            fields: true,
+        }
     }
 }
 
@@ -162,16 +165,27 @@ impl Agent {
     /// Why it cannot answer in this form in the place of its own; `None` when it can.
     pub fn form_problem(&self, format: &Value) -> Option<String> {
         let own = self.fields.iter().find(|field| field.name == structured::FIELD);
-        let own = own.map(|field| AnswerFormat { schema: field.schema.clone(), ..AnswerFormat::default() });
-        let own: Vec<String> =
-            own.iter().flat_map(AnswerFormat::alternatives).filter_map(|one| form_name(&one)).collect();
+        let own = own.map(|field| AnswerFormat {
+            schema: field.schema.clone(),
+            ..AnswerFormat::default()
+        });
+        let own: Vec<String> = own
+            .iter()
+            .flat_map(AnswerFormat::alternatives)
+            .filter_map(|one| form_name(&one))
+            .collect();
         let is_taken = |tool: &str| self.toolbox.get(tool).is_some() && !own.iter().any(|name| name == tool);
         form_problem(format, is_taken)
     }
 
     /// The policy that owns hook `at` of `moment`.
     fn hook(&self, moment: Moment, at: usize) -> Option<&Arc<dyn Middleware>> {
-        let name = self.plan.hooks(moment).get(at)?.strip_suffix(moment.word())?.strip_suffix('.')?;
+        let name = self
+            .plan
+            .hooks(moment)
+            .get(at)?
+            .strip_suffix(moment.word())?
+            .strip_suffix('.')?;
         self.stack.iter().find(|policy| policy.name() == name)
     }
 }
@@ -238,7 +252,12 @@ fn ended(ending: &Ending, depth: u32) -> Fact {
         Ending::Parked(_) => (RunStatus::Interrupted, None),
         Ending::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
     };
-    Fact::Ended { status, error, waits, used: None }
+    Fact::Ended {
+        status,
+        error,
+        waits,
+        used: None,
+    }
 }
 
 #[cfg(test)]

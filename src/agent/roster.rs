@@ -46,12 +46,19 @@ pub struct Forks(BTreeMap<String, (BuildFork, OnceLock<Arc<Agent>>)>);
 impl Forks {
     /// Forks that these functions build.
     pub fn new(builders: impl IntoIterator<Item = (String, BuildFork)>) -> Self {
-        Self(builders.into_iter().map(|(name, build)| (name, (build, OnceLock::new()))).collect())
+        Self(
+            builders
+                .into_iter()
+                .map(|(name, build)| (name, (build, OnceLock::new())))
+                .collect(),
+        )
     }
 
     /// The fork of this name.
     pub fn get(&self, name: &str) -> Option<Arc<Agent>> {
-        self.0.get(name).map(|(build, built)| Arc::clone(built.get_or_init(|| Arc::new(build(None)))))
+        self.0
+            .get(name)
+            .map(|(build, built)| Arc::clone(built.get_or_init(|| Arc::new(build(None)))))
     }
 
     /// The same for one delegation whose result has this form.
@@ -81,9 +88,19 @@ impl Roster {
         agents: BTreeMap<String, Referred>,
         visibility: BTreeMap<String, Visibility>,
     ) -> Arc<Self> {
-        let entry = |build| Entry { build, nesting: OnceLock::new(), plain: OnceLock::new() };
+        let entry = |build| Entry {
+            build,
+            nesting: OnceLock::new(),
+            plain: OnceLock::new(),
+        };
         let entries = builders.into_iter().map(|(name, build)| (name, entry(build))).collect();
-        Arc::new_cyclic(|this| Self { max_depth, entries, agents, visibility, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| Self {
+            max_depth,
+            entries,
+            agents,
+            visibility,
+            this: Weak::clone(this),
+        })
     }
 
     /// The names of those that are described with their parent.
@@ -106,7 +123,9 @@ impl Roster {
     pub fn get(&self, name: &str, depth: u32) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;
         let agent = if depth < self.max_depth {
-            entry.nesting.get_or_init(|| Arc::new((entry.build)(self.this.upgrade(), None)))
+            entry
+                .nesting
+                .get_or_init(|| Arc::new((entry.build)(self.this.upgrade(), None)))
         } else {
             entry.plain.get_or_init(|| Arc::new((entry.build)(None, None)))
         };

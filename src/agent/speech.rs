@@ -27,7 +27,15 @@ impl<'a> Speech<'a> {
     /// Nothing is said yet of the answer of this `head`.
     pub(super) fn new(head: &Arc<AnswerHead>, journal: &'a dyn Journal) -> Self {
         let (said, thought, calls) = (String::new(), String::new(), vec![]);
-        Self { head: Arc::clone(head), ordinals: 0.., journal, is_open: false, said, thought, calls }
+        Self {
+            head: Arc::clone(head),
+            ordinals: 0..,
+            journal,
+            is_open: false,
+            said,
+            thought,
+            calls,
+        }
     }
 
     pub(super) fn say(&mut self, chunk: Chunk) {
@@ -39,15 +47,32 @@ impl<'a> Speech<'a> {
             Chunk::Begin | Chunk::End { .. } | Chunk::Void => {}
         }
         let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
-        self.journal.say(Delta { answer: Arc::clone(&self.head), ordinal, chunk });
+        self.journal.say(Delta {
+            answer: Arc::clone(&self.head),
+            ordinal,
+            chunk,
+        });
     }
 
     fn hear_call(&mut self, index: usize, (id, name): (Option<&String>, Option<&String>), args: &str) {
-        let at = self.calls.iter().position(|(known, _)| *known == index).unwrap_or_else(|| {
-            let kind = "invalid_tool_call".to_owned();
-            self.calls.push((index, InvalidToolCall { name: None, args: None, id: None, error: None, kind }));
-            self.calls.len() - 1
-        });
+        let at = self
+            .calls
+            .iter()
+            .position(|(known, _)| *known == index)
+            .unwrap_or_else(|| {
+                let kind = "invalid_tool_call".to_owned();
+                self.calls.push((
+                    index,
+                    InvalidToolCall {
+                        name: None,
+                        args: None,
+                        id: None,
+                        error: None,
+                        kind,
+                    },
+                ));
+                self.calls.len() - 1
+            });
         let (_, call) = &mut self.calls[at];
         call.id = id.cloned().or(call.id.take());
         call.name = name.cloned().or(call.name.take());
@@ -57,7 +82,10 @@ impl<'a> Speech<'a> {
     /// The message under way was said to its end.
     pub(super) fn ends(&mut self) {
         if self.is_open {
-            self.say(Chunk::End { response_metadata: Map::new(), usage: None });
+            self.say(Chunk::End {
+                response_metadata: Map::new(),
+                usage: None,
+            });
         }
     }
 
@@ -73,7 +101,10 @@ impl<'a> Speech<'a> {
     pub(super) fn turns_to(&mut self, message: String) {
         if self.head.message != message {
             self.ends();
-            let head = Arc::new(AnswerHead { message, ..AnswerHead::clone(&self.head) });
+            let head = Arc::new(AnswerHead {
+                message,
+                ..AnswerHead::clone(&self.head)
+            });
             *self = Self::new(&head, self.journal);
             self.say(Chunk::Begin);
         }
@@ -81,20 +112,41 @@ impl<'a> Speech<'a> {
 
     /// What there is to remember of a message that was begun and will not be ended; nothing when nothing of it was said.
     pub(super) fn breaks_off(self, failed: bool) -> Option<Fact> {
-        let Self { head, is_open, said, thought, calls, .. } = self;
+        let Self {
+            head,
+            is_open,
+            said,
+            thought,
+            calls,
+            ..
+        } = self;
         if !is_open || said.is_empty() && thought.is_empty() && calls.is_empty() {
             return None;
         }
         // Their arguments are as unfinished as the message.
         let invalid_tool_calls = calls.into_iter().map(|(_, call)| call).collect();
-        let role = Role::Ai { tool_calls: vec![], invalid_tool_calls, usage_metadata: None };
-        let mut message = Message { id: Some(head.message.clone()), ..Message::new(role, Content::Text(said)) };
+        let role = Role::Ai {
+            tool_calls: vec![],
+            invalid_tool_calls,
+            usage_metadata: None,
+        };
+        let mut message = Message {
+            id: Some(head.message.clone()),
+            ..Message::new(role, Content::Text(said))
+        };
         if !thought.is_empty() {
-            message.additional_kwargs.insert("reasoning_content".to_owned(), json!(thought));
+            message
+                .additional_kwargs
+                .insert("reasoning_content".to_owned(), json!(thought));
         }
         let names = [("model_provider", &head.provider), ("model_name", &head.model)];
-        message.response_metadata.extend(names.map(|(name, value)| (name.to_owned(), json!(value))));
-        Some(Fact::BrokenOff { message: Box::new(message), failed })
+        message
+            .response_metadata
+            .extend(names.map(|(name, value)| (name.to_owned(), json!(value))));
+        Some(Fact::BrokenOff {
+            message: Box::new(message),
+            failed,
+        })
     }
 }
 
@@ -103,5 +155,8 @@ fn end_of(message: &Message) -> Chunk {
         Role::Ai { usage_metadata, .. } => usage_metadata.clone(),
         Role::Human | Role::System | Role::Tool { .. } | Role::Remove => None,
     };
-    Chunk::End { response_metadata: message.response_metadata.clone(), usage }
+    Chunk::End {
+        response_metadata: message.response_metadata.clone(),
+        usage,
+    }
 }

@@ -37,7 +37,10 @@ impl Loop<'_> {
     /// Runs the program of this agent to its end, or until it waits for somebody.
     pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
         let Some(runnable) = &self.agent.runnable else {
-            let failure = Failure::new("RuntimeError", "the agent's definition changed: it is no program any more");
+            let failure = Failure::new(
+                "RuntimeError",
+                "the agent's definition changed: it is no program any more",
+            );
             return Err(Halt::Fail(failure).into());
         };
         let update = match self.verdict(machine, runnable.after_crash()) {
@@ -90,12 +93,20 @@ impl Loop<'_> {
         self.journal.begin(Work::Program);
         let answer = machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())).cloned();
         let form = self.agent.form.as_ref().map(NativeAnswer::schema);
-        let scope = Scope { task: Some(machine.work_task()), form, ..self.scope.answered(answer) };
+        let scope = Scope {
+            task: Some(machine.work_task()),
+            form,
+            ..self.scope.answered(answer)
+        };
         let work = AssertUnwindSafe(runnable.run(&scope, machine.state.clone())).catch_unwind();
         let work = self.scope.stop.run_until_cancelled(work);
         let work = async {
             // A server that leaves waits for work whose outcome nobody would know otherwise.
-            if repeats { self.leave.run_until_cancelled(work).await.flatten() } else { work.await }
+            if repeats {
+                self.leave.run_until_cancelled(work).await.flatten()
+            } else {
+                work.await
+            }
         };
         let work = self.scope.budget.in_time(self.scope.now(), work);
         let came = self.hearing(machine, notes, work).await?.map_err(limits::broken)?;
@@ -111,12 +122,19 @@ impl Loop<'_> {
 
     fn ask_about_work(&self, machine: &mut Machine, notes: &mut Notes, question: Question) {
         let asked = machine.work_asked(question).cloned();
-        notes.push(Note::Fact(Fact::Asked { head: machine.head, interrupts: asked.into_iter().collect() }));
+        notes.push(Note::Fact(Fact::Asked {
+            head: machine.head,
+            interrupts: asked.into_iter().collect(),
+        }));
     }
 
     /// The work as a call, for those who are asked about it.
     fn as_call(&self) -> ToolCall {
-        ToolCall::new(self.lineage.cause.clone().unwrap_or_default(), self.agent.name.clone(), Map::new())
+        ToolCall::new(
+            self.lineage.cause.clone().unwrap_or_default(),
+            self.agent.name.clone(),
+            Map::new(),
+        )
     }
 
     /// What the program wrote, if it may write that.
@@ -126,19 +144,31 @@ impl Loop<'_> {
             return Err(wrong("has no `messages`".to_owned()));
         }
         if let Some(field) = update.fields.keys().find(|field| is_private(field)) {
-            return Err(wrong(format!("writes the field `{field}`, which belongs to the server")));
+            return Err(wrong(format!(
+                "writes the field `{field}`, which belongs to the server"
+            )));
         }
         if let Err(invalid) = self.agent.declared.check(&update) {
-            return Err(wrong(format!("writes the state field `{}`, which {}", invalid.field, invalid.reason)));
+            return Err(wrong(format!(
+                "writes the state field `{}`, which {}",
+                invalid.field, invalid.reason
+            )));
         }
         if let Some(form) = &self.agent.form {
             let unfit = |problem: String| {
-                Failure::new(structured::FAILURE, format!("what it gave back does not fit: {problem}"))
+                Failure::new(
+                    structured::FAILURE,
+                    format!("what it gave back does not fit: {problem}"),
+                )
             };
             let response = form.of_program(&update).map_err(unfit)?;
             update.fields.insert(structured::FIELD.to_owned(), response);
         }
-        for message in update.messages.iter_mut().filter(|message| message.is_ai() && message.name.is_none()) {
+        for message in update
+            .messages
+            .iter_mut()
+            .filter(|message| message.is_ai() && message.name.is_none())
+        {
             Arc::make_mut(message).name = Some(self.agent.name.clone());
         }
         Ok(update)

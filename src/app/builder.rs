@@ -24,8 +24,12 @@ use crate::shutdown::Shutdown;
 use crate::tool::Tool;
 
 /// The policies that cannot be replaced: what they hold back would not be held back any more.
-const FIXED: [&str; 4] =
-    ["HumanInTheLoopMiddleware", "LimitsMiddleware", "RepeatedFailuresMiddleware", "SubAgentMiddleware"];
+const FIXED: [&str; 4] = [
+    "HumanInTheLoopMiddleware",
+    "LimitsMiddleware",
+    "RepeatedFailuresMiddleware",
+    "SubAgentMiddleware",
+];
 
 /// Where names are registered, in messages.
 const PROGRAM: &str = "the program";
@@ -83,7 +87,13 @@ impl Builder {
         let name = tool.spec().name.clone();
         self.mistakes.extend(tool_name_problem(&name).map(mistake));
         self.settings.embedded.names.tools.insert(name.clone());
-        add(&mut self.registered.tools, "tool", name, Arc::new(tool), &mut self.mistakes);
+        add(
+            &mut self.registered.tools,
+            "tool",
+            name,
+            Arc::new(tool),
+            &mut self.mistakes,
+        );
         self
     }
 
@@ -93,11 +103,18 @@ impl Builder {
     pub fn middleware(mut self, policy: impl Middleware + 'static) -> Self {
         let name = policy.name().to_owned();
         if FIXED.contains(&name.as_str()) {
-            self.mistakes.push(mistake(format!("the policy `{name}` of the server cannot be replaced")));
+            self.mistakes
+                .push(mistake(format!("the policy `{name}` of the server cannot be replaced")));
         }
         self.check_word("policy", &name);
         self.settings.embedded.names.middleware.insert(name.clone());
-        add(&mut self.registered.policies, "policy", name, Arc::new(policy), &mut self.mistakes);
+        add(
+            &mut self.registered.policies,
+            "policy",
+            name,
+            Arc::new(policy),
+            &mut self.mistakes,
+        );
         self
     }
 
@@ -105,7 +122,9 @@ impl Builder {
     #[must_use]
     pub fn model(mut self, name: &str, model: impl Model + 'static) -> Self {
         let Some((provider, name)) = name.split_once(':').filter(|(_, name)| !name.is_empty()) else {
-            self.mistakes.push(mistake(format!("the model name `{name}` must be `provider:model-name`")));
+            self.mistakes.push(mistake(format!(
+                "the model name `{name}` must be `provider:model-name`"
+            )));
             return self;
         };
         self.check_word("provider", provider);
@@ -124,7 +143,13 @@ impl Builder {
     ) -> Self {
         self.check_word("provider", name);
         self.settings.embedded.names.providers.insert(name.to_owned());
-        add(&mut self.registered.sources, "provider", name.to_owned(), Arc::new(make), &mut self.mistakes);
+        add(
+            &mut self.registered.sources,
+            "provider",
+            name.to_owned(),
+            Arc::new(make),
+            &mut self.mistakes,
+        );
         self
     }
 
@@ -134,15 +159,28 @@ impl Builder {
     pub fn runnable(mut self, name: &str, runnable: impl Runnable + 'static) -> Self {
         self.check_word("program", name);
         self.settings.embedded.names.runnables.insert(name.to_owned());
-        add(&mut self.registered.runnables, "program", name.to_owned(), Arc::new(runnable), &mut self.mistakes);
+        add(
+            &mut self.registered.runnables,
+            "program",
+            name.to_owned(),
+            Arc::new(runnable),
+            &mut self.mistakes,
+        );
         self
     }
 
     /// Defines an agent in code, beside those of files.
     #[must_use]
     pub fn agent(mut self, graph_id: &str, definition: AgentDefinition) -> Self {
-        if self.settings.embedded.agents.insert(graph_id.to_owned(), definition).is_some() {
-            self.mistakes.push(mistake(format!("the agent `{graph_id}` is defined twice")));
+        if self
+            .settings
+            .embedded
+            .agents
+            .insert(graph_id.to_owned(), definition)
+            .is_some()
+        {
+            self.mistakes
+                .push(mistake(format!("the agent `{graph_id}` is defined twice")));
         }
         self
     }
@@ -150,7 +188,10 @@ impl Builder {
     /// Lives by this clock instead of the machine's.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
-        Self { clock: Some(clock), ..self }
+        Self {
+            clock: Some(clock),
+            ..self
+        }
     }
 
     fn check_word(&mut self, what: &str, name: &str) {
@@ -170,7 +211,11 @@ impl Builder {
         match loaded {
             Ok(mut loaded) if self.mistakes.is_empty() => {
                 loaded.warnings.0.extend(keys::missing(&loaded, &self.registered));
-                Ok(Prepared { loaded, registered: self.registered, clock })
+                Ok(Prepared {
+                    loaded,
+                    registered: self.registered,
+                    clock,
+                })
             }
             Ok(_) => Err(Problems(self.mistakes)),
             Err(problems) => Err(Problems(self.mistakes.into_iter().chain(problems.0).collect())),
@@ -239,7 +284,11 @@ impl Prepared {
             tracing::warn!(%warning, "odd configuration");
         }
         let agents: Vec<&str> = self.loaded.config.agents.keys().map(String::as_str).collect();
-        tracing::info!(source = self.loaded.source, agents = shown(&agents), "configuration loaded");
+        tracing::info!(
+            source = self.loaded.source,
+            agents = shown(&agents),
+            "configuration loaded"
+        );
         let server = &self.loaded.config.server;
         let shutdown = Shutdown::new(server.shutdown_deadline());
         shutdown.listen_for_signals();

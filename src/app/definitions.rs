@@ -13,7 +13,12 @@ use crate::runtime::{FileAgent, FileAgents, Runs};
 pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
     let agent = |(graph_id, definition): (&String, &_)| FileAgent {
         graph_id: graph_id.clone(),
-        place: config.files.places.get(graph_id).cloned().unwrap_or_else(|| "the configuration".to_owned()),
+        place: config
+            .files
+            .places
+            .get(graph_id)
+            .cloned()
+            .unwrap_or_else(|| "the configuration".to_owned()),
         definition: Clone::clone(definition),
     };
     FileAgents {
@@ -25,7 +30,11 @@ pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
 
 /// Oddities and mistakes, each with the agent that it is about, when it is about one.
 fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
-    problems.0.into_iter().map(|problem| (problem.agent.as_deref().map(str::to_owned), problem.into())).collect()
+    problems
+        .0
+        .into_iter()
+        .map(|problem| (problem.agent.as_deref().map(str::to_owned), problem.into()))
+        .collect()
 }
 
 /// Takes over what files define whenever they change. Ends with the server.

@@ -18,19 +18,30 @@ pub(super) fn missing(loaded: &Loaded, registered: &Registered) -> Vec<Problem> 
     let providers = super::providers(&loaded.config).with_own(registered.sources());
     let mut missing: BTreeMap<String, MissingKey> = BTreeMap::new();
     for (user, model) in models(&loaded.config) {
-        let Some((provider, reason)) = providers.missing_key(model) else { continue };
-        let key = missing.entry(provider.to_owned()).or_insert_with(|| MissingKey { reason, users: vec![] });
+        let Some((provider, reason)) = providers.missing_key(model) else {
+            continue;
+        };
+        let key = missing
+            .entry(provider.to_owned())
+            .or_insert_with(|| MissingKey { reason, users: vec![] });
         if !key.users.contains(&user) {
             key.users.push(user);
         }
     }
-    missing.iter().map(|(provider, key)| warning(loaded, provider, key)).collect()
+    missing
+        .iter()
+        .map(|(provider, key)| warning(loaded, provider, key))
+        .collect()
 }
 
 fn warning(loaded: &Loaded, provider: &str, key: &MissingKey) -> Problem {
     let message = format!("{}; without it these fail: {}", key.reason, key.users.join(", "));
     let problem = Problem::in_file(loaded.source.clone(), message);
-    Problem { severity: Severity::Warning, field: format!("providers.{provider}"), ..problem }
+    Problem {
+        severity: Severity::Warning,
+        field: format!("providers.{provider}"),
+        ..problem
+    }
 }
 
 /// Who asks which model.
@@ -39,7 +50,11 @@ fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
         let user = format!("agent {graph_id}");
         models_of(agent).map(move |model| (user.clone(), model))
     });
-    let index = config.store.index.as_ref().map(|index| ("the index of the Store".to_owned(), index.embed.as_str()));
+    let index = config
+        .store
+        .index
+        .as_ref()
+        .map(|index| ("the index of the Store".to_owned(), index.embed.as_str()));
     of_agents.chain(index)
 }
 

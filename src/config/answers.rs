@@ -85,7 +85,9 @@ impl Answers {
             ("first_byte_s", self.first_byte_s),
             ("between_bytes_s", self.between_bytes_s),
         ];
-        let wrong_times = times.into_iter().filter(|(_, given)| !(*given > 0.0 && *given <= 86_400.0));
+        let wrong_times = times
+            .into_iter()
+            .filter(|(_, given)| !(*given > 0.0 && *given <= 86_400.0));
         let sizes = [
             ("max_model_bytes", self.max_model_bytes),
             ("max_line_bytes", self.max_line_bytes),

@@ -45,18 +45,27 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     }
     for (name, tool) in &config.tools {
         let field = FieldPath::of(["tools", name.as_str()]);
-        check.findings.extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
+        check
+            .findings
+            .extend(check_tool(name, tool).into_iter().map(|finding| finding.under(&field)));
     }
     for (name, server) in &config.mcp_servers {
         let field = FieldPath::of(["mcp_servers", name.as_str()]);
-        check.findings.extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
+        check
+            .findings
+            .extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     check.findings.extend(config.files.settings.embedded.check(config));
     let around = surroundings_of(config, unread);
     check.findings.extend(super::store::check(config, &around));
     for (key, profile) in &config.profiles {
         let field = FieldPath::of(["profiles", key.as_str()]);
-        check.findings.extend(profile.check(key, &around).into_iter().map(|finding| finding.under(&field)));
+        check.findings.extend(
+            profile
+                .check(key, &around)
+                .into_iter()
+                .map(|finding| finding.under(&field)),
+        );
     }
     for (graph_id, agent) in &config.agents {
         let field = FieldPath::of(["agents", graph_id.as_str()]);
@@ -65,7 +74,9 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     }
     if config.agents.is_empty() && unread.is_empty() {
         let message = "there are none, so the server has no agent until one is defined over HTTP";
-        check.findings.push(Finding::warning(FieldPath::of(["agents"]), message));
+        check
+            .findings
+            .push(Finding::warning(FieldPath::of(["agents"]), message));
     }
     check.findings
 }
@@ -83,7 +94,9 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.agents = config.agents.keys().cloned().collect();
     around.mcp_servers = config.mcp_servers.keys().cloned().collect();
     // Scripts are played where the configuration says so, since whoever runs one says what its model says.
-    let usual = ProviderKind::ALL.into_iter().filter(|kind| *kind != ProviderKind::Scripted);
+    let usual = ProviderKind::ALL
+        .into_iter()
+        .filter(|kind| *kind != ProviderKind::Scripted);
     around.providers.extend(usual.map(|kind| kind.word().to_owned()));
     around.clients = config.agents_api.rules();
     for finding in unread {
@@ -117,7 +130,8 @@ struct Check {
 
 impl Check {
     fn error(&mut self, field: &[&str], message: impl Into<String>) {
-        self.findings.push(Finding::error(FieldPath::of(field.iter().copied()), message));
+        self.findings
+            .push(Finding::error(FieldPath::of(field.iter().copied()), message));
     }
 
     fn seconds(&mut self, field: &[&str], value: f64) {
@@ -141,9 +155,10 @@ impl Check {
 
     fn kept(&mut self, section: &str, ttl: Option<&TimeToLive>) {
         let Some(ttl) = ttl else { return };
-        for (name, minutes) in
-            [("default_ttl", ttl.default_ttl), ("sweep_interval_minutes", ttl.sweep_interval_minutes)]
-        {
+        for (name, minutes) in [
+            ("default_ttl", ttl.default_ttl),
+            ("sweep_interval_minutes", ttl.sweep_interval_minutes),
+        ] {
             if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
                 let message = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
                 self.error(&[section, "ttl", name], message);
@@ -153,13 +168,20 @@ impl Check {
 
     fn server(&mut self, config: &Config) {
         let server = &config.server;
-        let port = server.listen.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        let port = server
+            .listen
+            .rsplit_once(':')
+            .filter(|(host, _)| !host.is_empty())
+            .map(|(_, port)| port);
         if port.is_none_or(|port| port.parse::<u16>().is_err()) {
             let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
             self.error(&["server", "listen"], message);
         }
         if is_public(&server.listen) && !config.files.settings.insecure_no_auth {
-            self.error(&["server", "listen"], format!("`{}` {NEEDS_INSECURE_NO_AUTH}", server.listen));
+            self.error(
+                &["server", "listen"],
+                format!("`{}` {NEEDS_INSECURE_NO_AUTH}", server.listen),
+            );
         }
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
@@ -206,7 +228,10 @@ impl Check {
     fn cors(&mut self, server: &Server) {
         let origins: BTreeSet<&String> = server.cors_origins.iter().collect();
         if origins.len() > 1 && server.cors_origins.iter().any(|origin| origin == "*") {
-            self.error(&["server", "cors_origins"], "must be either `*` alone or a list of origins");
+            self.error(
+                &["server", "cors_origins"],
+                "must be either `*` alone or a list of origins",
+            );
         }
         let names_no_pages = |origin: &String| origin == "*" || origin == "loopback";
         if server.cors_credentials && server.cors_origins.iter().any(names_no_pages) {
@@ -217,7 +242,8 @@ impl Check {
         for (at, name) in server.cors_expose_headers.iter().enumerate() {
             if !is_word(name, 256, "") {
                 let field = FieldPath::of(["server", "cors_expose_headers"]).then(at);
-                self.findings.push(Finding::error(field, format!("`{name}` must be the name of a header")));
+                self.findings
+                    .push(Finding::error(field, format!("`{name}` must be the name of a header")));
             }
         }
     }
@@ -263,10 +289,15 @@ impl Check {
     fn storage(&mut self, config: &Config) {
         self.seconds(&["storage", "statement_timeout_s"], config.storage.statement_timeout_s);
         let url = config.storage.url.expose();
-        let is_known = ["sqlite:", "postgres://", "postgresql://"].iter().any(|start| url.starts_with(start));
+        let is_known = ["sqlite:", "postgres://", "postgresql://"]
+            .iter()
+            .any(|start| url.starts_with(start));
         if !is_known {
             // The address may hold a password and is not repeated.
-            self.error(&["storage", "url"], "must begin with sqlite:// (or be sqlite::memory:) or with postgres://");
+            self.error(
+                &["storage", "url"],
+                "must begin with sqlite:// (or be sqlite::memory:) or with postgres://",
+            );
         }
     }
 
@@ -282,16 +313,34 @@ impl Check {
         if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {
             self.error(&["providers", name, "base_url"], problem);
         }
-        let keys = [provider.api_key_env.is_some(), provider.api_key_file.is_some(), provider.api_key.is_some()];
+        let keys = [
+            provider.api_key_env.is_some(),
+            provider.api_key_file.is_some(),
+            provider.api_key.is_some(),
+        ];
         if keys.into_iter().filter(|given| *given).count() > 1 {
             let message = "only one of `api_key_env`, `api_key_file` and `api_key` may be given";
             self.error(&["providers", name], message);
         }
-        if provider.api_key.as_ref().is_some_and(|key| key.expose_secret().trim().is_empty()) {
-            self.error(&["providers", name, "api_key"], "must not be blank; leave it out for none");
+        if provider
+            .api_key
+            .as_ref()
+            .is_some_and(|key| key.expose_secret().trim().is_empty())
+        {
+            self.error(
+                &["providers", name, "api_key"],
+                "must not be blank; leave it out for none",
+            );
         }
-        if provider.api_key_env.as_deref().is_some_and(|name| !is_word(name, 256, "")) {
-            self.error(&["providers", name, "api_key_env"], "must be the name of an environment variable");
+        if provider
+            .api_key_env
+            .as_deref()
+            .is_some_and(|name| !is_word(name, 256, ""))
+        {
+            self.error(
+                &["providers", name, "api_key_env"],
+                "must be the name of an environment variable",
+            );
         }
     }
 }

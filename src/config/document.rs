@@ -24,7 +24,11 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     let problems = errors.iter().map(|error| {
         let position = error.span().map(|span| position(text, span.start));
         let message = error.message().trim().replace('\n', ", ");
-        let key = error.span().and_then(|span| text.get(span)).map(str::trim).filter(|key| !key.is_empty());
+        let key = error
+            .span()
+            .and_then(|span| text.get(span))
+            .map(str::trim)
+            .filter(|key| !key.is_empty());
         let message = match key {
             Some(key) if message == "duplicate key" => format!("the key `{key}` is there twice"),
             Some(_) | None => message,
@@ -34,9 +38,16 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     let mut problems: Vec<Problem> = problems.collect();
     problems.sort_by_key(|problem| problem.position);
     problems.dedup();
-    let mut walk = Walk { text, places: Places::new() };
+    let mut walk = Walk {
+        text,
+        places: Places::new(),
+    };
     let value = walk.table(&FieldPath::default(), table.get_ref());
-    Document { value, places: walk.places, problems }
+    Document {
+        value,
+        places: walk.places,
+        problems,
+    }
 }
 
 /// The line and column of a byte of `text`.
@@ -81,7 +92,8 @@ impl Walk<'_> {
                 let mut values = Vec::new();
                 for (at, item) in items.iter().enumerate() {
                     let inner = path.then(at);
-                    self.places.insert(inner.clone(), position(self.text, item.span().start));
+                    self.places
+                        .insert(inner.clone(), position(self.text, item.span().start));
                     values.push(self.value(&inner, item));
                 }
                 Value::Array(values)

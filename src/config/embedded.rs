@@ -28,11 +28,19 @@ impl Embedded {
     /// What is wrong with its names beside those that files declare.
     pub(super) fn check(&self, config: &Config) -> Vec<Finding> {
         let Surroundings { tools, providers, .. } = &self.names;
-        let tools = tools.iter().filter(|name| config.tools.contains_key(*name)).map(|name| ["tools", name]);
-        let providers =
-            providers.iter().filter(|name| config.providers.contains_key(*name)).map(|name| ["providers", name]);
+        let tools = tools
+            .iter()
+            .filter(|name| config.tools.contains_key(*name))
+            .map(|name| ["tools", name]);
+        let providers = providers
+            .iter()
+            .filter(|name| config.providers.contains_key(*name))
+            .map(|name| ["providers", name]);
         let message = "is also registered by the program; one of them needs another name";
-        tools.chain(providers).map(|place| Finding::error(FieldPath::of(place), message)).collect()
+        tools
+            .chain(providers)
+            .map(|place| Finding::error(FieldPath::of(place), message))
+            .collect()
     }
 }
 
@@ -51,9 +59,16 @@ impl Sheet {
                 self.add(Finding::error(field, "is also defined by the program"));
                 continue;
             }
-            let Ok(definition) = serde_json::to_value(definition) else { continue };
+            let Ok(definition) = serde_json::to_value(definition) else {
+                continue;
+            };
             let file = PROGRAM.to_owned();
-            self.origins.0.push(Origin { file, holds: field, places: BTreeMap::new(), partial: false });
+            self.origins.0.push(Origin {
+                file,
+                holds: field,
+                places: BTreeMap::new(),
+                partial: false,
+            });
             self.folders.insert(graph_id.clone(), PROGRAM.to_owned());
             agents.insert(graph_id.clone(), definition);
         }
@@ -72,16 +87,29 @@ mod tests {
         }))
         .expect("a definition");
         let set = |name: &str| [name.to_owned()].into_iter().collect();
-        let names =
-            Surroundings { tools: set("dig"), providers: set("own"), runnables: set("count"), ..Default::default() };
+        let names = Surroundings {
+            tools: set("dig"),
+            providers: set("own"),
+            runnables: set("count"),
+            ..Default::default()
+        };
         let agents = BTreeMap::from([("coded".to_owned(), definition)]);
-        Settings { embedded: Embedded { text: Some(text.to_owned()), names, agents }, ..Settings::default() }
+        Settings {
+            embedded: Embedded {
+                text: Some(text.to_owned()),
+                names,
+                agents,
+            },
+            ..Settings::default()
+        }
     }
 
     fn load(text: &str) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a directory");
         let loaded = load_from(folder.path(), &settings(text));
-        loaded.map(|loaded| loaded.config).map_err(|problems| problems.to_string())
+        loaded
+            .map(|loaded| loaded.config)
+            .map_err(|problems| problems.to_string())
     }
 
     #[test]

@@ -21,7 +21,11 @@ const DEEPEST: usize = 8;
 
 /// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
 pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding> {
-    let mut enclosing = Enclosing { root: folder.to_path_buf(), files: Enclosed::default(), findings: vec![] };
+    let mut enclosing = Enclosing {
+        root: folder.to_path_buf(),
+        files: Enclosed::default(),
+        findings: vec![],
+    };
     for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
         match tools {
             Some(tools) => enclosing.skills(&field, &path, &tools),
@@ -58,9 +62,14 @@ impl Enclosing {
     }
 
     fn skills(&mut self, field: &FieldPath, source: &str, tools: &[String]) {
-        let Some(entries) = self.entries(field, source) else { return };
+        let Some(entries) = self.entries(field, source) else {
+            return;
+        };
         if entries.iter().any(|(name, _)| name == skill::FILE) {
-            self.warn(field, format!("`{source}` is a skill itself; name the folder around it"));
+            self.warn(
+                field,
+                format!("`{source}` is a skill itself; name the folder around it"),
+            );
         }
         let mut found = false;
         for (name, is_folder) in entries {
@@ -71,7 +80,13 @@ impl Enclosing {
             }
         }
         if !found {
-            self.warn(field, format!("there is no skill in `{source}`: a skill is a folder with a {}", skill::FILE));
+            self.warn(
+                field,
+                format!(
+                    "there is no skill in `{source}`: a skill is a folder with a {}",
+                    skill::FILE
+                ),
+            );
         }
     }
 
@@ -84,9 +99,15 @@ impl Enclosing {
         match Skill::read(&seen(&path), &file.content) {
             Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
             Ok((skill, oddities)) => {
-                oddities.into_iter().for_each(|oddity| self.warn(field, format!("`{path}`: {oddity}")));
+                oddities
+                    .into_iter()
+                    .for_each(|oddity| self.warn(field, format!("`{path}`: {oddity}")));
                 let disclosed = ToolNames::of(tools);
-                for tool in skill.include_tools.iter().filter(|tool| !ToolNames::of([*tool]).meets(&disclosed)) {
+                for tool in skill
+                    .include_tools
+                    .iter()
+                    .filter(|tool| !ToolNames::of([*tool]).meets(&disclosed))
+                {
                     let message = format!("`{path}` includes the tool `{tool}`, which is not in `skill_tools`");
                     self.warn(field, message);
                 }
@@ -115,9 +136,15 @@ impl Enclosing {
 
     fn memory(&mut self, field: &FieldPath, path: &str) {
         match self.root.join(path).try_exists() {
-            Ok(false) => self.warn(field, format!("there is no file `{path}`, so that nothing is remembered from it")),
+            Ok(false) => self.warn(
+                field,
+                format!("there is no file `{path}`, so that nothing is remembered from it"),
+            ),
             Ok(true) | Err(_) => match self.file(field, path) {
-                Some(File { encoding: Encoding::Base64, .. }) => self.error(field, format!("`{path}` must be a text")),
+                Some(File {
+                    encoding: Encoding::Base64,
+                    ..
+                }) => self.error(field, format!("`{path}` must be a text")),
                 Some(file) => self.keep(field, path, file),
                 None => {}
             },
@@ -132,9 +159,15 @@ impl Enclosing {
         self.files.add(path, file);
         // Told once, by the file that is one too many.
         if before.0 && self.files.len() > MOST {
-            self.error(field, format!("the definition has more than {MOST} files of skills and memory"));
+            self.error(
+                field,
+                format!("the definition has more than {MOST} files of skills and memory"),
+            );
         } else if before.1 && self.files.bytes() > LARGEST {
-            self.error(field, format!("the files of skills and memory have more than {LARGEST} bytes together"));
+            self.error(
+                field,
+                format!("the files of skills and memory have more than {LARGEST} bytes together"),
+            );
         }
     }
 
@@ -176,21 +209,34 @@ impl Enclosing {
             return None;
         }
         Some(match String::from_utf8(bytes) {
-            Ok(content) => File { content, ..File::default() },
+            Ok(content) => File {
+                content,
+                ..File::default()
+            },
             Err(error) => {
                 let content = STANDARD.encode(error.as_bytes());
-                File { content, encoding: Encoding::Base64, ..File::default() }
+                File {
+                    content,
+                    encoding: Encoding::Base64,
+                    ..File::default()
+                }
             }
         })
     }
 
     /// Where a path leads, if that is within the folder of the definition.
     fn inside(&mut self, field: &FieldPath, path: &str) -> Option<PathBuf> {
-        let ends = self.root.canonicalize().and_then(|root| Ok((root, self.root.join(path).canonicalize()?)));
+        let ends = self
+            .root
+            .canonicalize()
+            .and_then(|root| Ok((root, self.root.join(path).canonicalize()?)));
         match ends {
             Ok((root, end)) if end.starts_with(&root) => Some(end),
             Ok(_) => {
-                self.error(field, format!("`{path}` leads out of the folder of the definition and is not followed"));
+                self.error(
+                    field,
+                    format!("`{path}` leads out of the folder of the definition and is not followed"),
+                );
                 None
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {

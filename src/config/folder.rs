@@ -42,7 +42,10 @@ use place::Place;
 
 /// What else such folders hold, and why it is not read.
 const UNREAD: [(&str, &str); 4] = [
-    ("memory", "is not read: what the agent shall know from there, its `memory` names"),
+    (
+        "memory",
+        "is not read: what the agent shall know from there, its `memory` names",
+    ),
     ("memories", "is not read: what outlasts a thread is kept in the Store"),
     ("user", "is not read: what outlasts a thread is kept in the Store"),
     ("tools.json", "is not read: it goes with an agent.json"),
@@ -68,11 +71,16 @@ pub(super) struct FolderAgent {
 /// Finds all agents below `folder`, which people know as `shown`, in the order of their names.
 pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> Vec<FolderAgent> {
     let root = Place::root(folder, shown);
-    let mut search = Search { origins: Vec::new(), problems };
+    let mut search = Search {
+        origins: Vec::new(),
+        problems,
+    };
     let mut agents = Vec::new();
     for place in search.entries(&root) {
         if !place.real.is_dir() {
-            search.problems.push(place.warning("is not read: an agent is a folder with an AGENTS.md"));
+            search
+                .problems
+                .push(place.warning("is not read: an agent is a folder with an AGENTS.md"));
             continue;
         }
         let already = search.problems.len();
@@ -186,7 +194,10 @@ impl Search<'_> {
 
     /// Names that differ only by the size of their letters are one on some disks, and for some models.
     fn tell_twins(&mut self, place: &Place, list: &[Value]) {
-        let names: Vec<&str> = list.iter().filter_map(|subagent| subagent.get("name")?.as_str()).collect();
+        let names: Vec<&str> = list
+            .iter()
+            .filter_map(|subagent| subagent.get("name")?.as_str())
+            .collect();
         for (at, name) in names.iter().enumerate() {
             let twin = |other: &&&str| **other != *name && other.to_lowercase() == name.to_lowercase();
             if let Some(twin) = names.iter().take(at).find(twin) {
@@ -211,9 +222,18 @@ impl Search<'_> {
                 self.problems.push(Problem { field: name, ..problem }.at(line));
                 continue;
             };
-            if settings.get("name").is_some_and(|own| own.as_str() != Some(name.as_str())) {
+            if settings
+                .get("name")
+                .is_some_and(|own| own.as_str() != Some(name.as_str()))
+            {
                 let problem = file.problem(format!("must not be given, or be `{name}`"));
-                self.problems.push(Problem { field: format!("{name}.name"), ..problem }.at(line));
+                self.problems.push(
+                    Problem {
+                        field: format!("{name}.name"),
+                        ..problem
+                    }
+                    .at(line),
+                );
             }
             settings.insert("name".to_owned(), Value::String(name));
             let places = line.map(|line| (FieldPath::default(), line)).into_iter().collect();
@@ -226,11 +246,13 @@ impl Search<'_> {
         let (mut subagent, name) = if place.real.is_dir() {
             let nested = place.join("subagents");
             if nested.real.exists() {
-                self.problems.push(nested.problem("a subagent has no subagents of its own; put them beside it"));
+                self.problems
+                    .push(nested.problem("a subagent has no subagents of its own; put them beside it"));
             }
             (self.settings(place, holds, Role::Subagent)?, place.name())
         } else if place.name() == "AGENTS.md" {
-            self.problems.push(place.problem("must be in a folder that has the subagent's name"));
+            self.problems
+                .push(place.problem("must be in a folder that has the subagent's name"));
             return None;
         } else if place.shown.extension().is_some_and(|extension| extension == "md") {
             let mut subagent = Map::new();
@@ -248,7 +270,11 @@ impl Search<'_> {
     fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
         let layout = self.layout(place)?;
         let mut settings = self.laid_out(place, layout, (holds, role))?;
-        let home = if role == Role::Subagent { format!("subagents/{}", place.name()) } else { ".".to_owned() };
+        let home = if role == Role::Subagent {
+            format!("subagents/{}", place.name())
+        } else {
+            ".".to_owned()
+        };
         servers::read(self, place, (holds, &home), &mut settings)?;
         let tools = place.join(TOOLS);
         if layout == Layout::Managed && tools.real.exists() {
@@ -306,7 +332,10 @@ impl Search<'_> {
     /// The layout of a folder. None, and a problem, if it has several.
     fn layout(&mut self, place: &Place) -> Option<Layout> {
         let all = [Layout::Own, Layout::Deploy, Layout::Managed];
-        let found: Vec<Layout> = all.into_iter().filter(|layout| place.join(layout.file()).real.exists()).collect();
+        let found: Vec<Layout> = all
+            .into_iter()
+            .filter(|layout| place.join(layout.file()).real.exists())
+            .collect();
         match found.as_slice() {
             [] => Some(Layout::Own),
             [only] => Some(*only),
@@ -331,14 +360,23 @@ impl Search<'_> {
         if !parts.body.is_empty() {
             if let Some(position) = parts.places.get(&FieldPath::of(["system_prompt"])) {
                 let twice = place.problem("must not be given, since the text of the file is the system prompt");
-                let twice = Problem { field: "system_prompt".to_owned(), ..twice };
+                let twice = Problem {
+                    field: "system_prompt".to_owned(),
+                    ..twice
+                };
                 self.problems.push(twice.at(Some(*position)));
             }
-            parts.settings.insert("system_prompt".to_owned(), Value::String(parts.body));
+            parts
+                .settings
+                .insert("system_prompt".to_owned(), Value::String(parts.body));
         }
         for (name, value) in parts.settings {
             // `name:` with nothing after it is not the same as no name.
-            let value = if value.is_null() { Value::String(String::new()) } else { value };
+            let value = if value.is_null() {
+                Value::String(String::new())
+            } else {
+                value
+            };
             into.insert(name, value);
         }
         self.note(place, holds, parts.places);
@@ -372,7 +410,12 @@ impl Search<'_> {
 
     fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
         let (file, holds) = (place.to_string(), holds.clone());
-        self.origins.push(Origin { file, holds, places, partial: false });
+        self.origins.push(Origin {
+            file,
+            holds,
+            places,
+            partial: false,
+        });
     }
 
     fn text(&mut self, place: &Place) -> Option<String> {
@@ -389,7 +432,12 @@ impl Search<'_> {
             }
         };
         entries.retain(|entry| !entry.name().starts_with('.'));
-        entries.retain(|entry| entry.leads_within().map_err(|problem| self.problems.push(problem)).is_ok());
+        entries.retain(|entry| {
+            entry
+                .leads_within()
+                .map_err(|problem| self.problems.push(problem))
+                .is_ok()
+        });
         entries
     }
 
@@ -413,16 +461,23 @@ impl Search<'_> {
     }
 
     fn complain(&mut self, place: &Place, field: &str, message: &str) {
-        self.problems.push(Problem { field: field.to_owned(), ..place.problem(message) });
+        self.problems.push(Problem {
+            field: field.to_owned(),
+            ..place.problem(message)
+        });
     }
 
     fn remark(&mut self, place: &Place, field: &str, message: &str) {
-        self.problems.push(Problem { field: field.to_owned(), ..place.warning(message) });
+        self.problems.push(Problem {
+            field: field.to_owned(),
+            ..place.warning(message)
+        });
     }
 
     fn report_unread(&mut self, place: &Place) {
         let name = place.name();
         let known = UNREAD.iter().find(|(known, _)| *known == name);
-        self.problems.push(place.warning(known.map_or("is not read", |(_, reason)| reason)));
+        self.problems
+            .push(place.warning(known.map_or("is not read", |(_, reason)| reason)));
     }
 }

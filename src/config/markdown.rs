@@ -23,13 +23,20 @@ pub(super) struct Markdown {
 /// When the settings do not end, or are no YAML of names and values.
 pub(super) fn parse(file: &str, text: &str) -> Result<Markdown, Problem> {
     match FrontMatter::of(text) {
-        FrontMatter::Missing { body } => Ok(Markdown { body: body.trim().to_owned(), ..Markdown::default() }),
+        FrontMatter::Missing { body } => Ok(Markdown {
+            body: body.trim().to_owned(),
+            ..Markdown::default()
+        }),
         FrontMatter::Open => {
             Err(Problem::in_file(file, "the settings at the top must end with a line `---`").at(Some((1, 1))))
         }
         FrontMatter::Present { yaml, body } => {
             let (settings, places) = (settings(file, yaml)?, places(yaml, 2));
-            Ok(Markdown { settings, places, body: body.trim().to_owned() })
+            Ok(Markdown {
+                settings,
+                places,
+                body: body.trim().to_owned(),
+            })
         }
     }
 }
@@ -73,7 +80,9 @@ pub(super) fn mapping(file: &str, yaml: &str, subject: &str, before: usize) -> R
 pub(super) fn places(yaml: &str, first: usize) -> Places {
     let mut places = Places::new();
     for (at, line) in yaml.lines().enumerate() {
-        let name = line.split_once(':').map(|(name, _)| name.trim_end().trim_matches(['"', '\'']));
+        let name = line
+            .split_once(':')
+            .map(|(name, _)| name.trim_end().trim_matches(['"', '\'']));
         if let Some(name) = name.filter(|_| !line.starts_with([' ', '\t', '#', '-'])) {
             places.entry(FieldPath::of([name])).or_insert((at + first, 1));
         }

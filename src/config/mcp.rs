@@ -26,7 +26,10 @@ const INHERITED: [&str; 12] = [
 
 /// The environment of every program that is started.
 pub fn inherited() -> BTreeMap<String, String> {
-    INHERITED.into_iter().filter_map(|name| Some((name.to_owned(), variable(name)?))).collect()
+    INHERITED
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), variable(name)?)))
+        .collect()
 }
 
 /// Puts the values of variables where the definitions of servers name them. What is not set is told.
@@ -43,8 +46,13 @@ pub(super) fn fill_in(config: &mut Config) -> Vec<Finding> {
         let top = FieldPath::of(["agents", graph_id.as_str()]);
         for (field, server) in agent.servers_mut() {
             findings.extend(fill(&top.join(&field), server));
-            let bare = McpServerDefinition { url: server.url.clone(), ..McpServerDefinition::default() };
-            let twin = configured.iter().find(|other| other.url.is_some() && other.url == server.url);
+            let bare = McpServerDefinition {
+                url: server.url.clone(),
+                ..McpServerDefinition::default()
+            };
+            let twin = configured
+                .iter()
+                .find(|other| other.url.is_some() && other.url == server.url);
             if let Some(twin) = twin.filter(|_| *server == bare) {
                 server.clone_from(twin);
             }
@@ -59,7 +67,11 @@ fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Finding> {
         Ok(filled) => *text = filled,
         Err(problem) => findings.push(Finding::error(field, problem)),
     };
-    for (field, text) in [("command", &mut server.command), ("url", &mut server.url), ("cwd", &mut server.cwd)] {
+    for (field, text) in [
+        ("command", &mut server.command),
+        ("url", &mut server.url),
+        ("cwd", &mut server.cwd),
+    ] {
         text.iter_mut().for_each(|text| fill(top.then(field), text));
     }
     for (at, arg) in server.args.iter_mut().enumerate() {
@@ -89,18 +101,32 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
 /// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again when
 /// it starts one, but who only checks would not hear of it.
 pub(super) fn missing_programs(config: &mut Config) -> Vec<Finding> {
-    let all = config.mcp_servers.iter().map(|(name, server)| (FieldPath::of(["mcp_servers", name.as_str()]), server));
-    let mut findings: Vec<Finding> = all.filter_map(|(field, server)| missing_program(&field, server)).collect();
+    let all = config
+        .mcp_servers
+        .iter()
+        .map(|(name, server)| (FieldPath::of(["mcp_servers", name.as_str()]), server));
+    let mut findings: Vec<Finding> = all
+        .filter_map(|(field, server)| missing_program(&field, server))
+        .collect();
     for (graph_id, agent) in &mut config.agents {
         let top = FieldPath::of(["agents", graph_id.as_str()]);
-        findings.extend(agent.servers_mut().filter_map(|(at, server)| missing_program(&top.join(&at), server)));
+        findings.extend(
+            agent
+                .servers_mut()
+                .filter_map(|(at, server)| missing_program(&top.join(&at), server)),
+        );
     }
     findings
 }
 
 fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Finding> {
     let command = Path::new(server.command.as_ref()?);
-    let path = server.env.get("PATH").cloned().or_else(|| variable("PATH")).unwrap_or_default();
+    let path = server
+        .env
+        .get("PATH")
+        .cloned()
+        .or_else(|| variable("PATH"))
+        .unwrap_or_default();
     let is_missing = |folder: PathBuf| !folder.join(command).is_file();
     let message = match command.components().count() {
         _ if command.is_absolute() => (!command.is_file()).then_some("there is no such program"),
@@ -115,9 +141,12 @@ fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Fi
 fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
-        let Some((inside, after)) = after.split_once('}') else { break };
-        let (name, otherwise) =
-            inside.split_once(":-").map_or((inside, None), |(name, otherwise)| (name, Some(otherwise)));
+        let Some((inside, after)) = after.split_once('}') else {
+            break;
+        };
+        let (name, otherwise) = inside
+            .split_once(":-")
+            .map_or((inside, None), |(name, otherwise)| (name, Some(otherwise)));
         let value = variable(name).or_else(|| otherwise.map(str::to_owned));
         filled.push_str(before);
         filled.push_str(&value.ok_or_else(|| format!("the environment variable {name} is not set"))?);
@@ -136,6 +165,9 @@ mod tests {
         let fill = |text| filled(text, |name| (name == "KEY").then(|| "s3cret".to_owned()));
         assert_eq!(fill("Bearer ${KEY}!"), Ok("Bearer s3cret!".to_owned()));
         assert_eq!(fill("${NONE:-x}${KEY} $KEY ${"), Ok("xs3cret $KEY ${".to_owned()));
-        assert_eq!(fill("${NONE}"), Err("the environment variable NONE is not set".to_owned()));
+        assert_eq!(
+            fill("${NONE}"),
+            Err("the environment variable NONE is not set".to_owned())
+        );
     }
 }

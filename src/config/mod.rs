@@ -148,14 +148,23 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         return Err(Problems(document.problems));
     }
     let places = document.places;
-    sheet.origins.0.push(Origin { file: source.name.clone(), holds: FieldPath::default(), places, partial: false });
+    sheet.origins.0.push(Origin {
+        file: source.name.clone(),
+        holds: FieldPath::default(),
+        places,
+        partial: false,
+    });
     override_with(settings, &mut document.value, &mut sheet.origins);
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
     let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
     let project = beside.join(PROJECT);
     if source.name != DEMO_NAME {
-        sheet.add_project(&mut document.value, &project, project.strip_prefix(directory).unwrap_or(&project));
+        sheet.add_project(
+            &mut document.value,
+            &project,
+            project.strip_prefix(directory).unwrap_or(&project),
+        );
     }
     sheet.add_embedded(&mut document.value, &settings.embedded);
     sheet.translate(&mut document.value);
@@ -187,13 +196,18 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
     if Problems(sheet.problems.clone()).are_harmless() {
-        mcp::missing_programs(&mut config).into_iter().for_each(|finding| sheet.add(finding));
+        mcp::missing_programs(&mut config)
+            .into_iter()
+            .for_each(|finding| sheet.add(finding));
     }
     sheet.close(config, source.name)
 }
 
 /// The value of an environment variable, when it is set to something.
-#[expect(clippy::disallowed_methods, reason = "the one place where environment variables are read")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where environment variables are read"
+)]
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
@@ -209,7 +223,11 @@ impl Source {
     fn find(directory: &Path, settings: &Settings) -> Result<Self, Problems> {
         if let Some(text) = &settings.embedded.text {
             let path = directory.join(DEFAULT_FILE);
-            return Ok(Self { name: embedded::PROGRAM.to_owned(), path, text: text.clone() });
+            return Ok(Self {
+                name: embedded::PROGRAM.to_owned(),
+                path,
+                text: text.clone(),
+            });
         }
         let (path, named) = match &settings.config {
             Some(path) => (directory.join(path), true),
@@ -225,9 +243,16 @@ impl Source {
                     true => (DEFAULT_FILE, ""),
                     false => (DEMO_NAME, DEMO),
                 };
-                Ok(Self { name: name.to_owned(), path, text: text.to_owned() })
+                Ok(Self {
+                    name: name.to_owned(),
+                    path,
+                    text: text.to_owned(),
+                })
             }
-            Err(error) => Err(Problems(vec![Problem::in_file(name, format!("cannot be read: {error}"))])),
+            Err(error) => Err(Problems(vec![Problem::in_file(
+                name,
+                format!("cannot be read: {error}"),
+            )])),
         }
     }
 }
@@ -236,7 +261,11 @@ impl Source {
 fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &mut Origins) {
     let given = [
         (["server", "listen"], &settings.listen, "--listen or ADJUTANT_LISTEN"),
-        (["storage", "url"], &settings.database_url, "--database-url or ADJUTANT_DATABASE_URL"),
+        (
+            ["storage", "url"],
+            &settings.database_url,
+            "--database-url or ADJUTANT_DATABASE_URL",
+        ),
         (["log", "filter"], &settings.log, "--log or ADJUTANT_LOG"),
     ];
     for ([section, key], text, source) in given {
@@ -245,7 +274,12 @@ fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &
         if let Value::Object(fields) = fields {
             fields.insert(key.to_owned(), Value::String(text.clone()));
             let places = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
-            origins.0.push(Origin { file: source.to_owned(), holds: FieldPath::default(), places, partial: true });
+            origins.0.push(Origin {
+                file: source.to_owned(),
+                holds: FieldPath::default(),
+                places,
+                partial: true,
+            });
         }
     }
 }
@@ -278,10 +312,21 @@ impl Sheet {
             findings.extend(mcp::settle(&field, server, beside));
         }
         for (graph_id, agent) in &mut config.agents {
-            let has_folder = self.folders.get(graph_id).is_some_and(|place| place != embedded::PROGRAM);
-            let folder = if has_folder { agents_dir.join(graph_id) } else { beside.to_path_buf() };
+            let has_folder = self
+                .folders
+                .get(graph_id)
+                .is_some_and(|place| place != embedded::PROGRAM);
+            let folder = if has_folder {
+                agents_dir.join(graph_id)
+            } else {
+                beside.to_path_buf()
+            };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
-            findings.extend(enclosures::enclose(agent, &folder).into_iter().map(|finding| finding.under(&field)));
+            findings.extend(
+                enclosures::enclose(agent, &folder)
+                    .into_iter()
+                    .map(|finding| finding.under(&field)),
+            );
             for (at, server) in agent.servers_mut() {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));
@@ -293,7 +338,9 @@ impl Sheet {
 
     /// Replaces what agents say in words of an older time.
     fn translate(&mut self, file: &mut Map<String, Value>) {
-        let Some(Value::Object(agents)) = file.get_mut("agents") else { return };
+        let Some(Value::Object(agents)) = file.get_mut("agents") else {
+            return;
+        };
         for (graph_id, agent) in agents {
             let warning = agent.as_object_mut().and_then(deprecated::translate);
             if let Some(warning) = warning {
@@ -308,20 +355,31 @@ impl Sheet {
             return;
         }
         let agents = file.get_mut("agents").and_then(Value::as_object_mut);
-        let only = agents.as_ref().filter(|agents| agents.len() == 1).and_then(|agents| agents.keys().next().cloned());
+        let only = agents
+            .as_ref()
+            .filter(|agents| agents.len() == 1)
+            .and_then(|agents| agents.keys().next().cloned());
         let graph_id = only.unwrap_or_else(|| "agent".to_owned());
-        let agent = agents.and_then(|agents| agents.get_mut(&graph_id)).and_then(Value::as_object_mut);
+        let agent = agents
+            .and_then(|agents| agents.get_mut(&graph_id))
+            .and_then(Value::as_object_mut);
         let Some(agent) = agent else {
             let message = "is not read: its subagents belong to the only agent, or to the one called `agent`";
             let problem = Problem::in_file(shown.display().to_string(), message);
-            return self.problems.push(Problem { severity: Severity::Warning, ..problem });
+            return self.problems.push(Problem {
+                severity: Severity::Warning,
+                ..problem
+            });
         };
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
         // A list of the wrong shape is told when the whole is read.
         let Value::Array(list) = list else { return };
         let field = FieldPath::of(["agents", graph_id.as_str()]);
         let origins = folder::project::load(folder, shown, list, &mut self.problems).into_iter();
-        self.origins.0.extend(origins.map(|origin| Origin { holds: field.join(&origin.holds), ..origin }));
+        self.origins.0.extend(origins.map(|origin| Origin {
+            holds: field.join(&origin.holds),
+            ..origin
+        }));
     }
 
     /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the
@@ -351,18 +409,30 @@ impl Sheet {
             }
             self.folders.insert(agent.graph_id.clone(), agent.place);
             let origins = agent.origins.into_iter();
-            self.origins.0.extend(origins.map(|origin| Origin { holds: field.join(&origin.holds), ..origin }));
+            self.origins.0.extend(origins.map(|origin| Origin {
+                holds: field.join(&origin.holds),
+                ..origin
+            }));
             agents.insert(agent.graph_id, agent.definition);
         }
         path
     }
 
     fn close(mut self, config: Config, source: String) -> Result<Loaded, Problems> {
-        self.problems.sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
+        self.problems
+            .sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
         // What is wrong with one file may be met twice.
         self.problems.dedup();
         let problems = Problems(self.problems);
-        if problems.are_harmless() { Ok(Loaded { config, warnings: problems, source }) } else { Err(problems) }
+        if problems.are_harmless() {
+            Ok(Loaded {
+                config,
+                warnings: problems,
+                source,
+            })
+        } else {
+            Err(problems)
+        }
     }
 }
 

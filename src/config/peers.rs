@@ -97,7 +97,12 @@ impl Peers {
         let mut problems = host_problems(&self.private_hosts, &self.allowed_hosts);
         let times = [
             ("patience_s", self.patience_s, 0.0, 86_400.0),
-            ("background_patience_s", self.background_patience_s, 0.0, 30.0 * 86_400.0),
+            (
+                "background_patience_s",
+                self.background_patience_s,
+                0.0,
+                30.0 * 86_400.0,
+            ),
             ("first_look_s", self.first_look_s, 0.01, 3_600.0),
             ("longest_look_s", self.longest_look_s, 0.01, 3_600.0),
         ];

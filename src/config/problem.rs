@@ -50,8 +50,21 @@ impl Problem {
 
 impl From<Problem> for Remark {
     fn from(problem: Problem) -> Self {
-        let Problem { file, position, field, message, severity, agent: _ } = problem;
-        Self { file: Some(file), position, field, message, severity }
+        let Problem {
+            file,
+            position,
+            field,
+            message,
+            severity,
+            agent: _,
+        } = problem;
+        Self {
+            file: Some(file),
+            position,
+            field,
+            message,
+            severity,
+        }
     }
 }
 
@@ -117,7 +130,9 @@ impl Origins {
     pub(super) fn locate(&self, finding: Finding) -> Problem {
         let mut best: Option<(usize, &Origin, FieldPath, Option<Position>)> = None;
         for origin in &self.0 {
-            let Some(inner) = finding.field.after(&origin.holds) else { continue };
+            let Some(inner) = finding.field.after(&origin.holds) else {
+                continue;
+            };
             let (known, position) = origin.nearest(&inner);
             if origin.partial && position.is_none() {
                 continue;

@@ -119,7 +119,10 @@ pub struct Storage {
 
 impl Default for Storage {
     fn default() -> Self {
-        Self { url: DatabaseUrl::default(), statement_timeout_s: 10.0 }
+        Self {
+            url: DatabaseUrl::default(),
+            statement_timeout_s: 10.0,
+        }
     }
 }
 
@@ -271,8 +274,18 @@ pub struct AgentsApi {
 impl AgentsApi {
     /// What definitions of clients may use.
     pub fn rules(&self) -> ClientRules {
-        let Self { enabled, tools, models, agents } = self.clone();
-        ClientRules { enabled, tools, models, agents }
+        let Self {
+            enabled,
+            tools,
+            models,
+            agents,
+        } = self.clone();
+        ClientRules {
+            enabled,
+            tools,
+            models,
+            agents,
+        }
     }
 }
 
@@ -340,7 +353,10 @@ pub struct Log {
 
 impl Default for Log {
     fn default() -> Self {
-        Self { format: LogFormat::Text, filter: "info".to_owned() }
+        Self {
+            format: LogFormat::Text,
+            filter: "info".to_owned(),
+        }
     }
 }
 
@@ -397,7 +413,13 @@ pub enum ProviderKind {
 
 impl ProviderKind {
     /// Every kind. Each but `scripted` is also the name of a provider that needs no section.
-    pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
+    pub const ALL: [Self; 5] = [
+        Self::OpenAi,
+        Self::Anthropic,
+        Self::GoogleGenAi,
+        Self::Ollama,
+        Self::Scripted,
+    ];
 
     /// The word for it in configurations and model names.
     pub fn word(self) -> &'static str {
@@ -434,7 +456,10 @@ impl KeySource {
     pub(super) fn of(variable: Option<&String>, file: Option<&PathBuf>, inline: Option<&SecretString>) -> Self {
         if let Some(name) = variable {
             let value = super::variable(name).map(|value| SecretString::from(value.trim().to_owned()));
-            return Self::Variable { name: name.clone(), value };
+            return Self::Variable {
+                name: name.clone(),
+                value,
+            };
         }
         match (file, inline) {
             (Some(path), _) => Self::File(path.clone()),
@@ -447,7 +472,11 @@ impl KeySource {
 impl ProviderSection {
     /// Where its key comes from.
     pub fn key(&self) -> KeySource {
-        KeySource::of(self.api_key_env.as_ref(), self.api_key_file.as_ref(), self.api_key.as_ref())
+        KeySource::of(
+            self.api_key_env.as_ref(),
+            self.api_key_file.as_ref(),
+            self.api_key.as_ref(),
+        )
     }
 }
 

@@ -41,7 +41,11 @@ pub struct IndexSection {
 
 impl Default for IndexSection {
     fn default() -> Self {
-        Self { dims: 0, embed: String::new(), fields: vec!["$".to_owned()] }
+        Self {
+            dims: 0,
+            embed: String::new(),
+            fields: vec!["$".to_owned()],
+        }
     }
 }
 
@@ -60,14 +64,19 @@ pub struct ItemTtl {
 
 impl Default for ItemTtl {
     fn default() -> Self {
-        Self { default_ttl: None, refresh_on_read: true, sweep_interval_minutes: 5.0 }
+        Self {
+            default_ttl: None,
+            refresh_on_read: true,
+            sweep_interval_minutes: 5.0,
+        }
     }
 }
 
 impl ItemTtl {
     /// [`ItemTtl::default_ttl`] as a duration.
     pub fn default_ttl(&self) -> Option<Duration> {
-        self.default_ttl.and_then(|minutes| item::ttl("default_ttl", minutes).ok())
+        self.default_ttl
+            .and_then(|minutes| item::ttl("default_ttl", minutes).ok())
     }
 
     /// [`ItemTtl::sweep_interval_minutes`] as a duration.
@@ -80,7 +89,11 @@ impl ItemTtl {
 pub(super) fn check(config: &Config, around: &Surroundings) -> Vec<Finding> {
     let store = &config.store;
     let field = FieldPath::of(["store", "ttl"]);
-    let mut findings = store.index.as_ref().map(|index| check_index(index, config, around)).unwrap_or_default();
+    let mut findings = store
+        .index
+        .as_ref()
+        .map(|index| check_index(index, config, around))
+        .unwrap_or_default();
     if let Some(Err(invalid)) = store.ttl.default_ttl.map(|minutes| item::ttl("default_ttl", minutes)) {
         findings.push(Finding::error(field.then("default_ttl"), invalid.reason));
     }
@@ -97,16 +110,25 @@ fn check_index(index: &IndexSection, config: &Config, around: &Surroundings) -> 
     let mut findings = check_model(&field.then("embed"), &index.embed, around);
     let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
     if !(1..=MOST_DIMS).contains(&index.dims) {
-        error(field.then("dims"), format!("must be given: how long the model's vectors are, from 1 to {MOST_DIMS}"));
+        error(
+            field.then("dims"),
+            format!("must be given: how long the model's vectors are, from 1 to {MOST_DIMS}"),
+        );
     }
     let provider = index.embed.split(':').next().unwrap_or_default();
     let declared = config.providers.get(provider).and_then(|section| section.kind);
     let kind = declared.or_else(|| ProviderKind::ALL.into_iter().find(|kind| kind.word() == provider));
     if kind == Some(ProviderKind::Anthropic) {
-        error(field.then("embed"), format!("`{provider}` offers no embeddings; name a model of another provider"));
+        error(
+            field.then("embed"),
+            format!("`{provider}` offers no embeddings; name a model of another provider"),
+        );
     }
     if index.fields.is_empty() {
-        error(field.then("fields"), "must name at least one path; `$` is all of the value".to_owned());
+        error(
+            field.then("fields"),
+            "must name at least one path; `$` is all of the value".to_owned(),
+        );
     }
     for (at, path) in index.fields.iter().enumerate() {
         if let Err(reason) = TextPath::read(path) {
@@ -114,7 +136,10 @@ fn check_index(index: &IndexSection, config: &Config, around: &Surroundings) -> 
         }
     }
     if index.fields.len() > MOST_PATHS {
-        error(field.then("fields"), format!("must not name more than {MOST_PATHS} paths"));
+        error(
+            field.then("fields"),
+            format!("must not name more than {MOST_PATHS} paths"),
+        );
     }
     findings
 }

@@ -214,14 +214,21 @@ fn the_command_line_precedes_the_file() {
     let config = place.load_with(&settings).unwrap().config;
 
     assert_eq!(
-        (config.server.listen.as_str(), config.storage.url.expose(), config.log.filter.as_str()),
+        (
+            config.server.listen.as_str(),
+            config.storage.url.expose(),
+            config.log.filter.as_str()
+        ),
         ("127.0.0.2:2", "sqlite::memory:", "debug")
     );
 }
 
 #[test]
 fn a_wrong_argument_is_blamed_on_the_command_line() {
-    let settings = Settings { listen: Some("nowhere".to_owned()), ..Settings::default() };
+    let settings = Settings {
+        listen: Some("nowhere".to_owned()),
+        ..Settings::default()
+    };
     let problems = Place::with(&[("adjutant.toml", "")]).load_with(&settings).unwrap_err();
     assert_eq!(
         problems.0[0].to_string(),
@@ -231,9 +238,15 @@ fn a_wrong_argument_is_blamed_on_the_command_line() {
 
 #[test]
 fn a_named_file_must_exist() {
-    let settings = Settings { config: Some("other.toml".into()), ..Settings::default() };
+    let settings = Settings {
+        config: Some("other.toml".into()),
+        ..Settings::default()
+    };
     let problems = Place::with(&[]).load_with(&settings).unwrap_err();
-    assert_eq!(problems.to_string(), "other.toml: error: cannot be read: No such file or directory (os error 2)");
+    assert_eq!(
+        problems.to_string(),
+        "other.toml: error: cannot be read: No such file or directory (os error 2)"
+    );
 }
 
 #[test]
@@ -257,7 +270,9 @@ model = \"lab:x\"
     assert!(!format!("{loaded:?}").contains("hunter2"));
     assert!(!verdict(Ok(&loaded)).0.contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
-    let KeySource::Inline(key) = loaded.config.providers["lab"].key() else { panic!("the key is given") };
+    let KeySource::Inline(key) = loaded.config.providers["lab"].key() else {
+        panic!("the key is given")
+    };
     assert_eq!(key.expose_secret(), "hunter2");
 }
 
@@ -273,7 +288,9 @@ fn a_secret_of_the_wrong_type_is_not_repeated() {
 fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_env = \"ADJUTANT_TEST_NO_SUCH_KEY\"\n[agents.a]\nmodel = \"lab:x\"";
     let config = Place::with(&[("adjutant.toml", text)]).load().config;
-    let KeySource::Variable { name, value } = config.providers["lab"].key() else { panic!("a variable is named") };
+    let KeySource::Variable { name, value } = config.providers["lab"].key() else {
+        panic!("a variable is named")
+    };
     assert_eq!((name.as_str(), value.is_none()), ("ADJUTANT_TEST_NO_SUCH_KEY", true));
 }
 
@@ -281,9 +298,14 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
 fn a_key_file_lies_beside_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_file = \"lab.key\"\n";
     let place = Place::with(&[("conf/adjutant.toml", text)]);
-    let settings = Settings { config: Some("conf/adjutant.toml".into()), ..Settings::default() };
+    let settings = Settings {
+        config: Some("conf/adjutant.toml".into()),
+        ..Settings::default()
+    };
     let config = place.load_with(&settings).unwrap().config;
-    let KeySource::File(path) = config.providers["lab"].key() else { panic!("a file is named") };
+    let KeySource::File(path) = config.providers["lab"].key() else {
+        panic!("a file is named")
+    };
     assert_eq!(path, place.0.path().join("conf/lab.key"));
 }
 
@@ -325,8 +347,14 @@ fn times_to_live_are_read_and_checked() {
         "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
     let config = Place::with(&[("adjutant.toml", text)]).load().config;
     let (threads, checkpointer) = (config.threads.ttl.unwrap(), config.checkpointer.ttl.unwrap());
-    assert_eq!((threads.strategy, threads.after().as_secs()), (SweepStrategy::Delete, 5400));
-    assert_eq!((checkpointer.strategy, checkpointer.after().as_secs()), (SweepStrategy::KeepLatest, 30));
+    assert_eq!(
+        (threads.strategy, threads.after().as_secs()),
+        (SweepStrategy::Delete, 5400)
+    );
+    assert_eq!(
+        (checkpointer.strategy, checkpointer.after().as_secs()),
+        (SweepStrategy::KeepLatest, 30)
+    );
     assert_eq!(threads.interval().as_secs(), 60);
     let said = complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
     assert!(said.contains("checkpointer.ttl.strategy"), "{said}");

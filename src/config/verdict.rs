@@ -20,16 +20,28 @@ pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
     if !problems.0.is_empty() {
         push(&mut text, &problems.to_string());
     }
-    let errors = problems.0.iter().filter(|problem| problem.severity == crate::domain::definition::Severity::Error);
+    let errors = problems
+        .0
+        .iter()
+        .filter(|problem| problem.severity == crate::domain::definition::Severity::Error);
     let (errors, all) = (errors.count(), problems.0.len());
-    push(&mut text, &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")));
+    push(
+        &mut text,
+        &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")),
+    );
     (text, loaded.is_ok())
 }
 
 fn describe(text: &mut String, loaded: &Loaded) {
     let config = &loaded.config;
     push(text, &format!("configuration: {}", loaded.source));
-    push(text, &format!("listens on {}, keeps its data in {}", config.server.listen, config.storage.url));
+    push(
+        text,
+        &format!(
+            "listens on {}, keeps its data in {}",
+            config.server.listen, config.storage.url
+        ),
+    );
     describe_servers(text, "", &config.mcp_servers);
     for (graph_id, agent) in &config.agents {
         describe_agent(text, graph_id, agent);
@@ -39,17 +51,31 @@ fn describe(text: &mut String, loaded: &Loaded) {
 fn describe_servers(text: &mut String, indent: &str, servers: &BTreeMap<String, McpServerDefinition>) {
     for (name, server) in servers {
         // Arguments and addresses may hold secrets.
-        let kind = server.command.as_ref().map_or("behind HTTP", |command| command.as_str());
+        let kind = server
+            .command
+            .as_ref()
+            .map_or("behind HTTP", |command| command.as_str());
         push(text, &format!("{indent}MCP server {name}: {kind}"));
     }
 }
 
 fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
     let name = agent.name.as_deref().unwrap_or(graph_id);
-    push(text, &format!("agent {graph_id} ({name}): model {}, tools {}", agent.model, list(&agent.tools)));
+    push(
+        text,
+        &format!(
+            "agent {graph_id} ({name}): model {}, tools {}",
+            agent.model,
+            list(&agent.tools)
+        ),
+    );
     describe_servers(text, "  ", &agent.mcp_servers);
-    let gated: Vec<&String> =
-        agent.interrupt_on.iter().filter(|(_, rule)| !rule.allowed().is_empty()).map(|(tool, _)| tool).collect();
+    let gated: Vec<&String> = agent
+        .interrupt_on
+        .iter()
+        .filter(|(_, rule)| !rule.allowed().is_empty())
+        .map(|(tool, _)| tool)
+        .collect();
     if !gated.is_empty() {
         push(text, &format!("  asks before {}", list(&gated)));
     }
@@ -64,7 +90,11 @@ fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
 }
 
 fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
-    let way = if subagent.is_background() { "in the background" } else { "as a delegate" };
+    let way = if subagent.is_background() {
+        "in the background"
+    } else {
+        "as a delegate"
+    };
     let name = &subagent.name;
     match subagent.location() {
         Location::Inside => {}
@@ -77,7 +107,10 @@ fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
     if let Some(runnable) = &subagent.runnable {
         return push(text, &format!("  subagent {}: the program {runnable}", subagent.name));
     }
-    let tools = subagent.tools.as_ref().map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
+    let tools = subagent
+        .tools
+        .as_ref()
+        .map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
     push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
     describe_servers(text, "    ", &subagent.mcp_servers);
 }
@@ -95,5 +128,9 @@ fn list<T: AsRef<str>>(words: &[T]) -> String {
 }
 
 fn counted(number: usize, word: &str) -> String {
-    if number == 1 { format!("1 {word}") } else { format!("{number} {word}s") }
+    if number == 1 {
+        format!("1 {word}")
+    } else {
+        format!("{number} {word}s")
+    }
 }

@@ -40,7 +40,11 @@ pub struct Watch {
 impl Watch {
     /// Watches these files.
     pub fn new(files: &Files) -> Self {
-        Self { files: files.clone(), read: None, changing: None }
+        Self {
+            files: files.clone(),
+            read: None,
+            changing: None,
+        }
     }
 
     /// Reads the configuration again, if it has changed and is not being changed in this moment. The first time it always
@@ -86,8 +90,13 @@ fn add(hasher: &mut DefaultHasher, path: &Path, depth: usize, left: &mut usize) 
         about.len().hash(hasher);
         about.modified().ok().hash(hasher);
     } else if depth > 0 {
-        let mut entries: Vec<PathBuf> =
-            path.read_dir().into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        let mut entries: Vec<PathBuf> = path
+            .read_dir()
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect();
         entries.sort();
         entries.iter().for_each(|entry| add(hasher, entry, depth - 1, left));
     }

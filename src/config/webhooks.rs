@@ -66,7 +66,11 @@ impl Default for Webhooks {
 impl Webhooks {
     /// Where the secret comes from.
     pub fn key(&self) -> KeySource {
-        KeySource::of(self.secret_env.as_ref(), self.secret_file.as_ref(), self.secret.as_ref())
+        KeySource::of(
+            self.secret_env.as_ref(),
+            self.secret_file.as_ref(),
+            self.secret.as_ref(),
+        )
     }
 
     /// [`Webhooks::timeout_s`] as a duration.
@@ -100,9 +104,16 @@ impl Webhooks {
         if !(1..=20).contains(&self.attempts) {
             add(&["attempts"], "must be a whole number from 1 to 20");
         }
-        let given = [self.secret_env.is_some(), self.secret_file.is_some(), self.secret.is_some()];
+        let given = [
+            self.secret_env.is_some(),
+            self.secret_file.is_some(),
+            self.secret.is_some(),
+        ];
         if given.into_iter().filter(|given| *given).count() > 1 {
-            add(&["secret"], "only one of `secret_env`, `secret_file` and `secret` may be given");
+            add(
+                &["secret"],
+                "only one of `secret_env`, `secret_file` and `secret` may be given",
+            );
         }
         problems.extend(host_problems(&self.private_hosts, &self.allowed_hosts));
         for name in self.headers.keys() {
@@ -121,9 +132,14 @@ impl Webhooks {
 pub(super) fn host_problems(private_hosts: &[String], allowed_hosts: &[String]) -> Vec<(Vec<&'static str>, String)> {
     let mut problems = vec![];
     for (field, hosts) in [("private_hosts", private_hosts), ("allowed_hosts", allowed_hosts)] {
-        if hosts.iter().any(|host| host.is_empty() || host.contains(['/', '@', ' '])) {
-            problems
-                .push((vec![field], "must hold names or addresses of hosts, without scheme, port and path".to_owned()));
+        if hosts
+            .iter()
+            .any(|host| host.is_empty() || host.contains(['/', '@', ' ']))
+        {
+            problems.push((
+                vec![field],
+                "must hold names or addresses of hosts, without scheme, port and path".to_owned(),
+            ));
         }
     }
     if private_hosts.iter().any(|host| host.contains('*')) {

@@ -48,7 +48,11 @@ impl TryFrom<AssistantRow> for Assistant {
     type Error = super::DbError;
 
     fn try_from(row: AssistantRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.assistant_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.assistant_id,
+        };
         Ok(Self {
             id: AssistantId(row.assistant_id),
             version: row.version,
@@ -70,8 +74,19 @@ impl TryFrom<AssistantRow> for Version {
     type Error = super::DbError;
 
     fn try_from(row: AssistantRow) -> DbResult<Self> {
-        let Assistant { id, version, settings, created_at, .. } = row.try_into()?;
-        Ok(Self { assistant: id, number: version, settings, created_at })
+        let Assistant {
+            id,
+            version,
+            settings,
+            created_at,
+            ..
+        } = row.try_into()?;
+        Ok(Self {
+            assistant: id,
+            number: version,
+            settings,
+            created_at,
+        })
     }
 }
 
@@ -153,7 +168,11 @@ async fn keep_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
     const SQL: &str = "insert into assistant_versions (assistant_id, version, graph_id, config, context, metadata, name, \
         description, created_at) select assistant_id, version, graph_id, config, context, metadata, name, description, \
         updated_at from assistants where assistant_id = $1 on conflict (assistant_id, version) do nothing";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(drop))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .execute(conn)
+        .await
+        .map(drop))?)
 }
 
 /// Names an assistant of one version anew in that version: for those that definitions have by themselves.
@@ -162,8 +181,19 @@ pub async fn rename(tx: &mut Tx<'_>, id: AssistantId, name: &str, description: O
     const VERSION: &str = "update assistant_versions set name = $2, description = $3 where assistant_id = $1";
     let small = folded(name);
     on_engine!(tx, |conn| {
-        query(CARD).bind(id.0).bind(name).bind(small).bind(description).execute(&mut *conn).await?;
-        query(VERSION).bind(id.0).bind(name).bind(description).execute(conn).await?;
+        query(CARD)
+            .bind(id.0)
+            .bind(name)
+            .bind(small)
+            .bind(description)
+            .execute(&mut *conn)
+            .await?;
+        query(VERSION)
+            .bind(id.0)
+            .bind(name)
+            .bind(description)
+            .execute(conn)
+            .await?;
         Ok(())
     })
 }
@@ -171,7 +201,10 @@ pub async fn rename(tx: &mut Tx<'_>, id: AssistantId, name: &str, description: O
 /// The number of the newest version of an assistant; 0 when it has none.
 pub async fn newest_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(version), 0) from assistant_versions where assistant_id = $1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(id.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(id.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// A version of an assistant.
@@ -181,8 +214,11 @@ pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<
         columns!(),
         ", created_at as updated_at from assistant_versions where assistant_id = $1 and version = $2"
     );
-    let row: Option<AssistantRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(number).fetch_optional(conn).await)?;
+    let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(id.0)
+        .bind(number)
+        .fetch_optional(conn)
+        .await)?;
     row.map(Version::try_from).transpose()
 }
 
@@ -194,8 +230,11 @@ pub async fn versions(
     (limit, offset): (i64, i64),
     bytes: usize,
 ) -> DbResult<ListPart<Version>> {
-    const SQL: &str =
-        concat!("select ", columns!(), ", created_at as updated_at from assistant_versions where assistant_id = ");
+    const SQL: &str = concat!(
+        "select ",
+        columns!(),
+        ", created_at as updated_at from assistant_versions where assistant_id = "
+    );
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
     let mut filling = Filling::new(limit, bytes);
@@ -207,7 +246,10 @@ pub async fn versions(
             if !metadata.is_empty() {
                 sql.push(" and ").push_contains("metadata", metadata.wanted())?;
             }
-            sql.push(" order by version desc limit ").push_bind(next).push(" offset ").push_bind(passed_over);
+            sql.push(" order by version desc limit ")
+                .push_bind(next)
+                .push(" offset ")
+                .push_bind(passed_over);
             sql.build_query_as().fetch_all(conn).await
         })?;
         filling.take(next, rows, weigh, Version::try_from)?;
@@ -218,7 +260,11 @@ pub async fn versions(
 /// Deletes an assistant with its versions. Its runs and threads stay. Returns whether there was one.
 pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
     const SQL: &str = "delete from assistants where assistant_id = $1";
-    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    let deleted = on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
 }
 
@@ -298,7 +344,9 @@ impl AssistantSearch {
             sql.push(" and graph_id = ").push_bind(graph_id.clone());
         }
         if let Some(name) = self.name.as_deref().filter(|name| !name.is_empty()) {
-            sql.push(" and folded like ").push_bind(containing(&folded(name))).push(" escape '\\'");
+            sql.push(" and folded like ")
+                .push_bind(containing(&folded(name)))
+                .push(" escape '\\'");
         }
         if !self.metadata.is_empty() {
             sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
@@ -330,7 +378,11 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> 
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(select!());
             wanted.push_conditions(&mut sql)?;
-            sql.push(wanted.order()).push(" limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.push(wanted.order())
+                .push(" limit ")
+                .push_bind(next)
+                .push(" offset ")
+                .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
         filling.take(next, rows, weigh, Assistant::try_from)?;

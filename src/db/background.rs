@@ -50,7 +50,11 @@ impl TryFrom<TaskRow> for TaskRecord {
     type Error = super::DbError;
 
     fn try_from(row: TaskRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.task_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.task_id,
+        };
         let ancestry = at("ancestry").decode(&row.ancestry)?;
         let remote = RemoteWork {
             seen: row.seen.as_deref().map(|seen| at("seen").decode(seen)).transpose()?,
@@ -119,22 +123,34 @@ pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord
 pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibility> {
     const SQL: &str = "select ancestry from background_tasks where task_id = $1";
     let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
-    let Some(text) = found else { return Ok(Visibility::default()) };
-    let cell = Cell { table: TABLE, column: "ancestry", id: &thread.0 };
+    let Some(text) = found else {
+        return Ok(Visibility::default());
+    };
+    let cell = Cell {
+        table: TABLE,
+        column: "ancestry",
+        id: &thread.0,
+    };
     let ancestry = unless_corrupt(cell.decode::<Ancestry>(&text))?;
     Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
 }
 
 /// The tasks that were begun in the course of a run, the oldest first, up to `limit`.
 pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(select!(), " where parent_run = $1 order by created_at, task_id limit $2");
+    const SQL: &str = concat!(
+        select!(),
+        " where parent_run = $1 order by created_at, task_id limit $2"
+    );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(limit).fetch_all(conn).await)?;
     readable(rows)
 }
 
 /// The tasks of a thread of which something may come that its agent does not know, the oldest first.
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
-    const SQL: &str = concat!(select!(), " where parent_thread = $1 and watched order by created_at, task_id");
+    const SQL: &str = concat!(
+        select!(),
+        " where parent_thread = $1 and watched order by created_at, task_id"
+    );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(parent.0).fetch_all(conn).await)?;
     readable(rows)
 }
@@ -151,9 +167,14 @@ macro_rules! is_not_over {
 
 /// How many tasks of a thread are not over; those that wait for a human are not.
 pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
-    const SQL: &str =
-        concat!("select count(*) from background_tasks t where t.parent_thread = $1 and ", is_not_over!());
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(parent.0).fetch_one(conn).await)?)
+    const SQL: &str = concat!(
+        "select count(*) from background_tasks t where t.parent_thread = $1 and ",
+        is_not_over!()
+    );
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(parent.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// How many of the tasks that work for a tree are not over.
@@ -162,7 +183,10 @@ pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
         "select count(*) from background_tasks t where t.task_id in (select thread_id from tree_shares where tree_id = $1) and ",
         is_not_over!()
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(tree.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(tree.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Notes that something may come of a task that its parent does not know.

@@ -40,11 +40,17 @@ pub(super) fn lane_id(lane: Lane) -> Uuid {
 
 /// The lane that is stored so.
 pub(super) fn lane_of(id: Uuid) -> Lane {
-    if id.is_nil() { Lane::Main } else { Lane::Child(RunId(id)) }
+    if id.is_nil() {
+        Lane::Main
+    } else {
+        Lane::Child(RunId(id))
+    }
 }
 
 pub(super) fn source_of(word: &str) -> Option<Source> {
-    [Source::Input, Source::Loop, Source::Update, Source::Fork].into_iter().find(|source| source.word() == word)
+    [Source::Input, Source::Loop, Source::Update, Source::Fork]
+        .into_iter()
+        .find(|source| source.word() == word)
 }
 
 /// The columns of an [`Entry`].
@@ -62,7 +68,11 @@ impl TryFrom<EntryColumns> for Entry {
     type Error = DbError;
 
     fn try_from(row: EntryColumns) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.checkpoint_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.checkpoint_id,
+        };
         Ok(Self {
             id: CheckpointId(row.checkpoint_id),
             parent: row.parent_id.map(CheckpointId),
@@ -70,7 +80,12 @@ impl TryFrom<EntryColumns> for Entry {
             source: source_of(&row.source).ok_or_else(|| at("source").corrupt())?,
             node: row.node,
             writes: at("writes").decode(&row.writes)?,
-            shown: row.shown.as_deref().map(|shown| at("shown").decode(shown)).transpose()?.unwrap_or_default(),
+            shown: row
+                .shown
+                .as_deref()
+                .map(|shown| at("shown").decode(shown))
+                .transpose()?
+                .unwrap_or_default(),
         })
     }
 }
@@ -153,7 +168,10 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
     match found {
         Some((segment, false)) => Ok(segment),
         Some((_, true)) => Ok(placed.seq),
-        None => Err(DbError::Conflict(format!("the parent {parent} of checkpoint {} is gone", placed.entry.id))),
+        None => Err(DbError::Conflict(format!(
+            "the parent {parent} of checkpoint {} is gone",
+            placed.entry.id
+        ))),
     }
 }
 
@@ -168,8 +186,18 @@ struct NewRow<'a> {
 impl<'a> NewRow<'a> {
     fn new(placed: &'a Placed<'a>, segment: i64) -> DbResult<Self> {
         let entry = placed.entry;
-        let shown = if entry.shown.is_empty() { None } else { Some(encode(&entry.shown)?) };
-        Ok(Self { placed, segment, writes: encode(&entry.writes)?, shown, position: encode(placed.position)? })
+        let shown = if entry.shown.is_empty() {
+            None
+        } else {
+            Some(encode(&entry.shown)?)
+        };
+        Ok(Self {
+            placed,
+            segment,
+            writes: encode(&entry.writes)?,
+            shown,
+            position: encode(placed.position)?,
+        })
     }
 }
 
@@ -179,7 +207,13 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
         sql.push_values(rows, |mut values, row| {
-            let NewRow { placed, segment, writes, shown, position } = row;
+            let NewRow {
+                placed,
+                segment,
+                writes,
+                shown,
+                position,
+            } = row;
             let entry = placed.entry;
             values
                 .push_bind(entry.id.0)
@@ -273,7 +307,12 @@ impl TryFrom<HeadRow> for Head {
             seq: row.seq,
             segment: row.segment,
             step: row.step,
-            position: Cell { table: TABLE, column: "position", id: &row.checkpoint_id }.decode(&row.position)?,
+            position: Cell {
+                table: TABLE,
+                column: "position",
+                id: &row.checkpoint_id,
+            }
+            .decode(&row.position)?,
             parent: row.parent_id.map(CheckpointId),
             created_at: Timestamp(row.created_at),
             run: row.run_id.map(RunId),
@@ -289,9 +328,15 @@ macro_rules! select_head {
 
 /// The newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
-    const SQL: &str = concat!(select_head!(), " where thread_id = $1 and lane = $2 order by seq desc limit 1");
-    let row: Option<HeadRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    const SQL: &str = concat!(
+        select_head!(),
+        " where thread_id = $1 and lane = $2 order by seq desc limit 1"
+    );
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .fetch_optional(conn)
+        .await)?;
     row.map(Head::try_from).transpose()
 }
 
@@ -299,16 +344,22 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
 pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
     const SQL: &str =
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
-    let id: Option<Uuid> =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    let id: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .fetch_optional(conn)
+        .await)?;
     Ok(id.map(CheckpointId))
 }
 
 /// A checkpoint of a thread, in whichever lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
     const SQL: &str = concat!(select_head!(), " where checkpoint_id = $1 and thread_id = $2");
-    let row: Option<HeadRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?;
+    let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(checkpoint.0)
+        .bind(thread.0)
+        .fetch_optional(conn)
+        .await)?;
     row.map(Head::try_from).transpose()
 }
 
@@ -330,7 +381,10 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(seq), 0) from (\
         select max(seq) as seq from checkpoints where thread_id = $1 \
         union all select max(seq) as seq from events where thread_id = $1) newest";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Takes back what was logged in the course of a run of the main agent: checkpoints and events, in all lanes. Nothing
@@ -341,7 +395,12 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
     const FACTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
     for sql in [STEPS, FACTS] {
-        on_engine!(tx, |conn| query(sql).bind(thread.0).bind(run.0).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(sql)
+            .bind(thread.0)
+            .bind(run.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
     }
     Ok(())
 }

@@ -52,9 +52,22 @@ pub async fn begin(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Timestamp
     };
     let copy = Thread::new(to, original.metadata, now).kept_for(original.ttl);
     threads::insert_unindexed(tx, &copy).await?;
-    on_engine!(tx, |conn| query(SQL).bind(to.0).bind(now.0).execute(conn).await.map(drop))?;
-    let until = checkpoints::head(tx, from, Lane::Main).await?.map_or(i64::MIN, |head| head.seq);
-    Ok(Some(Copy { from, to, until, last: i64::MIN, remains: false }))
+    on_engine!(tx, |conn| query(SQL)
+        .bind(to.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    let until = checkpoints::head(tx, from, Lane::Main)
+        .await?
+        .map_or(i64::MIN, |head| head.seq);
+    Ok(Some(Copy {
+        from,
+        to,
+        until,
+        last: i64::MIN,
+        remains: false,
+    }))
 }
 
 /// A part of a copy, ready to be stored.
@@ -70,7 +83,11 @@ impl Copy {
         let Some(end) = rows.last() else { return Ok(None) };
         self.last = end.seq;
         for row in &mut rows {
-            let cell = Cell { table: "checkpoints", column: "position", id: &row.checkpoint_id };
+            let cell = Cell {
+                table: "checkpoints",
+                column: "position",
+                id: &row.checkpoint_id,
+            };
             let position = cell.decode::<Position>(&row.position)?.detached();
             self.remains = position.phase != Phase::Ended;
             row.position = encode(&position)?;
@@ -85,7 +102,12 @@ impl Copy {
 /// [`super::DbError::Conflict`] when the copy is not there any more.
 pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update unfinished_copies set touched_at = $2 where thread_id = $1";
-    on_engine!(tx, |conn| query(SQL).bind(piece.to.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(piece.to.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     insert(tx, piece.to, piece.rows).await
 }
 
@@ -96,9 +118,20 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
 pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp) -> DbResult<Thread> {
     const SQL: &str = "delete from unfinished_copies where thread_id = $1";
     let gone = || DbError::Conflict(format!("the unfinished copy {to} is gone"));
-    let finished = on_engine!(tx, |conn| query(SQL).bind(to.0).execute(conn).await.map(|done| done.rows_affected()))?;
-    let thread = threads::lock(tx, to).await?.filter(|_| finished == 1).ok_or_else(gone)?;
-    let status = if remains { ThreadStatus::Interrupted } else { thread.status };
+    let finished = on_engine!(tx, |conn| query(SQL)
+        .bind(to.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    let thread = threads::lock(tx, to)
+        .await?
+        .filter(|_| finished == 1)
+        .ok_or_else(gone)?;
+    let status = if remains {
+        ThreadStatus::Interrupted
+    } else {
+        thread.status
+    };
     // The metadata is the same; its terms are written now.
     let change = threads::ThreadChange {
         status: Some(status),
@@ -181,7 +214,9 @@ async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
         bytes += size;
         *at == 0 || bytes <= PIECE_BYTES
     });
-    let Some((_, (end, _))) = fitting.last() else { return Ok(vec![]) };
+    let Some((_, (end, _))) = fitting.last() else {
+        return Ok(vec![]);
+    };
     Ok(on_engine!(tx, |conn| query_as(SQL)
         .bind(copy.from.0)
         .bind(lane)

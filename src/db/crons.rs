@@ -45,13 +45,23 @@ impl TryFrom<CronRow> for Cron {
     type Error = super::DbError;
 
     fn try_from(row: CronRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.cron_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.cron_id,
+        };
         Ok(Self {
             id: CronId(row.cron_id),
             assistant: AssistantId(row.assistant_id),
             thread: row.thread_id.map(ThreadId),
-            schedule: Schedule::read(&row.schedule, row.timezone.as_deref())
-                .map_err(|invalid| at(if invalid.field == "timezone" { "timezone" } else { "schedule" }).corrupt())?,
+            schedule: Schedule::read(&row.schedule, row.timezone.as_deref()).map_err(|invalid| {
+                at(if invalid.field == "timezone" {
+                    "timezone"
+                } else {
+                    "schedule"
+                })
+                .corrupt()
+            })?,
             end: row.end_time.map(Timestamp),
             enabled: row.enabled,
             keep_threads: row.keep_threads,
@@ -142,7 +152,11 @@ pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
 /// Deletes a cron. Returns whether there was one. The runs that it started stay.
 pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
     const SQL: &str = "delete from crons where cron_id = $1";
-    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    let deleted = on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
 }
 
@@ -162,8 +176,13 @@ pub async fn due(tx: &mut Tx<'_>, now: Timestamp, after: Option<Due>, limit: i64
     const SQL: &str = "select cron_id, thread_id, due_at from crons where enabled and due_at is not null \
         and due_at <= $1 and (due_at, cron_id) > ($2, $3) order by due_at, cron_id limit $4";
     let (since, id) = after.map_or((i64::MIN, Uuid::nil()), |after| (after.since.0, after.id.0));
-    let rows: Vec<(Uuid, Option<Uuid>, i64)> =
-        on_engine!(tx, |conn| query_as(SQL).bind(now.0).bind(since).bind(id).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<(Uuid, Option<Uuid>, i64)> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(now.0)
+        .bind(since)
+        .bind(id)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     let due = |(id, thread, since): (Uuid, Option<Uuid>, i64)| Due {
         id: CronId(id),
         thread: thread.map(ThreadId),
@@ -177,18 +196,31 @@ pub async fn due(tx: &mut Tx<'_>, now: Timestamp, after: Option<Due>, limit: i64
 pub async fn claim(tx: &mut Tx<'_>, id: CronId, now: Timestamp) -> DbResult<Option<Cron>> {
     macro_rules! claim {
         ($lock:literal) => {
-            concat!(select!(), " where cron_id = $1 and enabled and due_at is not null and due_at <= $2", $lock)
+            concat!(
+                select!(),
+                " where cron_id = $1 and enabled and due_at is not null and due_at <= $2",
+                $lock
+            )
         };
     }
     let sql = tx.either(claim!(""), claim!(" for update skip locked"));
-    let row: Option<CronRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).bind(now.0).fetch_optional(conn).await)?;
+    let row: Option<CronRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(id.0)
+        .bind(now.0)
+        .fetch_optional(conn)
+        .await)?;
     row.map(Cron::try_from).transpose()
 }
 
 /// Sets when a cron is due next.
 pub async fn set_due(tx: &mut Tx<'_>, id: CronId, due: Option<Timestamp>) -> DbResult<()> {
     const SQL: &str = "update crons set due_at = $2 where cron_id = $1";
-    on_engine!(tx, |conn| query(SQL).bind(id.0).bind(due.map(|due| due.0)).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .bind(due.map(|due| due.0))
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -285,7 +317,11 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch, bytes: usize) -> DbRes
         let rows: Vec<CronRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(select!());
             wanted.push_conditions(&mut sql)?;
-            sql.push(wanted.order()).push(" limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.push(wanted.order())
+                .push(" limit ")
+                .push_bind(next)
+                .push(" offset ")
+                .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
         filling.take(next, rows, weigh, Cron::try_from)?;

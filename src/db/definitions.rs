@@ -33,7 +33,11 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 
     fn try_from(row: VersionRow) -> DbResult<Self> {
         let definition = decode(&row.digest, &row.body)?;
-        let provenance = if row.origin.is_empty() { Provenance::Client } else { Provenance::File(row.origin) };
+        let provenance = if row.origin.is_empty() {
+            Provenance::Client
+        } else {
+            Provenance::File(row.origin)
+        };
         Ok(Self {
             graph_id: row.graph_id,
             number: row.version,
@@ -47,7 +51,11 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 
 /// Reads a definition that an earlier release may have written: fields that there are no longer are left out.
 fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
-    let cell = Cell { table: "definitions", column: "body", id: digest };
+    let cell = Cell {
+        table: "definitions",
+        column: "body",
+        id: digest,
+    };
     let reading = AgentDefinition::from_stored(cell.decode(body)?);
     for finding in &reading.findings {
         tracing::warn!(digest, %finding, "a stored definition has a part that is not understood any more");
@@ -80,7 +88,14 @@ pub async fn keep(
         let as_number = |number, created_at| {
             let (graph_id, digest) = (graph_id.to_owned(), digest.clone());
             let (definition, provenance) = (definition.clone(), provenance.clone());
-            DefinitionVersion { graph_id, number, digest, provenance, definition, created_at }
+            DefinitionVersion {
+                graph_id,
+                number,
+                digest,
+                provenance,
+                definition,
+                created_at,
+            }
         };
         let number = match newest_card(tx, graph_id).await? {
             Some(newest) if newest.digest == digest.0 && newest.origin == origin => {
@@ -120,13 +135,21 @@ struct Card {
 async fn newest_card(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Card>> {
     const SQL: &str = "select version, digest, origin, created_at from definition_versions where graph_id = $1 \
         order by version desc limit 1";
-    Ok(on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_as(SQL)
+        .bind(graph_id)
+        .fetch_optional(conn)
+        .await)?)
 }
 
 /// Notes that a definition goes out of use: runs may still be admitted by it for a moment.
 async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update definitions set used_at = $2 where digest = $1";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(&digest.0).bind(now.0).execute(conn).await.map(drop))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(&digest.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?)
 }
 
 /// The definition with this content.
@@ -139,8 +162,11 @@ pub async fn find(tx: &mut Tx<'_>, digest: &Digest) -> DbResult<Option<AgentDefi
 /// Where an agent was defined like this: in a file, if it ever was.
 pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResult<Provenance> {
     const SQL: &str = "select max(origin) from definition_versions where digest = $1 and graph_id = $2";
-    let origin: Option<String> =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(&digest.0).bind(graph_id).fetch_one(conn).await)?;
+    let origin: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(&digest.0)
+        .bind(graph_id)
+        .fetch_one(conn)
+        .await)?;
     let file = origin.filter(|origin| !origin.is_empty());
     Ok(file.map_or(Provenance::Client, Provenance::File))
 }
@@ -153,8 +179,11 @@ pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Definiti
 /// A version of an agent.
 pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<Option<DefinitionVersion>> {
     const SQL: &str = concat!(versions!(), " where v.graph_id = $1 and v.version = $2");
-    let row: Option<VersionRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(number).fetch_optional(conn).await)?;
+    let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(graph_id)
+        .bind(number)
+        .fetch_optional(conn)
+        .await)?;
     row.map(DefinitionVersion::try_from).transpose()
 }
 
@@ -165,12 +194,19 @@ pub async fn versions(
     (limit, offset): (i64, i64),
     bytes: usize,
 ) -> DbResult<ListPart<DefinitionVersion>> {
-    const SQL: &str = concat!(versions!(), " where v.graph_id = $1 order by v.version desc limit $2 offset $3");
+    const SQL: &str = concat!(
+        versions!(),
+        " where v.graph_id = $1 order by v.version desc limit $2 offset $3"
+    );
     let mut filling = Filling::new(limit, bytes);
     while let Some(next) = filling.next() {
         let passed_over = offset + filling.count();
-        let rows: Vec<VersionRow> =
-            on_engine!(tx, |conn| query_as(SQL).bind(graph_id).bind(next).bind(passed_over).fetch_all(conn).await)?;
+        let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
+            .bind(graph_id)
+            .bind(next)
+            .bind(passed_over)
+            .fetch_all(conn)
+            .await)?;
         filling.take(next, rows, |row| parsed_bytes(&row.body), DefinitionVersion::try_from)?;
     }
     Ok(filling.finish())
@@ -179,13 +215,18 @@ pub async fn versions(
 /// How many versions of an agent are listed.
 pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
     const SQL: &str = "select count(*) from definition_versions where graph_id = $1";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(graph_id).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(graph_id)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// The agents that clients defined, each in the version in use, by their names.
 pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
-    const SQL: &str =
-        concat!(versions!(), " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id");
+    const SQL: &str = concat!(
+        versions!(),
+        " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id"
+    );
     let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
     readable(rows)
 }
@@ -211,7 +252,12 @@ pub async fn count(tx: &mut Tx<'_>) -> DbResult<i64> {
 pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
     const SQL: &str = "insert into agents (graph_id, version) values ($1, $2) \
         on conflict (graph_id) do update set version = excluded.version";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(graph_id).bind(number).execute(conn).await.map(drop))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(graph_id)
+        .bind(number)
+        .execute(conn)
+        .await
+        .map(drop))?)
 }
 
 /// Removes an agent that a client defined, with its versions; their contents stay for the runs that need them. Returns
@@ -221,10 +267,18 @@ pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult
     const USED: &str = "update definitions set used_at = $2 where digest in \
         (select digest from definition_versions where graph_id = $1)";
     const VERSIONS: &str = "delete from definition_versions where graph_id = $1";
-    let removed =
-        on_engine!(tx, |conn| query(AGENT).bind(graph_id).execute(conn).await.map(|done| done.rows_affected()))?;
+    let removed = on_engine!(tx, |conn| query(AGENT)
+        .bind(graph_id)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
     if removed == 1 {
-        on_engine!(tx, |conn| query(USED).bind(graph_id).bind(now.0).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(USED)
+            .bind(graph_id)
+            .bind(now.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
         on_engine!(tx, |conn| query(VERSIONS).bind(graph_id).execute(conn).await.map(drop))?;
     }
     Ok(removed == 1)
@@ -235,7 +289,12 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
     const SQL: &str = "delete from definition_versions where graph_id = $1 and version <= $2 and not exists \
         (select 1 from agents a where a.graph_id = definition_versions.graph_id \
         and a.version = definition_versions.version)";
-    Ok(on_engine!(tx, |conn| query(SQL).bind(graph_id).bind(number).execute(conn).await.map(drop))?)
+    Ok(on_engine!(tx, |conn| query(SQL)
+        .bind(graph_id)
+        .bind(number)
+        .execute(conn)
+        .await
+        .map(drop))?)
 }
 
 /// Forgets the contents that no version has, that went out of use before `before`, and that no run needs: none at work,
@@ -253,8 +312,11 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
     let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
     let mut forgotten = 0;
     for digest in unused {
-        forgotten +=
-            on_engine!(tx, |conn| query(FORGET).bind(digest).execute(conn).await.map(|done| done.rows_affected()))?;
+        forgotten += on_engine!(tx, |conn| query(FORGET)
+            .bind(digest)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected()))?;
     }
     Ok(forgotten)
 }

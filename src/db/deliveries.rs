@@ -44,7 +44,11 @@ impl TryFrom<DeliveryRow> for Delivery {
     type Error = super::DbError;
 
     fn try_from(row: DeliveryRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.delivery_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.delivery_id,
+        };
         Ok(Self {
             id: DeliveryId(row.delivery_id),
             run: RunId(row.run_id),
@@ -53,7 +57,11 @@ impl TryFrom<DeliveryRow> for Delivery {
             body: row.body,
             status: DeliveryStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
             attempts: u32::try_from(row.attempts).map_err(|_| at("attempts").corrupt())?,
-            answer: row.answer.map(u16::try_from).transpose().map_err(|_| at("answer").corrupt())?,
+            answer: row
+                .answer
+                .map(u16::try_from)
+                .transpose()
+                .map_err(|_| at("answer").corrupt())?,
             error: row.error,
             due_at: Timestamp(row.due_at),
             worker: row.worker.map(WorkerId),
@@ -200,8 +208,11 @@ pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<
          finished_at = null where delivery_id = $1 returning ",
         columns!()
     );
-    let row: Option<DeliveryRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(now.0).fetch_optional(conn).await)?;
+    let row: Option<DeliveryRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(id.0)
+        .bind(now.0)
+        .fetch_optional(conn)
+        .await)?;
     row.map(Delivery::try_from).transpose()
 }
 
@@ -269,7 +280,8 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> D
         let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(SELECT);
             wanted.push_conditions(&mut sql);
-            sql.push(" order by created_at desc, delivery_id desc limit ").push_bind(next);
+            sql.push(" order by created_at desc, delivery_id desc limit ")
+                .push_bind(next);
             sql.push(" offset ").push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;

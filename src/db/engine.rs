@@ -56,11 +56,17 @@ pub(super) enum Conn<'c> {
 
 impl<'c> Tx<'c> {
     pub(super) fn sqlite(conn: &'c mut SqliteConnection, states: &'c States) -> Self {
-        Self { conn: Conn::Sqlite(conn), states }
+        Self {
+            conn: Conn::Sqlite(conn),
+            states,
+        }
     }
 
     pub(super) fn postgres(conn: &'c mut PgConnection, states: &'c States) -> Self {
-        Self { conn: Conn::Postgres(conn), states }
+        Self {
+            conn: Conn::Postgres(conn),
+            states,
+        }
     }
 
     /// Which engine this is.
@@ -127,7 +133,10 @@ const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
         let pool = open_postgres(url, outfit.limits).await?;
-        spawn("database listener", rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()));
+        spawn(
+            "database listener",
+            rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()),
+        );
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);
         }
@@ -143,7 +152,10 @@ pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResul
         // Before the file is opened, which would take the locks of SQLite from another server in this process.
         let lock = FileLock::take(file)?;
         check_file(file)?;
-        (options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?, Some(lock))
+        (
+            options.clone().journal_mode(SqliteJournalMode::Wal).connect().await?,
+            Some(lock),
+        )
     };
     SQLITE_TABLES.run(&mut conn).await?;
     let readers = if in_memory {
@@ -174,7 +186,10 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
 /// Makes the folder of the file where it is missing, but only below the working directory: elsewhere a missing folder is
 /// a slip of the pen, or a disk that is not mounted.
 fn make_directory(file: &Path) -> DbResult<()> {
-    let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) else {
+    let Some(folder) = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
+    else {
         return Ok(());
     };
     if !is_below_working_directory(folder) {
@@ -195,16 +210,25 @@ fn is_below_working_directory(folder: &Path) -> bool {
 
 /// SQLite says of a file that it cannot open only that it cannot be opened; the system knows why.
 fn check_file(file: &Path) -> DbResult<()> {
-    let opened = std::fs::OpenOptions::new().read(true).append(true).create(true).open(file);
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(file);
     opened.map(drop).map_err(|error| cannot_open("the file", file, &error))
 }
 
 fn cannot_open(what: &str, path: &Path, error: &std::io::Error) -> DbError {
-    DbError::CannotOpen(format!("{what} {} cannot be opened for writing: {error}", path.display()))
+    DbError::CannotOpen(format!(
+        "{what} {} cannot be opened for writing: {error}",
+        path.display()
+    ))
 }
 
 async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {
-    let options = PgConnectOptions::from_str(url)?.statement_cache_capacity(STATEMENTS).application_name("adjutant");
+    let options = PgConnectOptions::from_str(url)?
+        .statement_cache_capacity(STATEMENTS)
+        .application_name("adjutant");
     // The pool would try again until its patience ends, and then say only that it has. Bringing the tables up to date may
     // take longer than other statements.
     let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
@@ -270,8 +294,10 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
             Ok(_) | Err(_) => !POSTGRES.contains(&code.get(..2).unwrap_or_default()),
         };
     }
-    matches!(error, sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut)
-        || matches!(error, sqlx::Error::BeginFailed | sqlx::Error::WorkerCrashed)
+    matches!(
+        error,
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut
+    ) || matches!(error, sqlx::Error::BeginFailed | sqlx::Error::WorkerCrashed)
 }
 
 /// Metadata filters that are nested deeper than this are refused.
@@ -301,13 +327,17 @@ impl Contains for QueryBuilder<Sqlite> {
 
 fn push_keys(query: &mut QueryBuilder<Sqlite>, json: &str, filter: &Map<String, Value>, depth: usize) -> DbResult<()> {
     if depth > DEEPEST_FILTER {
-        return Err(DbError::Unfit(format!("a metadata filter nested deeper than {DEEPEST_FILTER}")));
+        return Err(DbError::Unfit(format!(
+            "a metadata filter nested deeper than {DEEPEST_FILTER}"
+        )));
     }
     query.push("true");
     for (key, value) in filter {
         // A column that holds no JSON is an error in SQLite, for all rows.
         let json = if depth == 1 { valid_json(json) } else { json.to_owned() };
-        query.push(format!(" and exists (select 1 from json_each({json}) j{depth} where j{depth}.key = "));
+        query.push(format!(
+            " and exists (select 1 from json_each({json}) j{depth} where j{depth}.key = "
+        ));
         query.push_bind(key.clone());
         push_match(query, value, depth)?;
         query.push(")");
@@ -326,9 +356,9 @@ fn push_match(query: &mut QueryBuilder<Sqlite>, value: &Value, depth: usize) -> 
     match value {
         Value::Null => query.push(format!(" and {row}.type = 'null'")),
         Value::Bool(truth) => query.push(format!(" and {row}.type = '{truth}'")),
-        Value::String(text) => {
-            query.push(format!(" and {row}.type = 'text' and {row}.value = ")).push_bind(text.clone())
-        }
+        Value::String(text) => query
+            .push(format!(" and {row}.type = 'text' and {row}.value = "))
+            .push_bind(text.clone()),
         Value::Number(number) => {
             query.push(format!(" and {row}.type in ('integer', 'real') and {row}.value = "));
             match number.as_i64() {
@@ -345,9 +375,13 @@ fn push_match(query: &mut QueryBuilder<Sqlite>, value: &Value, depth: usize) -> 
             let inner = depth + 1;
             for item in items {
                 if inner > DEEPEST_FILTER {
-                    return Err(DbError::Unfit(format!("a metadata filter nested deeper than {DEEPEST_FILTER}")));
+                    return Err(DbError::Unfit(format!(
+                        "a metadata filter nested deeper than {DEEPEST_FILTER}"
+                    )));
                 }
-                query.push(format!(" and exists (select 1 from json_each({row}.value) j{inner} where true"));
+                query.push(format!(
+                    " and exists (select 1 from json_each({row}.value) j{inner} where true"
+                ));
                 push_match(query, item, inner)?;
                 query.push(")");
             }

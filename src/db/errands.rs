@@ -73,7 +73,10 @@ pub async fn any_due(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
         is_over!("('success', 'error', 'timeout', 'interrupted')"),
         ")"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(now.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(now.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Forgets some of those whose runs came to a good end.
@@ -102,8 +105,12 @@ pub async fn claim(tx: &mut Tx<'_>, now: Timestamp, until: Timestamp, limit: i64
         };
     }
     let sql = tx.either(claim!(""), claim!(" for update skip locked"));
-    let rows: Vec<ErrandRow> =
-        on_engine!(tx, |conn| query_as(sql).bind(now.0).bind(until.0).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<ErrandRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(now.0)
+        .bind(until.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     Ok(rows.into_iter().map(RemoteErrand::from).collect())
 }
 
@@ -156,15 +163,24 @@ pub async fn claim_waiting(
         };
     }
     let sql = tx.either(claim!(""), claim!(" for update skip locked"));
-    let rows: Vec<ErrandRow> =
-        on_engine!(tx, |conn| query_as(sql).bind(now.0).bind(until.0).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<ErrandRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(now.0)
+        .bind(until.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     Ok(rows.into_iter().map(RemoteErrand::from).collect())
 }
 
 /// Notes when one that waits may be looked at again.
 pub async fn look_later(tx: &mut Tx<'_>, run: RunId, look_at: Timestamp) -> DbResult<()> {
     const SQL: &str = "update errands set look_at = $2 where run_id = $1";
-    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(look_at.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(look_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 

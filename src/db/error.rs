@@ -97,5 +97,9 @@ impl From<sqlx::migrate::MigrateError> for DbError {
 
 /// Says that a row makes no sense.
 pub(super) fn corrupt(table: &'static str, column: &'static str, id: impl ToString) -> DbError {
-    DbError::Corrupt { table, column, id: id.to_string() }
+    DbError::Corrupt {
+        table,
+        column,
+        id: id.to_string(),
+    }
 }

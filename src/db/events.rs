@@ -39,7 +39,10 @@ pub struct PlacedFact<'a> {
 /// [`super::DbError::Conflict`] when a number is taken or the thread is gone.
 pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
     for batch in facts.chunks(BATCH) {
-        let rows = batch.iter().map(|placed| Ok((placed, encode(placed.fact)?))).collect::<DbResult<Vec<_>>>()?;
+        let rows = batch
+            .iter()
+            .map(|placed| Ok((placed, encode(placed.fact)?)))
+            .collect::<DbResult<Vec<_>>>()?;
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new("insert into events (thread_id, seq, run_id, lane, body, created_at) ");
             sql.push_values(rows, |mut values, (placed, body)| {
@@ -61,7 +64,11 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
         or exists (select 1 from checkpoints where thread_id = $1 and seq = $2)";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(seq).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(seq)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Something in the log, as it is read back.
@@ -109,16 +116,37 @@ impl EventRow {
         let what = match (self.checkpoint_id, self.step, self.source, self.node) {
             (Some(checkpoint_id), Some(step), Some(source), Some(node)) => {
                 let (parent_id, writes, shown) = (self.parent_id, self.body, self.shown);
-                let row = EntryColumns { checkpoint_id, parent_id, step, source, node, writes, shown };
+                let row = EntryColumns {
+                    checkpoint_id,
+                    parent_id,
+                    step,
+                    source,
+                    node,
+                    writes,
+                    shown,
+                };
                 Logged::Entry(row.try_into()?)
             }
             (_, _, _, _) => {
                 let id = format!("{thread}:{}", self.seq);
-                Logged::Fact(Cell { table: TABLE, column: "body", id: &id }.decode(&self.body)?)
+                Logged::Fact(
+                    Cell {
+                        table: TABLE,
+                        column: "body",
+                        id: &id,
+                    }
+                    .decode(&self.body)?,
+                )
             }
         };
         let (run, lane, at) = (self.run_id.map(RunId), lane_of(self.lane), Timestamp(self.created_at));
-        Ok(LoggedEvent { seq: self.seq, run, lane, at, what })
+        Ok(LoggedEvent {
+            seq: self.seq,
+            run,
+            lane,
+            at,
+            what,
+        })
     }
 }
 
@@ -128,8 +156,12 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
         node, shown from checkpoints where thread_id = $1 and seq > $2 \
         union all select seq, run_id, lane, created_at, body, null, null, null, null, null, null \
         from events where thread_id = $1 and seq > $2 order by seq limit $3";
-    let rows: Vec<EventRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(after).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<EventRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     rows.into_iter().map(|row| row.read(thread)).collect()
 }
 

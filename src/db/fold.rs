@@ -26,8 +26,14 @@ impl From<State> for Fold {
 impl Fold {
     /// Begins with nothing, and room for this many messages.
     pub(super) fn with_capacity(messages: usize) -> Self {
-        let state = State { messages: Vec::with_capacity(messages), ..State::default() };
-        Self { state, places: HashMap::with_capacity(messages) }
+        let state = State {
+            messages: Vec::with_capacity(messages),
+            ..State::default()
+        };
+        Self {
+            state,
+            places: HashMap::with_capacity(messages),
+        }
     }
 
     /// Adds the writes of a step.
@@ -59,7 +65,10 @@ impl Fold {
     fn put(&mut self, message: Arc<Message>) {
         if message.role == Role::Remove {
             // Rare, and it moves the messages after it.
-            self.state.apply(&Update { messages: vec![message], ..Update::default() });
+            self.state.apply(&Update {
+                messages: vec![message],
+                ..Update::default()
+            });
             self.places = places(&self.state.messages);
             return;
         }
@@ -77,5 +86,7 @@ impl Fold {
 
 fn places(messages: &[Arc<Message>]) -> HashMap<String, usize> {
     let with_id = messages.iter().enumerate();
-    with_id.filter_map(|(at, message)| message.id.clone().map(|id| (id, at))).collect()
+    with_id
+        .filter_map(|(at, message)| message.id.clone().map(|id| (id, at)))
+        .collect()
 }

@@ -27,10 +27,17 @@ struct KeyRow {
 impl KeyRow {
     fn kept(self) -> Option<Kept> {
         if let (Some(thread), Some(run)) = (self.thread_id, self.run_id) {
-            return Some(Kept::Run { thread: ThreadId(thread), run: RunId(run) });
+            return Some(Kept::Run {
+                thread: ThreadId(thread),
+                run: RunId(run),
+            });
         }
         let status = u16::try_from(self.status?).ok()?;
-        Some(Kept::Answer { status, body: self.body?, location: self.location })
+        Some(Kept::Answer {
+            status,
+            body: self.body?,
+            location: self.location,
+        })
     }
 }
 
@@ -56,7 +63,9 @@ impl Db {
     {
         let write = self.write(move |tx| {
             Box::pin(async move {
-                let Some(key) = key else { return Ok(job(tx).await?.map(Once::First)) };
+                let Some(key) = key else {
+                    return Ok(job(tx).await?.map(Once::First));
+                };
                 match claim(tx, &key, now).await? {
                     Once::First(()) => {}
                     Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
@@ -82,7 +91,12 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
         values ($1, $2, $3) on conflict (idempotency_key) do nothing";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(FORGET).bind(key.name()).bind(forgotten_at(now)).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(FORGET)
+        .bind(key.name())
+        .bind(forgotten_at(now))
+        .execute(conn)
+        .await
+        .map(drop))?;
     let inserted = on_engine!(tx, |conn| query(INSERT)
         .bind(key.name())
         .bind(key.fingerprint())
@@ -97,20 +111,27 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
     if row.fingerprint != key.fingerprint() {
         return Ok(Once::Reused);
     }
-    row.kept().map(Once::Again).ok_or_else(|| corrupt(TABLE, "body", key.name()))
+    row.kept()
+        .map(Once::Again)
+        .ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
 /// How the request of a key was answered, if it was; or that the key belongs to another request (the inner none).
 pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option<Option<Kept>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
-    let row: Option<KeyRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(key.name()).bind(forgotten_at(now)).fetch_optional(conn).await)?;
+    let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(key.name())
+        .bind(forgotten_at(now))
+        .fetch_optional(conn)
+        .await)?;
     let Some(row) = row else { return Ok(None) };
     if row.fingerprint != key.fingerprint() {
         return Ok(Some(None));
     }
-    row.kept().map(|kept| Some(Some(kept))).ok_or_else(|| corrupt(TABLE, "body", key.name()))
+    row.kept()
+        .map(|kept| Some(Some(kept)))
+        .ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
 /// Keeps how the request of a claimed key was answered.
@@ -159,5 +180,6 @@ pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<u64>
 
 /// Keys that are as old as this are forgotten at the moment `now`.
 fn forgotten_at(now: Timestamp) -> i64 {
-    now.0.saturating_sub(i64::try_from(REMEMBERED.as_micros()).unwrap_or(i64::MAX))
+    now.0
+        .saturating_sub(i64::try_from(REMEMBERED.as_micros()).unwrap_or(i64::MAX))
 }

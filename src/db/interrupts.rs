@@ -112,7 +112,11 @@ impl TryFrom<AskedRow> for Asked {
     type Error = DbError;
 
     fn try_from(row: AskedRow) -> DbResult<Self> {
-        let at = |column| Cell { table: TABLE, column, id: &row.interrupt_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.interrupt_id,
+        };
         Ok(Self {
             interrupt: at("interrupt").decode(&row.interrupt)?,
             thread: ThreadId(row.thread_id),
@@ -121,7 +125,11 @@ impl TryFrom<AskedRow> for Asked {
             path: at("path").decode(&row.path)?,
             seq: row.seq,
             status: AskedStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
-            resolution: row.resolution.as_deref().map(|answer| at("resolution").decode(answer)).transpose()?,
+            resolution: row
+                .resolution
+                .as_deref()
+                .map(|answer| at("resolution").decode(answer))
+                .transpose()?,
             resumed_by: row.resumed_by.map(RunId),
             created_at: Timestamp(row.created_at),
             resolved_at: row.resolved_at.map(Timestamp),
@@ -176,8 +184,11 @@ pub async fn insert(tx: &mut Tx<'_>, asked: &Asked) -> DbResult<()> {
 /// The question of this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<Asked>> {
     const SQL: &str = concat!(select!(), " where thread_id = $1 and interrupt_id = $2");
-    let row: Option<AskedRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(id.0.as_str()).fetch_optional(conn).await)?;
+    let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(id.0.as_str())
+        .fetch_optional(conn)
+        .await)?;
     row.map(Asked::try_from).transpose()
 }
 
@@ -191,7 +202,10 @@ pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<As
 /// The questions of a thread in the order of asking; only those of one status, when one is given.
 pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedStatus>) -> DbResult<Vec<Asked>> {
     const ALL: &str = concat!(select!(), " where thread_id = $1 order by seq, interrupt_id");
-    const SOME: &str = concat!(select!(), " where thread_id = $1 and status = $2 order by seq, interrupt_id");
+    const SOME: &str = concat!(
+        select!(),
+        " where thread_id = $1 and status = $2 order by seq, interrupt_id"
+    );
     let rows: Vec<AskedRow> = on_engine!(tx, |conn| match status {
         Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
         None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
@@ -209,8 +223,10 @@ pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunI
 
 /// The open questions of all threads, the oldest first.
 pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<Asked>> {
-    const SQL: &str =
-        concat!(select!(), " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2");
+    const SQL: &str = concat!(
+        select!(),
+        " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2"
+    );
     let rows: Vec<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
     readable(rows)
 }
@@ -226,7 +242,9 @@ pub async fn resolve(
 ) -> DbResult<bool> {
     const SQL: &str = "update interrupts set status = 'resolved', resolution = $3, resumed_by = $4, resolved_at = $5 \
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
-    let open = find(tx, thread, id).await?.filter(|asked| asked.status == AskedStatus::Pending);
+    let open = find(tx, thread, id)
+        .await?
+        .filter(|asked| asked.status == AskedStatus::Pending);
     remember(tx, open.as_slice(), by).await?;
     let answer = encode(answer)?;
     let resolved = on_engine!(tx, |conn| query(SQL)
@@ -262,7 +280,13 @@ pub async fn goes_on_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: R
         and status = 'dropped' and resumed_by is null";
     for lane in lanes {
         let lane = lane_id(*lane);
-        on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(lane).bind(by.0).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(SQL)
+            .bind(thread.0)
+            .bind(lane)
+            .bind(by.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
     }
     Ok(())
 }
@@ -294,7 +318,14 @@ async fn remember(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
             seq: asked.seq,
         })?;
         let (thread, id) = (asked.thread.0, asked.interrupt.id.0.as_str());
-        on_engine!(tx, |conn| query(SQL).bind(thread).bind(id).bind(before).bind(by.0).execute(conn).await.map(drop))?;
+        on_engine!(tx, |conn| query(SQL)
+            .bind(thread)
+            .bind(id)
+            .bind(before)
+            .bind(by.0)
+            .execute(conn)
+            .await
+            .map(drop))?;
     }
     Ok(())
 }
@@ -307,11 +338,20 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
         created_at = $7, resolved_at = $8, seq = $9, before = null, touched_by = null \
         where thread_id = $1 and interrupt_id = $2";
     const DELETE: &str = "delete from interrupts where thread_id = $1 and run_id = $2";
-    let touched: Vec<(String, String)> =
-        on_engine!(tx, |conn| query_as(FIND).bind(thread.0).bind(by.0).fetch_all(conn).await)?;
+    let touched: Vec<(String, String)> = on_engine!(tx, |conn| query_as(FIND)
+        .bind(thread.0)
+        .bind(by.0)
+        .fetch_all(conn)
+        .await)?;
     for (id, before) in touched {
-        let cell = Cell { table: TABLE, column: "before", id: &id };
-        let Some(before) = unless_corrupt(cell.decode::<Before>(&before))? else { continue };
+        let cell = Cell {
+            table: TABLE,
+            column: "before",
+            id: &id,
+        };
+        let Some(before) = unless_corrupt(cell.decode::<Before>(&before))? else {
+            continue;
+        };
         let resolution = before.resolution.as_ref().map(encode).transpose()?;
         on_engine!(tx, |conn| query(RESTORE)
             .bind(thread.0)
@@ -327,7 +367,12 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
             .await
             .map(drop))?;
     }
-    on_engine!(tx, |conn| query(DELETE).bind(thread.0).bind(by.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(DELETE)
+        .bind(thread.0)
+        .bind(by.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -339,7 +384,9 @@ pub async fn drop_pending(tx: &mut Tx<'_>, thread: ThreadId, lanes: Option<&[Lan
     }
     let dropped = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("update interrupts set status = 'dropped', resolved_at = ");
-        sql.push_bind(now.0).push(" where status = 'pending' and thread_id = ").push_bind(thread.0);
+        sql.push_bind(now.0)
+            .push(" where status = 'pending' and thread_id = ")
+            .push_bind(thread.0);
         if let Some(lanes) = lanes {
             sql.push(" and lane in (");
             let mut list = sql.separated(", ");

@@ -43,9 +43,17 @@ impl TryFrom<ItemRow> for Item {
 
     fn try_from(row: ItemRow) -> DbResult<Self> {
         let id = format!("{}{}", row.namespace, row.key);
-        let value: Map<String, Value> = Cell { table: "items", column: "value", id: &id }.decode(&row.value)?;
+        let value: Map<String, Value> = Cell {
+            table: "items",
+            column: "value",
+            id: &id,
+        }
+        .decode(&row.value)?;
         Ok(Self {
-            address: ItemAddress { namespace: namespace_of(&row.namespace), key: row.key },
+            address: ItemAddress {
+                namespace: namespace_of(&row.namespace),
+                key: row.key,
+            },
             value,
             expires_at: row.expires_at.map(Timestamp),
             created_at: Timestamp(row.created_at),
@@ -56,7 +64,11 @@ impl TryFrom<ItemRow> for Item {
 
 /// The text of a namespace.
 fn text_of(namespace: &Namespace) -> String {
-    namespace.labels().iter().flat_map(|label| [label.as_str(), "."]).collect()
+    namespace
+        .labels()
+        .iter()
+        .flat_map(|label| [label.as_str(), "."])
+        .collect()
 }
 
 /// The namespace of a text.
@@ -67,7 +79,9 @@ fn namespace_of(text: &str) -> Namespace {
 /// The texts of all namespaces from this one down: from the first on, and before the second.
 fn range(prefix: &Namespace) -> (String, String) {
     let from = text_of(prefix);
-    let to = from.strip_suffix('.').map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
+    let to = from
+        .strip_suffix('.')
+        .map_or_else(|| AFTER_ALL.to_string(), |labels| format!("{labels}/"));
     (from, to)
 }
 
@@ -101,8 +115,10 @@ pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult
 
 /// The item at this address.
 pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<Option<Item>> {
-    const SQL: &str =
-        concat!(select!(), " where namespace = $1 and key = $2 and (expires_at is null or expires_at > $3)");
+    const SQL: &str = concat!(
+        select!(),
+        " where namespace = $1 and key = $2 and (expires_at is null or expires_at > $3)"
+    );
     let namespace = text_of(&address.namespace);
     let row: Option<ItemRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(&namespace)
@@ -117,8 +133,11 @@ pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbR
 pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "delete from items where namespace = $1 and key = $2 returning expires_at";
     let namespace = text_of(&address.namespace);
-    let gone: Option<(Option<i64>,)> =
-        on_engine!(tx, |conn| query_as(SQL).bind(&namespace).bind(&address.key).fetch_optional(conn).await)?;
+    let gone: Option<(Option<i64>,)> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(&namespace)
+        .bind(&address.key)
+        .fetch_optional(conn)
+        .await)?;
     Ok(gone.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
 }
 
@@ -130,10 +149,17 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Tim
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
-            sql.push_bind(from.clone()).push(" and namespace < ").push_bind(to.clone());
-            sql.push(" and (expires_at is null or expires_at > ").push_bind(now.0).push(")");
+            sql.push_bind(from.clone())
+                .push(" and namespace < ")
+                .push_bind(to.clone());
+            sql.push(" and (expires_at is null or expires_at > ")
+                .push_bind(now.0)
+                .push(")");
             sql.push_matches("items.value", &wanted.filter);
-            sql.push(" order by namespace, key limit ").push_bind(next).push(" offset ").push_bind(offset);
+            sql.push(" order by namespace, key limit ")
+                .push_bind(next)
+                .push(" offset ")
+                .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
         filling.take(next, rows, |row| parsed_bytes(&row.value), Item::try_from)?;
@@ -149,10 +175,13 @@ pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp)
     }
     on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("update items set expires_at = ttl + ");
-        sql.push_bind(now.0).push(" where ttl is not null and expires_at > ").push_bind(now.0);
+        sql.push_bind(now.0)
+            .push(" where ttl is not null and expires_at > ")
+            .push_bind(now.0);
         sql.push(" and (namespace, key) in (");
         sql.push_values(addresses, |mut row, address| {
-            row.push_bind(text_of(&address.namespace)).push_bind(address.key.clone());
+            row.push_bind(text_of(&address.namespace))
+                .push_bind(address.key.clone());
         });
         sql.push(")").build().execute(conn).await.map(drop)
     })?;

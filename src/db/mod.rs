@@ -82,7 +82,9 @@ pub struct DbLimits {
 
 impl Default for DbLimits {
     fn default() -> Self {
-        Self { statement: Duration::from_secs(10) }
+        Self {
+            statement: Duration::from_secs(10),
+        }
     }
 }
 
@@ -127,14 +129,27 @@ impl Db {
         };
         let (engine, readers) = engine::open(url, outfit, &tracked).await?;
         writers.close();
-        let db = Self(Arc::new(Inner { engine, readers, queue, states, rings, closing, writers, limits }));
+        let db = Self(Arc::new(Inner {
+            engine,
+            readers,
+            queue,
+            states,
+            rings,
+            closing,
+            writers,
+            limits,
+        }));
         db.catch_up().await?;
         Ok(db)
     }
 
     /// Writes what an older version of the tables did not have.
     async fn catch_up(&self) -> DbResult<()> {
-        while self.write(|tx| Box::pin(async move { threads::index_some(tx, 500).await })).await? > 0 {}
+        while self
+            .write(|tx| Box::pin(async move { threads::index_some(tx, 500).await }))
+            .await?
+            > 0
+        {}
         Ok(())
     }
 
@@ -174,7 +189,9 @@ impl Db {
                 self.in_time(Box::pin(read)).await
             }
             Readers::Postgres(pool) => {
-                let mut reader = self.in_time(Box::pin(Reader::of(pool, self.0.limits.transaction()))).await?;
+                let mut reader = self
+                    .in_time(Box::pin(Reader::of(pool, self.0.limits.transaction())))
+                    .await?;
                 let read = async {
                     let mut transaction = reader.begin().await?;
                     job(&mut Tx::postgres(&mut transaction, &self.0.states)).await
@@ -199,7 +216,9 @@ impl Db {
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
         // Postgres breaks statements off by itself.
-        let Readers::Sqlite(pool) = &self.0.readers else { return self.read(job).await };
+        let Readers::Sqlite(pool) = &self.0.readers else {
+            return self.read(job).await;
+        };
         let search = async {
             let mut reader = SearchReader::of(pool, self.0.limits.statement).await?;
             let mut transaction = reader.begin().await?;
@@ -241,7 +260,10 @@ impl Db {
             Readers::Sqlite(pool) => pool.close().await,
             Readers::Postgres(pool) => {
                 // A database that does not answer is not waited for.
-                if tokio::time::timeout(self.0.limits.transaction(), pool.close()).await.is_err() {
+                if tokio::time::timeout(self.0.limits.transaction(), pool.close())
+                    .await
+                    .is_err()
+                {
                     tracing::warn!("the connections to the database were not closed cleanly");
                 }
             }

@@ -68,12 +68,18 @@ mod tests {
                 begun = has_begun => begun.expect("it begins"),
             }
         }
-        tokio::time::timeout(Duration::from_secs(10), has_ended).await.expect("in time").expect("it ends");
+        tokio::time::timeout(Duration::from_secs(10), has_ended)
+            .await
+            .expect("in time")
+            .expect("it ends");
     }
 
     #[tokio::test]
     async fn what_the_work_comes_to_is_the_answer_and_a_panic_an_error() {
         assert_eq!(off_thread(|_| 7).await.expect("seven"), 7);
-        assert!(matches!(off_thread(|_| panic!("no")).await, Err::<(), _>(DbError::Panicked(_))));
+        assert!(matches!(
+            off_thread(|_| panic!("no")).await,
+            Err::<(), _>(DbError::Panicked(_))
+        ));
     }
 }

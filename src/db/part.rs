@@ -24,7 +24,10 @@ impl<T> ListPart<T> {
     /// The same part of a list of something else.
     pub fn map<U>(self, change: impl Fn(T) -> U) -> ListPart<U> {
         let rows = self.rows.into_iter().map(|row| row.map(&change)).collect();
-        ListPart { rows, is_cut: self.is_cut }
+        ListPart {
+            rows,
+            is_cut: self.is_cut,
+        }
     }
 }
 
@@ -40,8 +43,17 @@ pub(super) struct Filling<T> {
 impl<T> Filling<T> {
     /// A page of at most so many rows, which may take so much memory; one row is taken whatever it takes.
     pub(super) fn new(limit: i64, bytes: usize) -> Self {
-        let part = ListPart { rows: vec![], is_cut: false };
-        Self { part, limit, bytes, left: bytes, is_over: limit <= 0 }
+        let part = ListPart {
+            rows: vec![],
+            is_cut: false,
+        };
+        Self {
+            part,
+            limit,
+            bytes,
+            left: bytes,
+            is_over: limit <= 0,
+        }
     }
 
     /// How many rows were read.
@@ -55,7 +67,9 @@ impl<T> Filling<T> {
             return None;
         }
         let rest = self.limit - self.count();
-        let Ok(count) = usize::try_from(self.count()) else { return None };
+        let Ok(count) = usize::try_from(self.count()) else {
+            return None;
+        };
         if count == 0 {
             return Some(rest.min(FIRST));
         }
@@ -104,9 +118,14 @@ mod tests {
         let (mut filling, mut asked) = (Filling::new(limit, bytes), vec![]);
         while let Some(next) = filling.next() {
             asked.push(next);
-            let (from, most) = (usize::try_from(filling.count()).unwrap(), usize::try_from(next).unwrap());
+            let (from, most) = (
+                usize::try_from(filling.count()).unwrap(),
+                usize::try_from(next).unwrap(),
+            );
             let rows: Vec<usize> = list.iter().skip(from).take(most).copied().collect();
-            filling.take(next, rows, |row| *row, Ok).expect("rows of numbers can be read");
+            filling
+                .take(next, rows, |row| *row, Ok)
+                .expect("rows of numbers can be read");
         }
         (asked, filling.finish())
     }
@@ -120,7 +139,11 @@ mod tests {
         let (_, part) = filled(&[400; 100], 300, 1000);
         assert_eq!((part.rows.len(), part.is_cut), (2, true));
         let (_, part) = filled(&[5000; 2], 300, 1000);
-        assert_eq!((part.rows.len(), part.is_cut), (1, true), "one row is shown whatever its size");
+        assert_eq!(
+            (part.rows.len(), part.is_cut),
+            (1, true),
+            "one row is shown whatever its size"
+        );
         let (_, part) = filled(&[500; 2], 300, 1000);
         assert_eq!((part.rows.len(), part.is_cut), (2, false));
     }

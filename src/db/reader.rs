@@ -18,7 +18,9 @@ const BEGIN: &str = "begin isolation level repeatable read read only";
 pub(super) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
     let given_back = tokio::time::timeout(limit, conn.return_to_pool());
     // Without a runtime the connection is closed.
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return;
+    };
     // No task of the server's own: it ends by itself, and whoever closes the pool waits for it.
     drop(runtime.spawn(given_back));
 }
@@ -36,7 +38,11 @@ pub(super) struct Reader {
 impl Reader {
     /// Takes a connection out of the pool. What a read leaves behind on it has to end within `limit`.
     pub(super) async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
-        Ok(Self { conn: pool.acquire().await?, has_begun: false, limit })
+        Ok(Self {
+            conn: pool.acquire().await?,
+            has_begun: false,
+            limit,
+        })
     }
 
     /// The connection does not answer: it does not go back to the pool.
@@ -75,9 +81,17 @@ impl SearchReader {
     /// Takes a connection out of the pool, for statements of this length together.
     pub(super) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
         let (is_over, end) = (Arc::new(AtomicBool::new(false)), Instant::now() + limit);
-        let mut reader = Self { conn: pool.acquire().await?, is_over: Arc::clone(&is_over), is_finished: false };
+        let mut reader = Self {
+            conn: pool.acquire().await?,
+            is_over: Arc::clone(&is_over),
+            is_finished: false,
+        };
         let goes_on = move || !is_over.load(Ordering::Relaxed) && Instant::now() < end;
-        reader.conn.lock_handle().await?.set_progress_handler(INSTRUCTIONS, goes_on);
+        reader
+            .conn
+            .lock_handle()
+            .await?
+            .set_progress_handler(INSTRUCTIONS, goes_on);
         Ok(reader)
     }
 

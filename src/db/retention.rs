@@ -33,7 +33,12 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
         let kept = lanes_under_way(tx, thread, &head).await?;
         delete_before(tx, thread, &head, &kept).await?;
     }
-    on_engine!(tx, |conn| query(DONE).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(DONE)
+        .bind(thread.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(true)
 }
 
@@ -53,7 +58,12 @@ async fn lanes_under_way(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::
     let mut found: Vec<Lane> = vec![];
     let mut heads = vec![head.clone()];
     while let Some(head) = heads.pop() {
-        for child in head.position.tasks(None, head.id).into_iter().filter_map(|task| task.child) {
+        for child in head
+            .position
+            .tasks(None, head.id)
+            .into_iter()
+            .filter_map(|task| task.child)
+        {
             let lane = Lane::Child(child);
             found.push(lane);
             heads.extend(checkpoints::head(tx, thread, lane).await?);
@@ -68,7 +78,11 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
     for table in ["checkpoints", "events"] {
         on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new("delete from ");
-            sql.push(table).push(" where thread_id = ").push_bind(thread.0).push(" and seq < ").push_bind(head.seq);
+            sql.push(table)
+                .push(" where thread_id = ")
+                .push_bind(thread.0)
+                .push(" and seq < ")
+                .push_bind(head.seq);
             if !kept.is_empty() {
                 sql.push(" and lane not in (");
                 let mut list = sql.separated(", ");
@@ -99,7 +113,11 @@ pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult
 }
 
 async fn some(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
-    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql).bind(at.0).bind(limit).fetch_all(conn).await)?;
+    let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
+        .bind(at.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     Ok(ids.into_iter().map(ThreadId).collect())
 }
 
@@ -115,7 +133,12 @@ pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 /// cannot be summed up.
 pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null, pruned_at = $2 where thread_id = $1";
-    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(thread.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 

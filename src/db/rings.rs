@@ -88,7 +88,11 @@ pub(super) fn listen(
 async fn hear(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx::Error> {
     // With a connection of its own: a listener that is dropped takes leave of the database, however long that takes, and
     // would keep a connection of the others meanwhile.
-    let own = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None).acquire_timeout(TO_ANSWER);
+    let own = PgPoolOptions::new()
+        .max_connections(1)
+        .max_lifetime(None)
+        .idle_timeout(None)
+        .acquire_timeout(TO_ANSWER);
     let own = own.connect_lazy_with(PgConnectOptions::clone(&pool.connect_options()));
     let mut listener = PgListener::connect_with(&own).await?;
     // After a break it is not known what was missed.

@@ -89,7 +89,11 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     fn at(&self, column: &'static str) -> Cell<'a, Uuid> {
-        Cell { table: TABLE, column, id: self.id }
+        Cell {
+            table: TABLE,
+            column,
+            id: self.id,
+        }
     }
 
     fn take<T: Default>(&mut self, read: DbResult<T>) -> T {
@@ -112,7 +116,10 @@ impl<'a> Columns<'a> {
 
 impl From<RunRow> for ReadRun {
     fn from(row: RunRow) -> Self {
-        let mut columns = Columns { id: &row.run_id, trouble: None };
+        let mut columns = Columns {
+            id: &row.run_id,
+            trouble: None,
+        };
         let namespace = read_namespace(&row.namespace).ok_or_else(|| columns.at("namespace").corrupt());
         let visibility = match &row.visibility {
             None => Some(Visibility::Full),
@@ -130,7 +137,11 @@ impl From<RunRow> for ReadRun {
             visibility: columns.take(visibility.map(Some)).unwrap_or(Visibility::Hidden),
             cause: row.cause,
         };
-        let error = row.error.as_deref().map(|error| columns.at("error").decode(error)).transpose();
+        let error = row
+            .error
+            .as_deref()
+            .map(|error| columns.at("error").decode(error))
+            .transpose();
         let mut run = Run {
             id: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
@@ -176,7 +187,9 @@ fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
     if text.is_empty() {
         return Some(vec![]);
     }
-    text.split('|').map(|part| part.strip_prefix("tools:")?.parse().ok().map(TaskId)).collect()
+    text.split('|')
+        .map(|part| part.strip_prefix("tools:")?.parse().ok().map(TaskId))
+        .collect()
 }
 
 /// Stores a new run; one that begins at once belongs to `worker`.
@@ -246,7 +259,13 @@ pub struct RunList {
 
 /// The newest run of the main agent on a thread.
 pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
-    let wanted = RunList { thread, status: None, limit: 1, offset: 0, bytes: usize::MAX };
+    let wanted = RunList {
+        thread,
+        status: None,
+        limit: 1,
+        offset: 0,
+        bytes: usize::MAX,
+    };
     Ok(list(tx, &wanted).await?.into_items().pop())
 }
 
@@ -285,7 +304,10 @@ pub async fn children(tx: &mut Tx<'_>, parent: RunId) -> DbResult<Vec<Run>> {
 
 /// The runs below a run of the main agent, at any depth, the oldest first.
 pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
-    const SQL: &str = concat!(select!(), " where root_id = $1 and depth > 0 order by created_at, run_id");
+    const SQL: &str = concat!(
+        select!(),
+        " where root_id = $1 and depth > 0 order by created_at, run_id"
+    );
     many(tx, SQL, root.0).await
 }
 
@@ -323,7 +345,10 @@ pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFl
         let found = rows.iter().find(|(word, _)| word == status.word());
         found.and_then(|(_, count)| u64::try_from(*count).ok()).unwrap_or(0)
     };
-    Ok(InFlight { waiting: count(RunStatus::Pending), at_work: count(RunStatus::Running) })
+    Ok(InFlight {
+        waiting: count(RunStatus::Pending),
+        at_work: count(RunStatus::Running),
+    })
 }
 
 /// The ids of the runs of [`in_flight`], in the same order.

@@ -93,15 +93,26 @@ impl Shelf {
 impl fmt::Debug for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shelf = self.shelf();
-        f.debug_struct("States").field("kept", &shelf.kept.len()).field("bytes", &shelf.bytes).finish()
+        f.debug_struct("States")
+            .field("kept", &shelf.kept.len())
+            .field("bytes", &shelf.bytes)
+            .finish()
     }
 }
 
 /// Roughly how many bytes a state holds. Looks at texts only where they are long: messages, files, fields.
 fn weight(state: &State) -> usize {
     let messages: usize = state.messages.iter().map(|message| message_weight(message)).sum();
-    let files: usize = state.files.iter().map(|(path, file)| 128 + path.len() + file.content.len()).sum();
-    let fields: usize = state.fields.iter().map(|(name, value)| name.len() + value_weight(value)).sum();
+    let files: usize = state
+        .files
+        .iter()
+        .map(|(path, file)| 128 + path.len() + file.content.len())
+        .sum();
+    let fields: usize = state
+        .fields
+        .iter()
+        .map(|(name, value)| name.len() + value_weight(value))
+        .sum();
     256 + messages + files + fields
 }
 
@@ -110,13 +121,21 @@ fn message_weight(message: &Message) -> usize {
         Content::Text(text) => text.len(),
         Content::Blocks(blocks) => blocks.iter().map(value_weight).sum(),
     };
-    let calls: usize = message.tool_calls().iter().flat_map(|call| call.args.values()).map(value_weight).sum();
+    let calls: usize = message
+        .tool_calls()
+        .iter()
+        .flat_map(|call| call.args.values())
+        .map(value_weight)
+        .sum();
     512 + content + calls
 }
 
 /// Roughly how many bytes a JSON object holds.
 pub(super) fn object_weight(object: &Map<String, Value>) -> usize {
-    object.iter().map(|(name, value)| 32 + name.len() + value_weight(value)).sum()
+    object
+        .iter()
+        .map(|(name, value)| 32 + name.len() + value_weight(value))
+        .sum()
 }
 
 fn value_weight(value: &Value) -> usize {
@@ -124,7 +143,10 @@ fn value_weight(value: &Value) -> usize {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(value_weight).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| 32 + name.len() + value_weight(value)).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| 32 + name.len() + value_weight(value))
+            .sum(),
     };
     32 + inside
 }

@@ -54,7 +54,9 @@ use on_both;
 
 async fn open(url: &str) -> Db {
     let tasks = TaskTracker::new();
-    Db::open(url, &move |_, task| drop(tasks.spawn(task))).await.expect("a database")
+    Db::open(url, &move |_, task| drop(tasks.spawn(task)))
+        .await
+        .expect("a database")
 }
 
 async fn with_sqlite(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
@@ -76,7 +78,9 @@ async fn with_postgres(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
 /// Writes with the job, which must succeed.
 macro_rules! write {
     ($db:expr, |$tx:ident| $body:expr) => {
-        $db.write(move |$tx| Box::pin(async move { $body.await })).await.expect("a write")
+        $db.write(move |$tx| Box::pin(async move { $body.await }))
+            .await
+            .expect("a write")
     };
 }
 use write;
@@ -84,7 +88,9 @@ use write;
 /// Reads with the job, which must succeed.
 macro_rules! read {
     ($db:expr, |$tx:ident| $body:expr) => {
-        $db.read(move |$tx| Box::pin(async move { $body.await })).await.expect("a read")
+        $db.read(move |$tx| Box::pin(async move { $body.await }))
+            .await
+            .expect("a read")
     };
 }
 use read;
@@ -124,7 +130,10 @@ fn run_at(thread: ThreadId, now: i64) -> Run {
         assistant: AssistantId::of_graph("agent"),
         lineage: Lineage::root(id, "agent"),
         status: RunStatus::Pending,
-        request: RunRequest { input: Some(json!({"messages": ["hi"]})), ..RunRequest::default() },
+        request: RunRequest {
+            input: Some(json!({"messages": ["hi"]})),
+            ..RunRequest::default()
+        },
         metadata: object(json!({"who": "me"})),
         error: None,
         attempt: 1,
@@ -155,7 +164,9 @@ fn said(state: &State) -> Vec<String> {
 async fn a_database_in_memory_reads_what_it_wrote() -> DbResult<()> {
     let db = open("sqlite::memory:").await;
     let id = stored_thread(&db).await;
-    let found = db.read(move |tx| Box::pin(async move { crate::db::threads::find(tx, id).await })).await?;
+    let found = db
+        .read(move |tx| Box::pin(async move { crate::db::threads::find(tx, id).await }))
+        .await?;
     assert_eq!(found.map(|thread| thread.id), Some(id));
     db.close().await;
     Ok(())

@@ -58,7 +58,11 @@ struct ThreadRow {
 /// the columns that hold JSON.
 impl From<ThreadRow> for Thread {
     fn from(row: ThreadRow) -> Self {
-        let at = |column| Cell { table: TABLE, column, id: &row.thread_id };
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.thread_id,
+        };
         let status = ThreadStatus::from_word(&row.status).unwrap_or_else(|| {
             log_unreadable(&at("status").corrupt());
             ThreadStatus::Error
@@ -68,7 +72,10 @@ impl From<ThreadRow> for Thread {
             status,
             metadata: at("metadata").decode_or_default(&row.metadata),
             config: at("config").decode_or_default(&row.config),
-            error: row.error.as_deref().and_then(|error| at("error").decode_or_default(error)),
+            error: row
+                .error
+                .as_deref()
+                .and_then(|error| at("error").decode_or_default(error)),
             created_at: Timestamp(row.created_at),
             updated_at: Timestamp(row.updated_at),
             state_updated_at: Timestamp(row.state_updated_at),
@@ -155,7 +162,10 @@ pub async fn patch(
     let Some(found) = lock(tx, id).await? else {
         return Ok(None);
     };
-    let mut thread = Thread { updated_at: now, ..found };
+    let mut thread = Thread {
+        updated_at: now,
+        ..found
+    };
     thread.metadata.extend(patch.clone());
     let ttl = ttl.or(thread.ttl);
     let thread = thread.kept_for(ttl);
@@ -248,7 +258,11 @@ pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -
 /// Deletes a thread and everything on it. Returns whether there was one.
 pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
-    let deleted = on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(|done| done.rows_affected()))?;
+    let deleted = on_engine!(tx, |conn| query(SQL)
+        .bind(id.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
     Ok(deleted == 1)
 }
 
@@ -269,7 +283,8 @@ pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<Thr
     let version = tx.either("updated_at", "cast(cast(threads.xmin as text) as bigint)");
     let found: Vec<(Uuid, i64, bool)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select thread_id, ");
-        sql.push(version).push(", exists (select 1 from runs where runs.thread_id = threads.thread_id ");
+        sql.push(version)
+            .push(", exists (select 1 from runs where runs.thread_id = threads.thread_id ");
         sql.push("and depth = 0 and status = 'running') from threads where thread_id in (");
         let mut list = sql.separated(", ");
         for thread in threads {
@@ -278,6 +293,10 @@ pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<Thr
         sql.push(")");
         sql.build_query_as().fetch_all(conn).await
     })?;
-    let version = |(thread, version, is_at_work)| ThreadVersion { thread: ThreadId(thread), version, is_at_work };
+    let version = |(thread, version, is_at_work)| ThreadVersion {
+        thread: ThreadId(thread),
+        version,
+        is_at_work,
+    };
     Ok(found.into_iter().map(version).collect())
 }

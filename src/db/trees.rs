@@ -30,8 +30,22 @@ struct SumRow {
 
 impl From<SumRow> for Change {
     fn from(row: SumRow) -> Self {
-        let SumRow { model_calls, tool_calls, input_tokens, output_tokens, children, under_way } = row;
-        Self { model_calls, tool_calls, input_tokens, output_tokens, children, under_way }
+        let SumRow {
+            model_calls,
+            tool_calls,
+            input_tokens,
+            output_tokens,
+            children,
+            under_way,
+        } = row;
+        Self {
+            model_calls,
+            tool_calls,
+            input_tokens,
+            output_tokens,
+            children,
+            under_way,
+        }
     }
 }
 
@@ -46,7 +60,15 @@ struct TreeRow {
 }
 
 impl From<TreeRow> for TreeUsed {
-    fn from(TreeRow { sum, busy_micros, busy_before, busy_from, busy_until }: TreeRow) -> Self {
+    fn from(
+        TreeRow {
+            sum,
+            busy_micros,
+            busy_before,
+            busy_from,
+            busy_until,
+        }: TreeRow,
+    ) -> Self {
         let busy = BusyTime {
             micros: busy_micros,
             before: Timestamp(busy_before),
@@ -76,8 +98,20 @@ pub async fn enter(tx: &mut Tx<'_>, tree: RunId, (share, thread): (RunId, Thread
         sums!(),
         ") values ($1, $2, $3, 0, 0, 0, 0, 0, 0) on conflict (tree_id, run_id) do nothing"
     );
-    on_engine!(tx, |conn| query(TREE).bind(tree.0).bind(thread.0).bind(now.0).execute(conn).await.map(drop))?;
-    on_engine!(tx, |conn| query(SHARE).bind(tree.0).bind(share.0).bind(thread.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(TREE)
+        .bind(tree.0)
+        .bind(thread.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    on_engine!(tx, |conn| query(SHARE)
+        .bind(tree.0)
+        .bind(share.0)
+        .bind(thread.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -125,9 +159,16 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
 
 /// The share of one of those who work for a tree.
 pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Option<Change>> {
-    const SQL: &str = concat!("select ", sums!(), " from tree_shares where tree_id = $1 and run_id = $2");
-    let row: Option<SumRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(tree.0).bind(share.0).fetch_optional(conn).await)?;
+    const SQL: &str = concat!(
+        "select ",
+        sums!(),
+        " from tree_shares where tree_id = $1 and run_id = $2"
+    );
+    let row: Option<SumRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(tree.0)
+        .bind(share.0)
+        .fetch_optional(conn)
+        .await)?;
     Ok(row.map(Change::from))
 }
 
@@ -155,5 +196,8 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &C
 pub async fn delegations(tx: &mut Tx<'_>, run: RunId) -> DbResult<i64> {
     const SQL: &str = "select (select count(*) from runs where parent_id = $1) \
         + (select count(*) from background_tasks where parent_run = $1)";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(run.0)
+        .fetch_one(conn)
+        .await)?)
 }

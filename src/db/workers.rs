@@ -51,7 +51,12 @@ pub async fn beat(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> DbResul
     }
     let sql = tx.either(beat!(sqlite), beat!(postgres));
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX / 2);
-    on_engine!(tx, |conn| query(sql).bind(worker.0).bind(lease).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(sql)
+        .bind(worker.0)
+        .bind(lease)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -67,7 +72,10 @@ pub async fn has_company(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
         };
     }
     let sql = tx.either(has_company!(sqlite), has_company!(postgres));
-    Ok(on_engine!(tx, |conn| query_scalar(sql).bind(worker.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(sql)
+        .bind(worker.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Takes the promise of `worker` back: its runs may be taken over at once.

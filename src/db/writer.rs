@@ -101,7 +101,8 @@ where
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
 }
 
 impl Queue {
@@ -112,16 +113,31 @@ impl Queue {
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
         let (answer, outcome) = oneshot::channel();
-        self.0.send(Box::new(Ordered { job, answer })).await.map_err(|_| DbError::Closed)?;
+        self.0
+            .send(Box::new(Ordered { job, answer }))
+            .await
+            .map_err(|_| DbError::Closed)?;
         // A job that is dropped took too long; the queue is closed only when the database is.
-        outcome.await.map_err(|_| if self.0.is_closed() { DbError::Closed } else { DbError::late() })?
+        outcome.await.map_err(|_| {
+            if self.0.is_closed() {
+                DbError::Closed
+            } else {
+                DbError::late()
+            }
+        })?
     }
 }
 
 /// The writer of SQLite. It ends before it is asked to when its connection is lost, which cannot be had anew: transactions may
 /// be half done on it. `lock` is held until it has ended.
 pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection, lock: Option<FileLock>) -> BoxFuture<'static, ()> {
-    let Outfit { mut inbox, states, closing, rings: _, limits: _ } = outfit;
+    let Outfit {
+        mut inbox,
+        states,
+        closing,
+        rings: _,
+        limits: _,
+    } = outfit;
     Box::pin(async move {
         let _lock = lock;
         let mut group = Vec::with_capacity(GROUP);
@@ -153,10 +169,16 @@ async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut V
         (job.tell)(ended.clone());
     }
     // Only when the transaction broke: these were not begun.
-    let Err(error) = ended else { return ControlFlow::Continue(()) };
+    let Err(error) = ended else {
+        return ControlFlow::Continue(());
+    };
     group.drain(..).for_each(|job| job.refuse(error.clone()));
     let is_lost = matches!(&error, DbError::Unavailable(cause) if matches!(**cause, sqlx::Error::WorkerCrashed));
-    if is_lost { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    if is_lost {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
 }
 
 /// A savepoint around each job lets one fail alone. It is put up together with the statement before it, since each trip
@@ -168,7 +190,11 @@ async fn run_group(
     done: &mut Vec<Done>,
 ) -> DbResult<()> {
     let alone = group.len() == 1;
-    let begin = if alone { "begin immediate" } else { "begin immediate; savepoint job" };
+    let begin = if alone {
+        "begin immediate"
+    } else {
+        "begin immediate; savepoint job"
+    };
     raw_sql(begin).execute(&mut *conn).await?;
     // Taken from the end, so that those which were not begun stay behind when the transaction breaks.
     group.reverse();
@@ -192,7 +218,13 @@ async fn run_group(
 
 /// The writers of Postgres.
 pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
-    let Outfit { inbox, states, closing, rings: _, limits } = outfit;
+    let Outfit {
+        inbox,
+        states,
+        closing,
+        rings: _,
+        limits,
+    } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));
     let writer = || {
         let (inbox, pool, states, closing) = (Arc::clone(&inbox), pool.clone(), Arc::clone(&states), closing.clone());
@@ -227,7 +259,11 @@ async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>, limit: Dur
         Err(error) => return job.refuse(error.into()),
     };
     let done = job.run(&mut Tx::postgres(&mut transaction, states)).await;
-    let ended = if done.keep { transaction.commit().await } else { transaction.rollback().await };
+    let ended = if done.keep {
+        transaction.commit().await
+    } else {
+        transaction.rollback().await
+    };
     writer.has_ended = true;
     (done.tell)(ended.map_err(DbError::from));
 }
@@ -241,7 +277,11 @@ struct Writer {
 
 impl Writer {
     async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
-        Ok(Self { conn: pool.acquire().await?, has_ended: false, limit })
+        Ok(Self {
+            conn: pool.acquire().await?,
+            has_ended: false,
+            limit,
+        })
     }
 }
 

@@ -92,7 +92,13 @@ impl Assistant {
 
     /// An assistant in its first version.
     pub fn new(id: AssistantId, settings: Settings, now: Timestamp) -> Self {
-        Self { id, version: 1, settings, created_at: now, updated_at: now }
+        Self {
+            id,
+            version: 1,
+            settings,
+            created_at: now,
+            updated_at: now,
+        }
     }
 
     /// Takes another version into use.
@@ -112,7 +118,10 @@ impl Settings {
         let configurable = configurable(&self.config);
         match (configurable.is_empty(), self.context.is_empty()) {
             (false, true) => self.context = configurable,
-            (true, false) => drop(self.config.insert("configurable".to_owned(), self.context.clone().into())),
+            (true, false) => drop(
+                self.config
+                    .insert("configurable".to_owned(), self.context.clone().into()),
+            ),
             (false, false) if configurable != self.context => return Err(Contradiction),
             (false, false) | (true, true) => {}
         }
@@ -156,10 +165,20 @@ impl Settings {
     /// Names the field that is not.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.name.is_empty() || self.name.chars().count() > LONGEST_NAME {
-            return Err(Invalid::new("name", format!("must have 1 to {LONGEST_NAME} characters")));
+            return Err(Invalid::new(
+                "name",
+                format!("must have 1 to {LONGEST_NAME} characters"),
+            ));
         }
-        if self.description.as_ref().is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION) {
-            return Err(Invalid::new("description", format!("has more than {LONGEST_DESCRIPTION} characters")));
+        if self
+            .description
+            .as_ref()
+            .is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION)
+        {
+            return Err(Invalid::new(
+                "description",
+                format!("has more than {LONGEST_DESCRIPTION} characters"),
+            ));
         }
         // A context that is too large stands in `config`, too, and shall be named as what it is.
         for (field, value) in [("context", &self.context), ("config", &self.config)] {
@@ -179,7 +198,10 @@ impl Settings {
         own.extend(configurable(config));
         let mut merged = self.context.clone();
         merged.extend(context.clone());
-        let mut settings = RunSettings { config: self.config.clone(), context: merged };
+        let mut settings = RunSettings {
+            config: self.config.clone(),
+            context: merged,
+        };
         settings.config.extend(config.clone());
         if own.is_empty() {
             own = settings.context.clone();
@@ -207,7 +229,11 @@ pub struct RunSettings {
 pub struct Contradiction;
 
 fn configurable(config: &Map<String, Value>) -> Map<String, Value> {
-    config.get("configurable").and_then(Value::as_object).cloned().unwrap_or_default()
+    config
+        .get("configurable")
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -219,7 +245,12 @@ mod tests {
     }
 
     fn settings(config: Value, context: Value) -> Settings {
-        Settings { config: object(config), context: object(context), name: "n".to_owned(), ..Settings::default() }
+        Settings {
+            config: object(config),
+            context: object(context),
+            name: "n".to_owned(),
+            ..Settings::default()
+        }
     }
 
     fn both(settings: &Settings) -> Value {
@@ -228,42 +259,89 @@ mod tests {
 
     #[test]
     fn context_and_configurable_are_kept_alike() {
-        let given = settings(json!({"tags": ["x"]}), json!({"who": "me"})).mirrored().expect("no contradiction");
-        assert_eq!(both(&given), json!([{"tags": ["x"], "configurable": {"who": "me"}}, {"who": "me"}]));
-        let given = settings(json!({"configurable": {"a": 1}}), json!({})).mirrored().expect("no contradiction");
+        let given = settings(json!({"tags": ["x"]}), json!({"who": "me"}))
+            .mirrored()
+            .expect("no contradiction");
+        assert_eq!(
+            both(&given),
+            json!([{"tags": ["x"], "configurable": {"who": "me"}}, {"who": "me"}])
+        );
+        let given = settings(json!({"configurable": {"a": 1}}), json!({}))
+            .mirrored()
+            .expect("no contradiction");
         assert_eq!(both(&given), json!([{"configurable": {"a": 1}}, {"a": 1}]));
         let same = settings(json!({"configurable": {"a": 1}}), json!({"a": 1})).mirrored();
         assert!(same.is_ok());
-        assert_eq!(settings(json!({"configurable": {"a": 1}}), json!({"b": 1})).mirrored(), Err(Contradiction));
+        assert_eq!(
+            settings(json!({"configurable": {"a": 1}}), json!({"b": 1})).mirrored(),
+            Err(Contradiction)
+        );
     }
 
     #[test]
     fn a_change_replaces_config_and_context_and_extends_metadata() {
-        let old = settings(json!({"tags": ["x"], "configurable": {"who": "me"}}), json!({"who": "me"}));
+        let old = settings(
+            json!({"tags": ["x"], "configurable": {"who": "me"}}),
+            json!({"who": "me"}),
+        );
         let change = |change: Change| old.clone().changed(change);
-        let config = change(Change { config: Some(object(json!({"recursion_limit": 60}))), ..Change::default() });
-        assert_eq!(config.map(|new| both(&new)), Ok(json!([{"recursion_limit": 60}, {"who": "me"}])));
-        let context = change(Change { context: Some(object(json!({"b": 2}))), ..Change::default() });
-        assert_eq!(context.map(|new| both(&new)), Ok(json!([{"tags": ["x"], "configurable": {"b": 2}}, {"b": 2}])));
-        let none = change(Change { context: Some(Map::new()), ..Change::default() });
+        let config = change(Change {
+            config: Some(object(json!({"recursion_limit": 60}))),
+            ..Change::default()
+        });
+        assert_eq!(
+            config.map(|new| both(&new)),
+            Ok(json!([{"recursion_limit": 60}, {"who": "me"}]))
+        );
+        let context = change(Change {
+            context: Some(object(json!({"b": 2}))),
+            ..Change::default()
+        });
+        assert_eq!(
+            context.map(|new| both(&new)),
+            Ok(json!([{"tags": ["x"], "configurable": {"b": 2}}, {"b": 2}]))
+        );
+        let none = change(Change {
+            context: Some(Map::new()),
+            ..Change::default()
+        });
         assert_eq!(none.map(|new| both(&new)), Ok(json!([{"tags": ["x"]}, {}])));
-        let configurable = Change { config: Some(object(json!({"configurable": {"c": 3}}))), ..Change::default() };
-        assert_eq!(change(configurable).map(|new| both(&new)), Ok(json!([{"configurable": {"c": 3}}, {"c": 3}])));
+        let configurable = Change {
+            config: Some(object(json!({"configurable": {"c": 3}}))),
+            ..Change::default()
+        };
+        assert_eq!(
+            change(configurable).map(|new| both(&new)),
+            Ok(json!([{"configurable": {"c": 3}}, {"c": 3}]))
+        );
         let two = Change {
             config: Some(object(json!({"configurable": {"c": 3}}))),
             context: Some(object(json!({"d": 4}))),
             ..Change::default()
         };
         assert_eq!(change(two), Err(Contradiction));
-        let notes = Change { metadata: Some(object(json!({"more": 1}))), ..Change::default() };
-        let noted = Settings { metadata: object(json!({"tag": "t"})), ..old.clone() }.changed(notes);
-        assert_eq!(noted.map(|new| new.metadata), Ok(object(json!({"tag": "t", "more": 1}))));
+        let notes = Change {
+            metadata: Some(object(json!({"more": 1}))),
+            ..Change::default()
+        };
+        let noted = Settings {
+            metadata: object(json!({"tag": "t"})),
+            ..old.clone()
+        }
+        .changed(notes);
+        assert_eq!(
+            noted.map(|new| new.metadata),
+            Ok(object(json!({"tag": "t", "more": 1})))
+        );
         assert_eq!(change(Change::default()), Ok(old.clone()));
     }
 
     #[test]
     fn what_a_request_says_wins_over_the_assistant_key_by_key() {
-        let ours = settings(json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}), json!({"a": 1, "b": 1}));
+        let ours = settings(
+            json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}),
+            json!({"a": 1, "b": 1}),
+        );
         let run = ours.laid_under(&object(json!({"configurable": {"b": 2}})), &object(json!({"b": 2})));
         assert_eq!(
             json!([run.config, run.context]),
@@ -280,8 +358,14 @@ mod tests {
         let field = |settings: Settings| settings.check().map_err(|invalid| invalid.field);
         assert_eq!(field(settings(json!({}), json!({}))), Ok(()));
         assert_eq!(field(Settings::default()), Err("name".to_owned()));
-        assert_eq!(field(settings(json!({}), json!({"x": "y".repeat(LARGEST_SETTING)}))), Err("context".to_owned()));
-        let long = Settings { name: "é".repeat(LONGEST_NAME + 1), ..Settings::default() };
+        assert_eq!(
+            field(settings(json!({}), json!({"x": "y".repeat(LARGEST_SETTING)}))),
+            Err("context".to_owned())
+        );
+        let long = Settings {
+            name: "é".repeat(LONGEST_NAME + 1),
+            ..Settings::default()
+        };
         assert_eq!(field(long), Err("name".to_owned()));
     }
 }

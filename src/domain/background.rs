@@ -24,7 +24,10 @@ pub use remote::{Answered, Looks, RemoteWork};
 /// The field of the state that holds the tasks, by their ids.
 pub const FIELD: &str = "async_tasks";
 /// How that field is merged.
-pub const RULE: FieldRule = FieldRule { merge: Merge::ByKey, visibility: Visibility::Public };
+pub const RULE: FieldRule = FieldRule {
+    merge: Merge::ByKey,
+    visibility: Visibility::Public,
+};
 /// The mark of a message that tells what became of a task.
 pub const NOTIFICATION: &str = "deepagents_notification";
 /// How many characters of a result are told.
@@ -95,8 +98,15 @@ pub enum TaskStatus {
 
 impl TaskStatus {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Running, Self::Pending, Self::Waiting, Self::Success, Self::Error, Self::Timeout, Self::Cancelled];
+    pub const ALL: [Self; 7] = [
+        Self::Running,
+        Self::Pending,
+        Self::Waiting,
+        Self::Success,
+        Self::Error,
+        Self::Timeout,
+        Self::Cancelled,
+    ];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
@@ -189,8 +199,13 @@ impl BackgroundTask {
 
     /// The tasks that a state knows, by their ids. What a client wrote there that is no task is passed over.
     pub fn all(state: &State) -> Vec<Self> {
-        let Some(Value::Object(tasks)) = state.fields.get(FIELD) else { return vec![] };
-        tasks.values().filter_map(|task| serde_json::from_value(task.clone()).ok()).collect()
+        let Some(Value::Object(tasks)) = state.fields.get(FIELD) else {
+            return vec![];
+        };
+        tasks
+            .values()
+            .filter_map(|task| serde_json::from_value(task.clone()).ok())
+            .collect()
     }
 
     /// The task of this id.
@@ -203,8 +218,17 @@ impl BackgroundTask {
     pub fn seen(&self, seen: &Sight, now: Timestamp) -> Self {
         let is_new = self.status != seen.status || self.run_id != seen.run;
         let now = now.to_second();
-        let last_updated_at = if is_new { now.clone() } else { self.last_updated_at.clone() };
-        Self { status: seen.status, last_checked_at: now, last_updated_at, ..self.with_run(&seen.run) }
+        let last_updated_at = if is_new {
+            now.clone()
+        } else {
+            self.last_updated_at.clone()
+        };
+        Self {
+            status: seen.status,
+            last_checked_at: now,
+            last_updated_at,
+            ..self.with_run(&seen.run)
+        }
     }
 
     /// The same task with a newer run.
@@ -212,7 +236,8 @@ impl BackgroundTask {
     pub fn with_run(&self, run: &str) -> Self {
         let mut task = self.clone();
         if task.run_id != run {
-            task.superseded_run_ids.push(std::mem::replace(&mut task.run_id, run.to_owned()));
+            task.superseded_run_ids
+                .push(std::mem::replace(&mut task.run_id, run.to_owned()));
             let surplus = task.superseded_run_ids.len().saturating_sub(MOST_SUPERSEDED);
             task.superseded_run_ids.drain(..surplus);
         }
@@ -238,7 +263,9 @@ impl BackgroundTask {
 
     /// The message that tells the agent what became of the task.
     pub fn notification(&self, seen: &Sight) -> Message {
-        let Self { task_id, agent_name, .. } = self;
+        let Self {
+            task_id, agent_name, ..
+        } = self;
         let status = seen.status.word();
         let what = match seen.status {
             TaskStatus::Success => "is done",
@@ -320,19 +347,30 @@ impl Sight {
 
     /// The questions that it waits for, as `{id, value}`.
     pub fn asked(&self) -> Vec<Value> {
-        self.interrupts.iter().map(|asked| json!({"id": asked["id"], "value": asked["value"]})).collect()
+        self.interrupts
+            .iter()
+            .map(|asked| json!({"id": asked["id"], "value": asked["value"]}))
+            .collect()
     }
 
     fn told(&self) -> String {
         match self.status {
-            TaskStatus::Success => format!("\n\nIts result:\n{}", cut(self.result.as_deref().unwrap_or(NOTHING_SAID))),
+            TaskStatus::Success => format!(
+                "\n\nIts result:\n{}",
+                cut(self.result.as_deref().unwrap_or(NOTHING_SAID))
+            ),
             TaskStatus::Waiting => {
                 let asked = Value::Array(self.asked()).to_string();
-                format!("\n\nIt asks:\n{}\n\nOnly a human can answer. Tell the user that the task waits.", cut(&asked))
+                format!(
+                    "\n\nIt asks:\n{}\n\nOnly a human can answer. Tell the user that the task waits.",
+                    cut(&asked)
+                )
             }
-            TaskStatus::Error | TaskStatus::Timeout => {
-                self.error.as_deref().map(|error| format!("\n\nThe error:\n{}", cut(error))).unwrap_or_default()
-            }
+            TaskStatus::Error | TaskStatus::Timeout => self
+                .error
+                .as_deref()
+                .map(|error| format!("\n\nThe error:\n{}", cut(error)))
+                .unwrap_or_default(),
             TaskStatus::Cancelled | TaskStatus::Running | TaskStatus::Pending => String::new(),
         }
     }
@@ -377,8 +415,17 @@ pub struct Ancestry {
 impl Ancestry {
     /// The trees that it belongs to and whose limits reach this far.
     pub fn limited(&self) -> Vec<LimitedTree> {
-        let before = || self.tree.iter().map(|limits| LimitedTree { top: self.top, limits: Limits::clone(limits) });
-        if self.trees.is_empty() { before().collect() } else { self.trees.clone() }
+        let before = || {
+            self.tree.iter().map(|limits| LimitedTree {
+                top: self.top,
+                limits: Limits::clone(limits),
+            })
+        };
+        if self.trees.is_empty() {
+            before().collect()
+        } else {
+            self.trees.clone()
+        }
     }
 }
 
@@ -436,7 +483,10 @@ pub struct TaskRecord {
 impl TaskRecord {
     /// The run of the agent that began it, main agent or subagent.
     pub fn starter(&self) -> RunId {
-        self.ancestry.starter.as_ref().map_or(self.parent_run, |starter| starter.run)
+        self.ancestry
+            .starter
+            .as_ref()
+            .map_or(self.parent_run, |starter| starter.run)
     }
 }
 
@@ -445,7 +495,11 @@ mod tests {
     use super::*;
 
     fn task(status: TaskStatus) -> BackgroundTask {
-        let run = TaskRun { thread: "t1".to_owned(), run: "r1".to_owned(), status };
+        let run = TaskRun {
+            thread: "t1".to_owned(),
+            run: "r1".to_owned(),
+            status,
+        };
         BackgroundTask::begun("writer", run, Timestamp(1_767_225_600_999_999))
     }
 
@@ -460,7 +514,10 @@ mod tests {
                 "last_updated_at": "2026-01-01T00:00:00Z"})
         );
         let newer = task.with_run("r2").with_run("r2").with_run("r3");
-        assert_eq!((newer.run_id.as_str(), newer.superseded_run_ids), ("r3", vec!["r1".to_owned(), "r2".to_owned()]));
+        assert_eq!(
+            (newer.run_id.as_str(), newer.superseded_run_ids),
+            ("r3", vec!["r1".to_owned(), "r2".to_owned()])
+        );
     }
 
     #[test]
@@ -475,20 +532,32 @@ mod tests {
         assert!(!waiting.is_news(&waits));
         assert!(waiting.is_news(&Sight::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
         let newer = running.with_run("r2");
-        assert!(!newer.is_news(&Sight::of("r1", TaskStatus::Cancelled)), "the run was superseded");
-        assert!(task(TaskStatus::Success).is_news(&done), "it was over before anybody heard that it had begun");
+        assert!(
+            !newer.is_news(&Sight::of("r1", TaskStatus::Cancelled)),
+            "the run was superseded"
+        );
+        assert!(
+            task(TaskStatus::Success).is_news(&done),
+            "it was over before anybody heard that it had begun"
+        );
     }
 
     #[test]
     fn what_is_told_is_marked_and_cut() {
-        let long = Sight { result: Some("é".repeat(LONGEST_RESULT + 5)), ..Sight::of("r1", TaskStatus::Success) };
+        let long = Sight {
+            result: Some("é".repeat(LONGEST_RESULT + 5)),
+            ..Sight::of("r1", TaskStatus::Success)
+        };
         let message = task(TaskStatus::Running).notification(&long);
         assert_eq!(
             message.additional_kwargs[NOTIFICATION],
             json!({"task_id": "t1", "agent_name": "writer", "status": "success", "run_id": "r1"})
         );
         let text = message.content.text();
-        assert!(message.is_human() && text.starts_with("[Message of the server, not of the user]"), "{text:.80}");
+        assert!(
+            message.is_human() && text.starts_with("[Message of the server, not of the user]"),
+            "{text:.80}"
+        );
         assert_eq!(text.matches('é').count(), LONGEST_RESULT);
     }
 }

@@ -33,7 +33,10 @@ impl BusyTime {
             return;
         }
         let head = between(from, self.from.min(until));
-        self.micros = self.micros.saturating_add(head).saturating_add(between(self.until, until));
+        self.micros = self
+            .micros
+            .saturating_add(head)
+            .saturating_add(between(self.until, until));
         (self.from, self.until) = (self.from.min(from), self.until.max(until));
     }
 
@@ -49,7 +52,9 @@ mod tests {
 
     fn after(stretches: &[(i64, i64)]) -> i64 {
         let mut time = BusyTime::default();
-        stretches.iter().for_each(|(from, until)| time.covers(Timestamp(*from), Timestamp(*until)));
+        stretches
+            .iter()
+            .for_each(|(from, until)| time.covers(Timestamp(*from), Timestamp(*until)));
         time.micros
     }
 
@@ -57,7 +62,11 @@ mod tests {
     fn time_that_two_spend_at_work_counts_once() {
         assert_eq!(after(&[(10, 20), (15, 25)]), 15);
         assert_eq!(after(&[(15, 25), (10, 20)]), 15, "in any order");
-        assert_eq!(after(&[(10, 30), (15, 25), (10, 30)]), 20, "nor twice when it is told twice");
+        assert_eq!(
+            after(&[(10, 30), (15, 25), (10, 30)]),
+            20,
+            "nor twice when it is told twice"
+        );
         assert_eq!(after(&[(15, 20), (10, 30)]), 20);
     }
 
@@ -65,7 +74,11 @@ mod tests {
     fn time_in_which_nobody_is_at_work_does_not_count() {
         assert_eq!(after(&[(10, 20), (50, 60)]), 20);
         assert_eq!(after(&[(10, 20), (50, 60), (45, 70)]), 35);
-        assert_eq!(after(&[(10, 20), (50, 60), (5, 55)]), 50, "cut where the stretch before ended");
+        assert_eq!(
+            after(&[(10, 20), (50, 60), (5, 55)]),
+            50,
+            "cut where the stretch before ended"
+        );
         assert_eq!(after(&[(20, 20), (30, 10)]), 0);
     }
 }

@@ -62,7 +62,12 @@ pub struct Answer {
 impl Answer {
     /// An answer that consists of its message.
     pub fn message(message: Message) -> Self {
-        Self { writes: Update::messages([message]), ends: false, shown: false, changes: vec![] }
+        Self {
+            writes: Update::messages([message]),
+            ends: false,
+            shown: false,
+            changes: vec![],
+        }
     }
 
     /// An error result for `call`.
@@ -81,11 +86,15 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
         let action = state.fields.get(EDITED_CALLS)?.get(id)?;
         serde_json::from_value::<Action>(action.clone()).ok()
     };
-    let readable = answer.tool_calls().iter().filter(|call| is_open(&call.id)).map(|call| Call {
-        id: call.id.clone(),
-        edited: edited(&call.id),
-        fate: Fate::Ready,
-    });
+    let readable = answer
+        .tool_calls()
+        .iter()
+        .filter(|call| is_open(&call.id))
+        .map(|call| Call {
+            id: call.id.clone(),
+            edited: edited(&call.id),
+            fate: Fate::Ready,
+        });
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let id = call.id.clone()?;
         let name = call.name.clone().unwrap_or_default();
@@ -95,7 +104,11 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
             call.error.as_deref().unwrap_or("they could not be read")
         );
         let answered = Answer::error(&ToolCall::new(id.clone(), name, serde_json::Map::new()), text);
-        is_open(&id).then(|| Call { id, edited: None, fate: Fate::Answered(Box::new(answered)) })
+        is_open(&id).then(|| Call {
+            id,
+            edited: None,
+            fate: Fate::Answered(Box::new(answered)),
+        })
     });
     readable.chain(unreadable).collect()
 }

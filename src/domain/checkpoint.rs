@@ -136,7 +136,10 @@ impl Position {
                         Fate::Delegated { child, .. } => Some(child),
                         Fate::Ready | Fate::Started | Fate::Asking | Fate::Answered(_) => None,
                     };
-                    Task { child, ..self.task(head, TOOLS, Some(at)) }
+                    Task {
+                        child,
+                        ..self.task(head, TOOLS, Some(at))
+                    }
                 })
                 .collect(),
             Phase::Ended => vec![],
@@ -168,9 +171,20 @@ impl Position {
     fn task(&self, head: CheckpointId, node: &str, call: Option<usize>) -> Task {
         let id = TaskId::of_step(Some(head), node, call.unwrap_or(0));
         // By the asker and not by the task: a client's write makes another checkpoint, and with it another task.
-        let asks = self.asked.iter().filter(|i| i.answer.is_none() && self.is_by(&i.asker, node, call)).cloned();
+        let asks = self
+            .asked
+            .iter()
+            .filter(|i| i.answer.is_none() && self.is_by(&i.asker, node, call))
+            .cloned();
         let asks = asks.collect();
-        Task { id, node: node.to_owned(), call, asks, child: None, error: None }
+        Task {
+            id,
+            node: node.to_owned(),
+            call,
+            asks,
+            child: None,
+            error: None,
+        }
     }
 
     fn is_by(&self, asker: &Asker, node: &str, call: Option<usize>) -> bool {

@@ -53,11 +53,16 @@ mod tests {
         let schema = ContextSchema::new(json!({"type": "object", "required": ["who"],
             "properties": {"who": {"type": "object", "properties": {"age": {"type": "integer"}}}}}));
         let checked = |context: Value| {
-            schema.check(context.as_object().expect("an object")).map_err(|wrong| (wrong.field, wrong.reason))
+            schema
+                .check(context.as_object().expect("an object"))
+                .map_err(|wrong| (wrong.field, wrong.reason))
         };
         assert_eq!(checked(json!({"who": {"age": 7}, "more": 1})), Ok(()));
         let missing = checked(json!({})).expect_err("who is missing");
         assert_eq!((missing.0.as_str(), missing.1.contains("who")), ("context", true));
-        assert_eq!(checked(json!({"who": {"age": "old"}})).map_err(|wrong| wrong.0), Err("context.who.age".to_owned()));
+        assert_eq!(
+            checked(json!({"who": {"age": "old"}})).map_err(|wrong| wrong.0),
+            Err("context.who.age".to_owned())
+        );
     }
 }

@@ -47,7 +47,9 @@ pub struct Cron {
 impl Cron {
     /// The first due time behind `now`, unless it lies behind the end.
     pub fn next_after(&self, now: Timestamp) -> Option<Timestamp> {
-        self.schedule.next_after(now).filter(|next| self.end.is_none_or(|end| *next <= end))
+        self.schedule
+            .next_after(now)
+            .filter(|next| self.end.is_none_or(|end| *next <= end))
     }
 }
 
@@ -86,9 +88,18 @@ impl Schedule {
         if text.split_whitespace().count() != 5 {
             return Err(wrong(format!("{text:?} has another number of them")));
         }
-        let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
-        let pattern = parser.parse(text).map_err(|error| wrong(format!("{text:?} is not: {error}")))?;
-        let schedule = Self { text: text.to_owned(), zone, pattern };
+        let parser = CronParser::builder()
+            .seconds(Seconds::Disallowed)
+            .year(Year::Disallowed)
+            .build();
+        let pattern = parser
+            .parse(text)
+            .map_err(|error| wrong(format!("{text:?} is not: {error}")))?;
+        let schedule = Self {
+            text: text.to_owned(),
+            zone,
+            pattern,
+        };
         // Any instant will do: what never comes after this one never comes.
         if schedule.next_after(Timestamp(0)).is_none() {
             return Err(wrong(format!("{text:?} never comes")));
@@ -112,7 +123,10 @@ impl Schedule {
         let mut from = DateTime::<Utc>::from_timestamp_micros(now.0)?;
         // Where clocks are moved back the same time comes twice; what is found is behind `now` at the latest beyond that.
         for _ in 0..LONGEST_OVERLAP_H {
-            let found = self.pattern.find_next_occurrence(&from.with_timezone(&zone), false).ok()?;
+            let found = self
+                .pattern
+                .find_next_occurrence(&from.with_timezone(&zone), false)
+                .ok()?;
             let next = Timestamp(found.timestamp_micros());
             if next > now {
                 return Some(next);

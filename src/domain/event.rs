@@ -57,7 +57,11 @@ impl Origin {
     /// The agent of a run, be it the main agent's or a child's.
     pub fn of(run: &Run) -> Self {
         Self {
-            lane: if run.lineage.parent.is_none() { Lane::Main } else { Lane::Child(run.id) },
+            lane: if run.lineage.parent.is_none() {
+                Lane::Main
+            } else {
+                Lane::Child(run.id)
+            },
             namespace: run.lineage.namespace.clone(),
             agent: run.lineage.agent().to_owned(),
             path: run.lineage.path.clone(),
@@ -181,7 +185,12 @@ pub enum Fact {
 impl Fact {
     /// That an agent stopped and does not wait for anything.
     pub fn over(status: RunStatus, error: Option<Failure>) -> Self {
-        Self::Ended { status, error, waits: false, used: None }
+        Self::Ended {
+            status,
+            error,
+            waits: false,
+            used: None,
+        }
     }
 }
 

@@ -103,7 +103,9 @@ impl FieldRule {
                 let changed = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
                 let gone = before.keys().filter(|key| !after.contains_key(*key));
                 let changed = changed.map(|(key, value)| (key.clone(), value.clone()));
-                Some(Value::Object(changed.chain(gone.map(|key| (key.clone(), Value::Null))).collect()))
+                Some(Value::Object(
+                    changed.chain(gone.map(|key| (key.clone(), Value::Null))).collect(),
+                ))
             }
             (_, _, after) => Some(after.clone()),
         }
@@ -139,7 +141,10 @@ pub struct FieldDefinition {
 impl FieldDefinition {
     /// Its rule.
     pub fn rule(&self) -> FieldRule {
-        FieldRule { merge: self.merge, visibility: self.visibility }
+        FieldRule {
+            merge: self.merge,
+            visibility: self.visibility,
+        }
     }
 }
 
@@ -151,14 +156,27 @@ impl DeclaredFields {
     /// Checks by these definitions. A schema that is none was refused when the definition was read, and checks nothing.
     pub fn new(fields: &BTreeMap<String, FieldDefinition>) -> Self {
         let ready = |field: &FieldDefinition| {
-            (field.clone(), field.schema.as_ref().and_then(|schema| Schema::compile(schema).ok()))
+            (
+                field.clone(),
+                field.schema.as_ref().and_then(|schema| Schema::compile(schema).ok()),
+            )
         };
-        Self(fields.iter().map(|(name, field)| (name.clone(), ready(field))).collect())
+        Self(
+            fields
+                .iter()
+                .map(|(name, field)| (name.clone(), ready(field)))
+                .collect(),
+        )
     }
 
     /// How they are merged.
     pub fn rules(&self) -> Rules {
-        Arc::new(self.0.iter().map(|(name, (field, _))| (name.clone(), field.rule())).collect())
+        Arc::new(
+            self.0
+                .iter()
+                .map(|(name, (field, _))| (name.clone(), field.rule()))
+                .collect(),
+        )
     }
 
     /// Whether there is one of this name.
@@ -177,7 +195,9 @@ impl DeclaredFields {
     /// Names the first field that does not fit.
     pub fn check(&self, update: &Update) -> Result<(), Invalid> {
         for (name, value) in &update.fields {
-            let Some((field, schema)) = self.0.get(name) else { continue };
+            let Some((field, schema)) = self.0.get(name) else {
+                continue;
+            };
             if value.is_null() {
                 continue;
             }
@@ -235,7 +255,10 @@ mod tests {
     use super::*;
 
     fn rule(merge: Merge) -> FieldRule {
-        FieldRule { merge, visibility: Visibility::Public }
+        FieldRule {
+            merge,
+            visibility: Visibility::Public,
+        }
     }
 
     #[test]
@@ -244,8 +267,14 @@ mod tests {
         assert_eq!(written(Merge::Last, json!([1]), json!([2])), json!([2]));
         assert_eq!(written(Merge::Append, json!([1]), json!([2, 3])), json!([1, 2, 3]));
         assert_eq!(written(Merge::Append, json!([1]), Value::Null), json!([1]));
-        assert_eq!(written(Merge::ByKey, json!({"a": 1, "b": 1}), json!({"a": 2, "b": null})), json!({"a": 2}));
-        assert_eq!(rule(Merge::ByKey).write(None, json!({"a": 1, "b": null})), json!({"a": 1}));
+        assert_eq!(
+            written(Merge::ByKey, json!({"a": 1, "b": 1}), json!({"a": 2, "b": null})),
+            json!({"a": 2})
+        );
+        assert_eq!(
+            rule(Merge::ByKey).write(None, json!({"a": 1, "b": null})),
+            json!({"a": 1})
+        );
     }
 
     #[test]
@@ -273,10 +302,17 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_named() {
-        let field = |merge, visibility, schema: Option<Value>| FieldDefinition { merge, visibility, schema };
+        let field = |merge, visibility, schema: Option<Value>| FieldDefinition {
+            merge,
+            visibility,
+            schema,
+        };
         let numbers = json!({"type": "array", "items": {"type": "integer"}});
         let declared = DeclaredFields::new(&BTreeMap::from([
-            ("log".to_owned(), field(Merge::Append, Visibility::Public, Some(numbers))),
+            (
+                "log".to_owned(),
+                field(Merge::Append, Visibility::Public, Some(numbers)),
+            ),
             ("map".to_owned(), field(Merge::ByKey, Visibility::Public, None)),
             ("score".to_owned(), field(Merge::Last, Visibility::Output, None)),
         ]));

@@ -73,7 +73,10 @@ impl Filter {
         value_of: impl Fn(&str) -> Option<Cow<'v, Value>>,
         is_over: &dyn Fn() -> bool,
     ) -> bool {
-        let mut comparison = Comparison { until_asked: COMPARED_AT_ONCE, is_over };
+        let mut comparison = Comparison {
+            until_asked: COMPARED_AT_ONCE,
+            is_over,
+        };
         let mut fits =
             |(key, wanted): (&String, &Value)| value_of(key).is_some_and(|value| comparison.contains(&value, wanted));
         self.0.iter().all(&mut fits)
@@ -119,12 +122,12 @@ impl Comparison<'_> {
             return false;
         }
         match (whole, part) {
-            (Value::Object(whole), Value::Object(part)) => {
-                part.iter().all(|(key, value)| whole.get(key).is_some_and(|found| self.contains(found, value)))
-            }
-            (Value::Array(whole), Value::Array(part)) => {
-                part.iter().all(|value| whole.iter().any(|found| self.contains(found, value)))
-            }
+            (Value::Object(whole), Value::Object(part)) => part
+                .iter()
+                .all(|(key, value)| whole.get(key).is_some_and(|found| self.contains(found, value))),
+            (Value::Array(whole), Value::Array(part)) => part
+                .iter()
+                .all(|value| whole.iter().any(|found| self.contains(found, value))),
             (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
             (whole, part) => whole == part,
         }
@@ -164,7 +167,9 @@ fn is_told_by_terms(value: &Value) -> bool {
 fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     terms.insert(term(path, value));
     match value {
-        Value::Object(fields) => fields.iter().for_each(|(key, value)| collect(terms, &step(path, key), value)),
+        Value::Object(fields) => fields
+            .iter()
+            .for_each(|(key, value)| collect(terms, &step(path, key), value)),
         Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_of(path), item)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
@@ -174,10 +179,14 @@ fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
 fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            fields.iter().for_each(|(key, value)| collect_wanted(terms, &step(path, key), value));
+            fields
+                .iter()
+                .for_each(|(key, value)| collect_wanted(terms, &step(path, key), value));
         }
         Value::Array(items) if !items.is_empty() => {
-            items.iter().for_each(|item| collect_wanted(terms, &item_of(path), item));
+            items
+                .iter()
+                .for_each(|item| collect_wanted(terms, &item_of(path), item));
         }
         Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
             terms.insert(term(path, value));
@@ -278,7 +287,10 @@ mod tests {
         let equal = object(json!({"list": vec![1; 64]}));
         assert!(Filter::new("metadata", equal).is_ok());
         let equal = object(json!({"list": vec![vec![1; 13]; 5]}));
-        assert!(Filter::new("metadata", equal).is_err(), "equal values count, each of them");
+        assert!(
+            Filter::new("metadata", equal).is_err(),
+            "equal values count, each of them"
+        );
     }
 
     #[test]
@@ -292,6 +304,9 @@ mod tests {
         };
         assert!(!wanted.matches_unless(&whole, &is_over));
         assert!(asked.get() > 0);
-        assert!(filter(json!({"list": [[0]]})).matches_unless(&whole, &|| true), "what is found at once is found");
+        assert!(
+            filter(json!({"list": [[0]]})).matches_unless(&whole, &|| true),
+            "what is found at once is found"
+        );
     }
 }

@@ -25,7 +25,12 @@ pub fn admit_answer(message: &mut Message) {
     for extras in [&mut message.additional_kwargs, &mut message.response_metadata] {
         extras.retain(|_, value| admit(value).is_ok());
     }
-    if let Role::Ai { tool_calls, invalid_tool_calls, usage_metadata } = &mut message.role {
+    if let Role::Ai {
+        tool_calls,
+        invalid_tool_calls,
+        usage_metadata,
+    } = &mut message.role
+    {
         if usage_metadata.as_mut().is_some_and(|usage| admit(usage).is_err()) {
             *usage_metadata = None;
         }
@@ -42,7 +47,9 @@ pub fn admit_answer(message: &mut Message) {
 
 /// The call, or the same as one that cannot be read.
 fn admitted(mut call: ToolCall) -> Result<ToolCall, InvalidToolCall> {
-    let Err(exceeded) = admit_map(&mut call.args) else { return Ok(call) };
+    let Err(exceeded) = admit_map(&mut call.args) else {
+        return Ok(call);
+    };
     Err(InvalidToolCall {
         name: Some(call.name),
         args: serde_json::to_string(&call.args).ok(),
@@ -73,7 +80,12 @@ pub fn admit_update(update: &mut Update) -> Result<(), LimitExceeded> {
     for message in &mut update.messages {
         admit_message(Arc::make_mut(message))?;
     }
-    for file in update.files.values_mut().flatten().filter(|file| file.content.contains('\0')) {
+    for file in update
+        .files
+        .values_mut()
+        .flatten()
+        .filter(|file| file.content.contains('\0'))
+    {
         replace_nul(&mut Arc::make_mut(file).content);
     }
     update.fields.values_mut().try_for_each(admit)
@@ -93,7 +105,11 @@ pub fn admit_message(message: &mut Message) -> Result<(), LimitExceeded> {
     message.name.iter_mut().chain(&mut message.id).for_each(replace_nul);
     match &mut message.role {
         Role::Human | Role::System | Role::Remove => Ok(()),
-        Role::Ai { tool_calls, invalid_tool_calls, usage_metadata } => {
+        Role::Ai {
+            tool_calls,
+            invalid_tool_calls,
+            usage_metadata,
+        } => {
             for call in tool_calls {
                 [&mut call.id, &mut call.name].into_iter().for_each(replace_nul);
                 admit_map(&mut call.args)?;
@@ -104,7 +120,11 @@ pub fn admit_message(message: &mut Message) -> Result<(), LimitExceeded> {
             }
             usage_metadata.iter_mut().try_for_each(admit)
         }
-        Role::Tool { tool_call_id, artifact, status: _ } => {
+        Role::Tool {
+            tool_call_id,
+            artifact,
+            status: _,
+        } => {
             replace_nul(tool_call_id);
             artifact.iter_mut().try_for_each(admit)
         }
@@ -139,17 +159,35 @@ mod tests {
 
     #[test]
     fn a_call_that_is_too_deep_cannot_be_read_and_others_stay() {
-        let calls =
-            vec![ToolCall::new("c\u{0}1", "dig", object(MAX_DEPTH + 1)), ToolCall::new("c2", "dig", object(MAX_DEPTH))];
-        let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
+        let calls = vec![
+            ToolCall::new("c\u{0}1", "dig", object(MAX_DEPTH + 1)),
+            ToolCall::new("c2", "dig", object(MAX_DEPTH)),
+        ];
+        let role = Role::Ai {
+            tool_calls: calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
         let blocks = vec![nested(MAX_DEPTH + 1), json!({"type": "text", "text": "a\0b"})];
         let mut message = Message::new(role, Content::Blocks(blocks));
-        message.additional_kwargs.insert("native".to_owned(), nested(MAX_DEPTH + 5));
+        message
+            .additional_kwargs
+            .insert("native".to_owned(), nested(MAX_DEPTH + 5));
         admit_answer(&mut message);
-        assert_eq!(message.tool_calls().iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), ["c2"]);
+        assert_eq!(
+            message
+                .tool_calls()
+                .iter()
+                .map(|call| call.id.as_str())
+                .collect::<Vec<_>>(),
+            ["c2"]
+        );
         let refused = &message.invalid_tool_calls()[0];
         assert_eq!(refused.id.as_deref(), Some("c\u{fffd}1"));
-        assert_eq!(refused.error.as_deref(), Some("a document of the arguments nests deeper than 64 levels"));
+        assert_eq!(
+            refused.error.as_deref(),
+            Some("a document of the arguments nests deeper than 64 levels")
+        );
         assert!(message.additional_kwargs.is_empty());
         assert_eq!(
             message.content.text(),
@@ -160,8 +198,11 @@ mod tests {
     #[test]
     fn a_result_that_is_too_deep_is_refused() {
         let artifact = |levels| {
-            let role =
-                Role::Tool { tool_call_id: "c1".into(), artifact: Some(nested(levels)), status: Default::default() };
+            let role = Role::Tool {
+                tool_call_id: "c1".into(),
+                artifact: Some(nested(levels)),
+                status: Default::default(),
+            };
             Answer::message(Message::new(role, Content::default()))
         };
         assert_eq!(admit_result(&mut artifact(MAX_DEPTH)), Ok(()));

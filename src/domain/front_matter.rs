@@ -43,7 +43,10 @@ impl<'a> FrontMatter<'a> {
         for line in lines {
             if line.trim_end() == "---" {
                 let (yaml, body) = (text.get(first.len()..end), text.get(end + line.len()..));
-                return Self::Present { yaml: yaml.unwrap_or_default(), body: body.unwrap_or_default() };
+                return Self::Present {
+                    yaml: yaml.unwrap_or_default(),
+                    body: body.unwrap_or_default(),
+                };
             }
             end += line.len();
         }
@@ -57,9 +60,24 @@ mod tests {
 
     #[test]
     fn a_text_is_taken_apart_at_its_two_lines() {
-        assert_eq!(FrontMatter::of("---\na: 1\n---\nText\n"), FrontMatter::Present { yaml: "a: 1\n", body: "Text\n" });
-        assert_eq!(FrontMatter::of("\u{feff}--- \r\na: 1\r\n---"), FrontMatter::Present { yaml: "a: 1\r\n", body: "" });
-        assert_eq!(FrontMatter::of("Text\n---\n"), FrontMatter::Missing { body: "Text\n---\n" });
+        assert_eq!(
+            FrontMatter::of("---\na: 1\n---\nText\n"),
+            FrontMatter::Present {
+                yaml: "a: 1\n",
+                body: "Text\n"
+            }
+        );
+        assert_eq!(
+            FrontMatter::of("\u{feff}--- \r\na: 1\r\n---"),
+            FrontMatter::Present {
+                yaml: "a: 1\r\n",
+                body: ""
+            }
+        );
+        assert_eq!(
+            FrontMatter::of("Text\n---\n"),
+            FrontMatter::Missing { body: "Text\n---\n" }
+        );
         assert_eq!(FrontMatter::of("---\na: 1\n"), FrontMatter::Open);
     }
 }

@@ -77,7 +77,10 @@ impl Destination {
                 (None, place) => place,
                 (Some(Self::Tools { own, sent: mut all }), Self::Tools { own: too, sent }) => {
                     all.extend(sent);
-                    Self::Tools { own: own || too, sent: all }
+                    Self::Tools {
+                        own: own || too,
+                        sent: all,
+                    }
                 }
                 (Some(earlier), place) if earlier == place => place,
                 (Some(_), _) => {
@@ -97,14 +100,23 @@ impl Destination {
     fn of_one(target: &Goto, plan: &Plan) -> Result<Option<Self>, Invalid> {
         let input = target.input();
         match target.node() {
-            MODEL => input.map(read_messages).transpose().map(|messages| Some(Self::Model(messages))),
+            MODEL => input
+                .map(read_messages)
+                .transpose()
+                .map(|messages| Some(Self::Model(messages))),
             TOOLS => {
                 let sent = input.map(read_calls).transpose()?;
-                Ok(Some(Self::Tools { own: sent.is_none(), sent: sent.unwrap_or_default() }))
+                Ok(Some(Self::Tools {
+                    own: sent.is_none(),
+                    sent: sent.unwrap_or_default(),
+                }))
             }
             node => {
-                let found =
-                    if node == END { Some(Self::End) } else { plan.find(node).map(|(m, at)| Self::Hook(m, at)) };
+                let found = if node == END {
+                    Some(Self::End)
+                } else {
+                    plan.find(node).map(|(m, at)| Self::Hook(m, at))
+                };
                 if found.is_some() && input.is_some() {
                     let reason = format!("is not for {node}, which reads the state: use `command.update`");
                     return Err(Invalid::new("input", reason));
@@ -124,7 +136,11 @@ fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
             "is missing: it is what the model is shown instead of the conversation",
         ));
     }
-    Ok(update.messages.into_iter().map(|message| Message::clone(&message)).collect())
+    Ok(update
+        .messages
+        .into_iter()
+        .map(|message| Message::clone(&message))
+        .collect())
 }
 
 /// The calls in the input of a tool step: a call, a list of calls, a call in its envelope, or messages that end with
@@ -139,7 +155,10 @@ fn read_calls(input: &Value) -> Result<Vec<ToolCall>, Invalid> {
     }
     if input.get("messages").is_some() {
         let messages = read_messages(input)?;
-        let calls = messages.last().map(|last| last.tool_calls().to_vec()).unwrap_or_default();
+        let calls = messages
+            .last()
+            .map(|last| last.tool_calls().to_vec())
+            .unwrap_or_default();
         return if calls.is_empty() {
             Err(Invalid::new("input.messages", "must end with tool calls"))
         } else {
@@ -154,9 +173,15 @@ fn read_one(call: &Value) -> Result<ToolCall, Invalid> {
 }
 
 fn check_ids(calls: &[ToolCall]) -> Result<(), Invalid> {
-    let twice = calls.iter().enumerate().find(|(at, call)| calls[..*at].iter().any(|other| other.id == call.id));
+    let twice = calls
+        .iter()
+        .enumerate()
+        .find(|(at, call)| calls[..*at].iter().any(|other| other.id == call.id));
     match twice {
-        Some((_, call)) => Err(Invalid::new("command.goto", format!("brings two calls with the id {:?}", call.id))),
+        Some((_, call)) => Err(Invalid::new(
+            "command.goto",
+            format!("brings two calls with the id {:?}", call.id),
+        )),
         None => Ok(()),
     }
 }
@@ -168,7 +193,10 @@ mod tests {
     use super::*;
 
     fn plan() -> Plan {
-        Plan { after_model: vec!["Review.after_model".to_owned()], ..Plan::default() }
+        Plan {
+            after_model: vec!["Review.after_model".to_owned()],
+            ..Plan::default()
+        }
     }
 
     fn read(targets: Value) -> Result<Option<Destination>, String> {
@@ -179,8 +207,17 @@ mod tests {
     #[test]
     fn names_lead_to_nodes_and_unknown_ones_nowhere() {
         assert_eq!(read(json!(["model", "nowhere"])), Ok(Some(Destination::Model(None))));
-        assert_eq!(read(json!([{"node": "tools"}])), Ok(Some(Destination::Tools { own: true, sent: vec![] })));
-        assert_eq!(read(json!(["Review.after_model"])), Ok(Some(Destination::Hook(Moment::AfterModel, 0))));
+        assert_eq!(
+            read(json!([{"node": "tools"}])),
+            Ok(Some(Destination::Tools {
+                own: true,
+                sent: vec![]
+            }))
+        );
+        assert_eq!(
+            read(json!(["Review.after_model"])),
+            Ok(Some(Destination::Hook(Moment::AfterModel, 0)))
+        );
         assert_eq!(read(json!(["nowhere", "__end__"])), Ok(Some(Destination::End)));
         assert_eq!(read(json!(["nowhere"])), Ok(None));
     }
@@ -199,7 +236,10 @@ mod tests {
             else {
                 panic!("{form}");
             };
-            assert_eq!((sent[0].id.as_str(), sent[0].name.as_str(), sent.len()), ("c1", "lookup", 1));
+            assert_eq!(
+                (sent[0].id.as_str(), sent[0].name.as_str(), sent.len()),
+                ("c1", "lookup", 1)
+            );
         }
         let twice = json!([{"node": "tools", "input": call}, {"node": "tools", "input": call}]);
         assert!(read(twice).is_err_and(|error| error.contains("two calls with the id \"c1\"")));
@@ -209,9 +249,18 @@ mod tests {
     fn what_cannot_be_followed_is_named() {
         let cases = [
             (json!(["model", "tools"]), "command.goto[1]: is another place"),
-            (json!([{"node": "model", "input": {}}]), "command.goto[0].input.messages: is missing"),
-            (json!([{"node": "tools", "input": {"name": "x"}}]), "command.goto[0].input.id: is missing"),
-            (json!([{"node": "tools", "input": [7]}]), "command.goto[0].input[0]: must be an object"),
+            (
+                json!([{"node": "model", "input": {}}]),
+                "command.goto[0].input.messages: is missing",
+            ),
+            (
+                json!([{"node": "tools", "input": {"name": "x"}}]),
+                "command.goto[0].input.id: is missing",
+            ),
+            (
+                json!([{"node": "tools", "input": [7]}]),
+                "command.goto[0].input[0]: must be an object",
+            ),
             (
                 json!([{"node": "Review.after_model", "input": {"a": 1}}]),
                 "command.goto[0].input: is not for Review.after_model",

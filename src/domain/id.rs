@@ -133,7 +133,11 @@ pub struct InterruptId(pub String);
 impl InterruptId {
     /// The question asked by `task` as the `nth` one of its step, from 0; asking again makes another id.
     pub fn of_task(task: TaskId, nth: u32) -> Self {
-        let name = if nth == 0 { "interrupt".to_owned() } else { format!("interrupt:{nth}") };
+        let name = if nth == 0 {
+            "interrupt".to_owned()
+        } else {
+            format!("interrupt:{nth}")
+        };
         Self(Uuid::new_v5(&task.0, name.as_bytes()).simple().to_string())
     }
 }

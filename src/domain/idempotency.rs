@@ -38,7 +38,10 @@ impl Key {
         let fingerprint = parts.iter().fold(REQUESTS, |sum, part| Uuid::new_v5(&sum, part));
         // Of fixed length, so that no client can write a key that looks like another one's.
         let client = Uuid::new_v5(&CLIENTS, client.as_bytes()).simple();
-        Ok(Self { name: format!("{client}:{text}"), fingerprint })
+        Ok(Self {
+            name: format!("{client}:{text}"),
+            fingerprint,
+        })
     }
 
     /// Under what it is stored: who wrote it, and what.
@@ -121,7 +124,10 @@ mod tests {
     #[test]
     fn keys_are_bounded() {
         for text in ["", "a b", "é", &"k".repeat(256)] {
-            assert!(Key::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"), "{text}");
+            assert!(
+                Key::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"),
+                "{text}"
+            );
         }
         assert!(Key::new("alice", &"k".repeat(255), &[]).is_ok());
     }

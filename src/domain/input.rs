@@ -101,7 +101,9 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
 /// Reads names of skills.
 fn read_pinned(value: &Value) -> Result<Value, Invalid> {
     let wrong = |_| under(PINNED_SKILLS)(not("a list of names of skills", value));
-    let Some(names) = Option::<Vec<String>>::deserialize(value).map_err(wrong)? else { return Ok(Value::Null) };
+    let Some(names) = Option::<Vec<String>>::deserialize(value).map_err(wrong)? else {
+        return Ok(Value::Null);
+    };
     if names.len() > MOST_PINNED {
         let reason = format!("names {} skills, but {MOST_PINNED} are allowed at once", names.len());
         return Err(Invalid::new(PINNED_SKILLS, reason));
@@ -113,9 +115,10 @@ fn read_pinned(value: &Value) -> Result<Value, Invalid> {
 fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
     match value {
         Value::Null => Ok(vec![]),
-        Value::Array(items) if items.len() > MAX_MESSAGES => {
-            Err(Invalid::new("messages", format!("has {} messages, but {MAX_MESSAGES} are allowed", items.len())))
-        }
+        Value::Array(items) if items.len() > MAX_MESSAGES => Err(Invalid::new(
+            "messages",
+            format!("has {} messages, but {MAX_MESSAGES} are allowed", items.len()),
+        )),
         Value::Array(items) => items
             .iter()
             .enumerate()
@@ -147,7 +150,10 @@ pub fn read_initial(values: &[Value]) -> Result<Vec<Message>, (usize, String)> {
 /// Reads a message that is to follow others.
 fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
     if before.len() == MOST_INITIAL {
-        return Err(Invalid::new("", format!("is one too many; at most {MOST_INITIAL} are allowed")));
+        return Err(Invalid::new(
+            "",
+            format!("is one too many; at most {MOST_INITIAL} are allowed"),
+        ));
     }
     check(value).map_err(|exceeded| exceeded.of(""))?;
     let message = read_message(value)?;
@@ -156,7 +162,10 @@ fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
     }
     let makes = |id: &str| before.iter().flat_map(Message::tool_calls).any(|call| call.id == id);
     match message.answers().filter(|id| !makes(id)) {
-        Some(id) => Err(Invalid::new("", format!("answers the call `{id}`, which no message before it makes"))),
+        Some(id) => Err(Invalid::new(
+            "",
+            format!("answers the call `{id}`, which no message before it makes"),
+        )),
         None => Ok(message),
     }
 }
@@ -199,7 +208,12 @@ fn message_of(role: &str, role_part: &str, fields: &Map<String, Value>) -> Resul
         "assistant" | "ai" | "AIMessageChunk" => ai_role(fields)?,
         "tool" | "function" | "ToolMessageChunk" => tool_role(role == "function", fields)?,
         "remove" => Role::Remove,
-        other => return Err(Invalid::new(role_part, format!("is {other:?}, but allowed are: {ROLES}"))),
+        other => {
+            return Err(Invalid::new(
+                role_part,
+                format!("is {other:?}, but allowed are: {ROLES}"),
+            ));
+        }
     };
     let id = text(fields, "id")?;
     if role == Role::Remove && id.is_none() {
@@ -228,7 +242,10 @@ fn content(fields: &Map<String, Value>, role: &Role) -> Result<Content, Invalid>
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
         Some(Value::Array(blocks)) => match blocks.iter().position(|b| !b.is_string() && !b.is_object()) {
             None => Ok(Content::Blocks(blocks.clone())),
-            Some(at) => Err(under(&format!("content[{at}]"))(not("a text or an object", &blocks[at]))),
+            Some(at) => Err(under(&format!("content[{at}]"))(not(
+                "a text or an object",
+                &blocks[at],
+            ))),
         },
         Some(other) if matches!(role, Role::Tool { .. }) => Ok(Content::Text(other.to_string())),
         Some(other) => Err(under("content")(not("a text or a list of content blocks", other))),
@@ -247,7 +264,11 @@ fn ai_role(fields: &Map<String, Value>) -> Result<Role, Invalid> {
         }
     }
     let usage_metadata = fields.get("usage_metadata").filter(|usage| !usage.is_null()).cloned();
-    Ok(Role::Ai { tool_calls, invalid_tool_calls, usage_metadata })
+    Ok(Role::Ai {
+        tool_calls,
+        invalid_tool_calls,
+        usage_metadata,
+    })
 }
 
 /// Reads a call: `{name, args, id}`, or as OpenAI writes it, `{id, function: {name, arguments}}`, whose arguments are a
@@ -257,33 +278,51 @@ pub(super) fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCal
     let id = text(fields, "id")?.ok_or_else(|| Invalid::new("id", "is missing"))?;
     let Some(function) = fields.get("function") else {
         let name = text(fields, "name")?.ok_or_else(|| Invalid::new("name", "is missing"))?;
-        return Ok(Ok(ToolCall::new(id, name, optional(fields, "args", "an object")?.unwrap_or_default())));
+        return Ok(Ok(ToolCall::new(
+            id,
+            name,
+            optional(fields, "args", "an object")?.unwrap_or_default(),
+        )));
     };
-    let function = function.as_object().ok_or_else(|| under("function")(not("an object", function)))?;
+    let function = function
+        .as_object()
+        .ok_or_else(|| under("function")(not("an object", function)))?;
     let name = text(function, "name").map_err(under("function"))?;
     let name = name.ok_or_else(|| Invalid::new("function.name", "is missing"))?;
-    let arguments = text(function, "arguments").map_err(under("function"))?.unwrap_or_default();
-    Ok(match serde_json::from_str::<Map<String, Value>>(if arguments.is_empty() { "{}" } else { &arguments }) {
-        Ok(args) => Ok(ToolCall::new(id, name, args)),
-        Err(error) => Err(InvalidToolCall {
-            name: Some(name),
-            args: Some(arguments),
-            id: Some(id),
-            error: Some(error.to_string()),
-            kind: "invalid_tool_call".to_owned(),
-        }),
-    })
+    let arguments = text(function, "arguments")
+        .map_err(under("function"))?
+        .unwrap_or_default();
+    Ok(
+        match serde_json::from_str::<Map<String, Value>>(if arguments.is_empty() { "{}" } else { &arguments }) {
+            Ok(args) => Ok(ToolCall::new(id, name, args)),
+            Err(error) => Err(InvalidToolCall {
+                name: Some(name),
+                args: Some(arguments),
+                id: Some(id),
+                error: Some(error.to_string()),
+                kind: "invalid_tool_call".to_owned(),
+            }),
+        },
+    )
 }
 
 fn tool_role(is_function: bool, fields: &Map<String, Value>) -> Result<Role, Invalid> {
     let call = text(fields, "tool_call_id")?;
     // The older `function` role names the function it answers, nothing else.
-    let call = if is_function { call.or(text(fields, "name")?) } else { call };
+    let call = if is_function {
+        call.or(text(fields, "name")?)
+    } else {
+        call
+    };
     let tool_call_id =
         call.ok_or_else(|| Invalid::new("tool_call_id", "is missing: it says which call is answered"))?;
     let status = optional(fields, "status", "\"success\" or \"error\"")?.unwrap_or(ToolStatus::Success);
     let artifact = fields.get("artifact").filter(|artifact| !artifact.is_null()).cloned();
-    Ok(Role::Tool { tool_call_id, artifact, status })
+    Ok(Role::Tool {
+        tool_call_id,
+        artifact,
+        status,
+    })
 }
 
 /// Reads files by path; `null` deletes.
@@ -347,7 +386,12 @@ fn read_file(value: &Value) -> Result<Option<File>, Invalid> {
 }
 
 fn file_of(content: String) -> File {
-    File { content, encoding: Encoding::Utf8, created_at: None, modified_at: None }
+    File {
+        content,
+        encoding: Encoding::Utf8,
+        created_at: None,
+        modified_at: None,
+    }
 }
 
 /// The text under `name`; absent and null are the same.
@@ -359,7 +403,9 @@ fn text(fields: &Map<String, Value>, name: &str) -> Result<Option<String>, Inval
 fn optional<T: DeserializeOwned>(fields: &Map<String, Value>, name: &str, wanted: &str) -> Result<Option<T>, Invalid> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => T::deserialize(value).map(Some).map_err(|_| under(name)(not(wanted, value))),
+        Some(value) => T::deserialize(value)
+            .map(Some)
+            .map_err(|_| under(name)(not(wanted, value))),
     }
 }
 
@@ -380,8 +426,15 @@ fn not(wanted: &str, value: &Value) -> Invalid {
 /// Puts `place` in front of the path of an error.
 pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
     move |error| {
-        let joint = if error.field.is_empty() || error.field.starts_with('[') { "" } else { "." };
-        Invalid { field: format!("{place}{joint}{}", error.field), reason: error.reason }
+        let joint = if error.field.is_empty() || error.field.starts_with('[') {
+            ""
+        } else {
+            "."
+        };
+        Invalid {
+            field: format!("{place}{joint}{}", error.field),
+            reason: error.reason,
+        }
     }
 }
 

@@ -164,10 +164,17 @@ impl Question {
     /// The mistakes that people make most often, said better than a schema can.
     fn check_decisions(&self, answer: &Value) -> Result<(), Invalid> {
         let Some(decisions) = answer.get("decisions").and_then(Value::as_array) else {
-            return Err(Invalid::new("resume", "must be an object {\"decisions\": [...]} with one decision per call"));
+            return Err(Invalid::new(
+                "resume",
+                "must be an object {\"decisions\": [...]} with one decision per call",
+            ));
         };
         if decisions.len() != self.calls.len() {
-            let reason = format!("has {} decisions, but {} calls wait for one", decisions.len(), self.calls.len());
+            let reason = format!(
+                "has {} decisions, but {} calls wait for one",
+                decisions.len(),
+                self.calls.len()
+            );
             return Err(Invalid::new("resume.decisions", reason));
         }
         let configs = self.value.get("review_configs").and_then(Value::as_array);

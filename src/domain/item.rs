@@ -103,7 +103,9 @@ impl fmt::Display for Namespace {
 /// The reason, in the words that clients of the field know.
 pub fn check_label(label: &str) -> Result<(), String> {
     if label.is_empty() || label.contains('.') {
-        return Err(format!("Namespace label '{label}' must be a non-empty string without periods"));
+        return Err(format!(
+            "Namespace label '{label}' must be a non-empty string without periods"
+        ));
     }
     if label.len() > LONGEST_LABEL {
         return Err(format!("Namespace label is longer than {LONGEST_LABEL} bytes"));
@@ -256,10 +258,20 @@ impl ItemDraft {
         let value = Value::Object(value);
         check(&value).map_err(|exceeded| exceeded.of("value"))?;
         if value.to_string().len() > LARGEST_VALUE {
-            return Err(Invalid::new("value", format!("is longer than {LARGEST_VALUE} bytes as JSON")));
+            return Err(Invalid::new(
+                "value",
+                format!("is longer than {LARGEST_VALUE} bytes as JSON"),
+            ));
         }
-        let Value::Object(value) = value else { return Err(Invalid::new("value", "must be an object")) };
-        Ok(Self { address, value, ttl, vectors: vec![] })
+        let Value::Object(value) = value else {
+            return Err(Invalid::new("value", "must be an object"));
+        };
+        Ok(Self {
+            address,
+            value,
+            ttl,
+            vectors: vec![],
+        })
     }
 }
 
@@ -313,16 +325,30 @@ mod tests {
         let cases: [(&[&str], &str); 6] = [
             (&[], "Namespace cannot be empty."),
             (&["langgraph", "x"], "Root label for namespace cannot be \"langgraph\"."),
-            (&["a.b"], "namespace[0]: Namespace label 'a.b' must be a non-empty string without periods"),
-            (&["a", ""], "namespace[1]: Namespace label '' must be a non-empty string without periods"),
-            (&["a\0"], "namespace[0]: Namespace label contains a character that cannot be stored"),
+            (
+                &["a.b"],
+                "namespace[0]: Namespace label 'a.b' must be a non-empty string without periods",
+            ),
+            (
+                &["a", ""],
+                "namespace[1]: Namespace label '' must be a non-empty string without periods",
+            ),
+            (
+                &["a\0"],
+                "namespace[0]: Namespace label contains a character that cannot be stored",
+            ),
             (&["a"; 33], "namespace: has more than 32 labels"),
         ];
         for (given, reason) in cases {
-            assert_eq!(Namespace::of_item(labels(given)).expect_err("it is none").to_string(), reason);
+            assert_eq!(
+                Namespace::of_item(labels(given)).expect_err("it is none").to_string(),
+                reason
+            );
         }
         let long = "x".repeat(200);
-        let long = Namespace::of_item(vec![long; 6]).expect_err("it is too long").to_string();
+        let long = Namespace::of_item(vec![long; 6])
+            .expect_err("it is too long")
+            .to_string();
         assert_eq!(long, "namespace: is longer than 1024 bytes");
         assert_eq!(
             Namespace::of_item(labels(&["a", "langgraph"])).map(|n| n.to_string()),
@@ -344,7 +370,9 @@ mod tests {
         let address = ItemAddress::new(Namespace::stored(labels(&["a"])), "k").expect("a key");
         let draft = |value: Value| {
             let value = value.as_object().cloned().expect("an object");
-            ItemDraft::new(address.clone(), value, None).map(|draft| draft.value.len()).map_err(|e| e.to_string())
+            ItemDraft::new(address.clone(), value, None)
+                .map(|draft| draft.value.len())
+                .map_err(|e| e.to_string())
         };
         assert_eq!(draft(json!({"a": {"b": [1]}})), Ok(1));
         assert!(

@@ -52,7 +52,10 @@ pub const VALUE_BYTES: usize = 128;
 
 /// How many JSON values may begin in a piece of a text. Texts with commas count for more than they hold.
 pub fn count_values(piece: &[u8]) -> usize {
-    piece.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count()
+    piece
+        .iter()
+        .filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{'))
+        .count()
 }
 
 /// About how much memory a JSON text takes with what is parsed of it, in bytes.
@@ -202,7 +205,9 @@ fn admit_to(value: &mut Value, most: usize) -> Result<(), LimitExceeded> {
             Value::Object(fields) => {
                 values += fields.len();
                 if fields.keys().any(|key| key.contains('\0')) {
-                    let renamed = std::mem::take(fields).into_iter().map(|(key, value)| (without_nul(key), value));
+                    let renamed = std::mem::take(fields)
+                        .into_iter()
+                        .map(|(key, value)| (without_nul(key), value));
                     *fields = renamed.collect();
                 }
                 open.extend(fields.values_mut().map(|value| (value, depth + 1)));
@@ -251,7 +256,12 @@ pub fn place_of_nul(value: &Value) -> Option<FieldPath> {
                 if let Some(key) = fields.keys().find(|key| key.contains('\0')) {
                     return Some(place.then(segment(key)));
                 }
-                open.extend(fields.iter().rev().map(|(key, value)| (value, below, Some(segment(key)))));
+                open.extend(
+                    fields
+                        .iter()
+                        .rev()
+                        .map(|(key, value)| (value, below, Some(segment(key)))),
+                );
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
@@ -274,7 +284,10 @@ mod tests {
         assert_eq!(check(&serde_json::from_str(&deepest).unwrap()), Ok(()));
         let deeper = nested(MAX_DEPTH + 1);
         assert_eq!(scan(deeper.as_bytes()), Err(LimitExceeded::Depth));
-        assert_eq!(check(&serde_json::from_str(&deeper).unwrap()), Err(LimitExceeded::Depth));
+        assert_eq!(
+            check(&serde_json::from_str(&deeper).unwrap()),
+            Err(LimitExceeded::Depth)
+        );
     }
 
     #[test]
@@ -296,7 +309,11 @@ mod tests {
     fn the_character_zero_is_found_in_keys_and_texts_and_only_there() {
         for text in ["\"a\\u0000b\"", "{\"\\u0000\":1}"] {
             assert_eq!(scan(text.as_bytes()), Err(LimitExceeded::Nul), "{text}");
-            assert_eq!(check(&serde_json::from_str(text).unwrap()), Err(LimitExceeded::Nul), "{text}");
+            assert_eq!(
+                check(&serde_json::from_str(text).unwrap()),
+                Err(LimitExceeded::Nul),
+                "{text}"
+            );
         }
         let escaped_backslash = r#""\\u0000""#;
         assert_eq!(scan(escaped_backslash.as_bytes()), Ok(()));
@@ -309,9 +326,15 @@ mod tests {
         assert_eq!(read, serde_json::json!({"a\u{fffd}": ["x\u{fffd}y"]}));
         assert!(read_foreign::<Value>(nested(MAX_DEPTH + ENVELOPE).as_bytes()).is_ok());
         let deeper = nested(MAX_DEPTH + ENVELOPE + 1);
-        assert_eq!(read_foreign::<Value>(deeper.as_bytes()).unwrap_err().to_string(), "nests deeper than 64 levels");
+        assert_eq!(
+            read_foreign::<Value>(deeper.as_bytes()).unwrap_err().to_string(),
+            "nests deeper than 64 levels"
+        );
         let hidden = deeper.replace('1', "\"\\u0000\"");
-        assert_eq!(read_foreign::<Value>(hidden.as_bytes()).unwrap_err().to_string(), "nests deeper than 64 levels");
+        assert_eq!(
+            read_foreign::<Value>(hidden.as_bytes()).unwrap_err().to_string(),
+            "nests deeper than 64 levels"
+        );
         let mut kept: Value = serde_json::from_str(&nested(MAX_DEPTH)).unwrap();
         assert_eq!(admit(&mut kept), Ok(()));
         let mut refused: Value = serde_json::from_str(&nested(MAX_DEPTH + 1)).unwrap();

@@ -111,9 +111,19 @@ impl Change {
     /// What is used by doing this.
     pub fn of(spending: Spending) -> Self {
         match spending {
-            Spending::ModelCall => Self { model_calls: 1, ..Self::default() },
-            Spending::ToolCall => Self { tool_calls: 1, ..Self::default() },
-            Spending::Child => Self { children: 1, under_way: 1, ..Self::default() },
+            Spending::ModelCall => Self {
+                model_calls: 1,
+                ..Self::default()
+            },
+            Spending::ToolCall => Self {
+                tool_calls: 1,
+                ..Self::default()
+            },
+            Spending::Child => Self {
+                children: 1,
+                under_way: 1,
+                ..Self::default()
+            },
         }
     }
 
@@ -194,7 +204,9 @@ impl Limits {
     /// its value.
     pub fn broken_by(&self, spending: Spending, used: &Usage, under_way: u64) -> Option<(&'static str, String)> {
         let whole = |name, limit: Option<u64>, used: u64| {
-            limit.filter(|limit| used >= *limit).map(|limit| (name, limit.to_string()))
+            limit
+                .filter(|limit| used >= *limit)
+                .map(|limit| (name, limit.to_string()))
         };
         let wall = || {
             let over = self.wall_s.filter(|limit| used.seconds >= *limit);
@@ -230,16 +242,58 @@ mod tests {
             |spending, used: Usage, under_way| limits.broken_by(spending, &used, under_way).map(|(name, _)| name);
         let none = Usage::default();
         assert_eq!(
-            broken(Spending::ModelCall, Usage { model_calls: 2, input_tokens: 4, output_tokens: 5, ..none }, 9),
+            broken(
+                Spending::ModelCall,
+                Usage {
+                    model_calls: 2,
+                    input_tokens: 4,
+                    output_tokens: 5,
+                    ..none
+                },
+                9
+            ),
             None
         );
-        assert_eq!(broken(Spending::ModelCall, Usage { model_calls: 3, ..none }, 0), Some("model_calls"));
-        assert_eq!(broken(Spending::ModelCall, Usage { input_tokens: 4, output_tokens: 6, ..none }, 0), Some("tokens"));
-        assert_eq!(broken(Spending::ModelCall, Usage { seconds: 1.5, ..none }, 0), Some("wall_s"));
+        assert_eq!(
+            broken(Spending::ModelCall, Usage { model_calls: 3, ..none }, 0),
+            Some("model_calls")
+        );
+        assert_eq!(
+            broken(
+                Spending::ModelCall,
+                Usage {
+                    input_tokens: 4,
+                    output_tokens: 6,
+                    ..none
+                },
+                0
+            ),
+            Some("tokens")
+        );
+        assert_eq!(
+            broken(Spending::ModelCall, Usage { seconds: 1.5, ..none }, 0),
+            Some("wall_s")
+        );
         assert_eq!(broken(Spending::ToolCall, none, 0), Some("tool_calls"));
         assert_eq!(broken(Spending::Child, Usage { children: 1, ..none }, 0), None);
-        assert_eq!(broken(Spending::Child, Usage { children: 2, ..none }, 0), Some("children_total"));
-        assert_eq!(broken(Spending::Child, Usage { children: 1, ..none }, 1), Some("children_at_once"));
-        assert_eq!(Limits::default().broken_by(Spending::Child, &Usage { children: u64::MAX, ..none }, 9), None);
+        assert_eq!(
+            broken(Spending::Child, Usage { children: 2, ..none }, 0),
+            Some("children_total")
+        );
+        assert_eq!(
+            broken(Spending::Child, Usage { children: 1, ..none }, 1),
+            Some("children_at_once")
+        );
+        assert_eq!(
+            Limits::default().broken_by(
+                Spending::Child,
+                &Usage {
+                    children: u64::MAX,
+                    ..none
+                },
+                9
+            ),
+            None
+        );
     }
 }

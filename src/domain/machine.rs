@@ -118,7 +118,10 @@ pub struct Failure {
 impl Failure {
     /// A failure of `class`.
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { class: class.into(), message: message.into() }
+        Self {
+            class: class.into(),
+            message: message.into(),
+        }
     }
 
     /// That a client has cancelled the run.
@@ -161,7 +164,10 @@ impl Machine {
     /// What has to be done now.
     pub fn next(&self, plan: &Plan) -> Step {
         let step = match &self.position.phase {
-            Phase::Start => Step::Fail(Failure::new("EmptyInputError", "there is nothing to run: no input was given")),
+            Phase::Start => Step::Fail(Failure::new(
+                "EmptyInputError",
+                "there is nothing to run: no input was given",
+            )),
             Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.has_open_question() => Step::Park,
             Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
             Phase::Model => Step::AskModel,
@@ -169,7 +175,10 @@ impl Machine {
             Phase::Work { .. } => Step::Work,
             Phase::Ended => Step::End,
         };
-        let takes_a_step = matches!(step, Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work);
+        let takes_a_step = matches!(
+            step,
+            Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work
+        );
         if takes_a_step && self.position.taken >= plan.step_limit {
             let message = format!(
                 "Recursion limit of {} reached without hitting a stop condition. \
@@ -295,12 +304,20 @@ impl Machine {
 
     /// Gives the answer to an open question; the asker is looked at again. False if it is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
-        let Some(asked) = self.position.asked.iter_mut().find(|i| i.id == *id && i.answer.is_none()) else {
+        let Some(asked) = self
+            .position
+            .asked
+            .iter_mut()
+            .find(|i| i.id == *id && i.answer.is_none())
+        else {
             return false;
         };
         asked.answer = Some(answer);
         if let (Asker::Call(asker), Phase::Tools { calls }) = (&asked.asker, &mut self.position.phase) {
-            calls.iter_mut().filter(|call| call.id == *asker).for_each(|call| call.fate = Fate::Ready);
+            calls
+                .iter_mut()
+                .filter(|call| call.id == *asker)
+                .for_each(|call| call.fate = Fate::Ready);
         }
         true
     }
@@ -332,7 +349,10 @@ impl Machine {
         self.forget_questions();
         let ends = answers.iter().any(|answer| answer.ends);
         let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
-        let mut writes: Vec<Update> = answers.into_iter().map(|answer| answer.writes.ruled(&plan.rules)).collect();
+        let mut writes: Vec<Update> = answers
+            .into_iter()
+            .map(|answer| answer.writes.ruled(&plan.rules))
+            .collect();
         clash::tell(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
         let mut entry = self.enter(id, Source::Loop, TOOLS, writes);
@@ -387,14 +407,28 @@ impl Machine {
         if question.kind != QuestionKind::UnknownOutcome {
             self.position.asked.retain(|asked| asked.asker != asker);
         }
-        self.position.asked.push(Interrupt { id, task, asker, question, answer: None });
+        self.position.asked.push(Interrupt {
+            id,
+            task,
+            asker,
+            question,
+            answer: None,
+        });
         self.position.asked.last()
     }
 
     /// Adds a checkpoint to the history.
     fn enter(&mut self, id: CheckpointId, source: Source, node: &str, writes: Vec<Update>) -> Entry {
         let step = self.step.map_or(-1, |step| step + 1);
-        let entry = Entry { id, parent: self.head, step, source, node: node.to_owned(), writes, shown: vec![] };
+        let entry = Entry {
+            id,
+            parent: self.head,
+            step,
+            source,
+            node: node.to_owned(),
+            writes,
+            shown: vec![],
+        };
         self.head = Some(id);
         self.step = Some(step);
         self.position.copied = false;
@@ -410,7 +444,12 @@ impl Machine {
         if let Some(edited) = &call.edited {
             return Some(ToolCall::new(call.id.clone(), edited.name.clone(), edited.args.clone()));
         }
-        self.state.last_ai()?.tool_calls().iter().find(|c| c.id == call.id).cloned()
+        self.state
+            .last_ai()?
+            .tool_calls()
+            .iter()
+            .find(|c| c.id == call.id)
+            .cloned()
     }
 
     /// The fate of the call at `at`.
@@ -453,7 +492,10 @@ impl Machine {
 
     /// The questions that wait for an answer.
     pub fn open_questions(&self) -> impl Iterator<Item = &Interrupt> {
-        self.position.asked.iter().filter(|interrupt| interrupt.answer.is_none())
+        self.position
+            .asked
+            .iter()
+            .filter(|interrupt| interrupt.answer.is_none())
     }
 }
 

@@ -99,7 +99,12 @@ fn tool_call() -> String {
 impl ToolCall {
     /// A call of `name`.
     pub fn new(id: impl Into<String>, name: impl Into<String>, args: Map<String, Value>) -> Self {
-        Self { name: name.into(), args, id: id.into(), kind: tool_call() }
+        Self {
+            name: name.into(),
+            args,
+            id: id.into(),
+            kind: tool_call(),
+        }
     }
 }
 
@@ -185,11 +190,16 @@ pub const REMOVE_ALL: &str = "__remove_all__";
 impl Message {
     /// The first block of what a human said for which there is a reason why it cannot be used, with that reason.
     pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
-        let Content::Blocks(blocks) = &self.content else { return None };
+        let Content::Blocks(blocks) = &self.content else {
+            return None;
+        };
         if self.role != Role::Human {
             return None;
         }
-        blocks.iter().enumerate().find_map(|(at, block)| Some((at, reason(block)?)))
+        blocks
+            .iter()
+            .enumerate()
+            .find_map(|(at, block)| Some((at, reason(block)?)))
     }
 
     /// A message of `role` with nothing else set.
@@ -211,24 +221,48 @@ impl Message {
 
     /// A model's message without calls.
     pub fn ai(content: impl Into<Content>) -> Self {
-        Self::new(Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![], usage_metadata: None }, content)
+        Self::new(
+            Role::Ai {
+                tool_calls: vec![],
+                invalid_tool_calls: vec![],
+                usage_metadata: None,
+            },
+            content,
+        )
     }
 
     /// A model's message that makes these calls.
     pub fn calling(calls: impl IntoIterator<Item = ToolCall>) -> Self {
         let tool_calls = calls.into_iter().collect();
-        Self::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+        Self::new(
+            Role::Ai {
+                tool_calls,
+                invalid_tool_calls: vec![],
+                usage_metadata: None,
+            },
+            "",
+        )
     }
 
     /// The result of `call`, as the model reads it.
     pub fn tool(call: &ToolCall, status: ToolStatus, content: impl Into<Content>) -> Self {
-        let role = Role::Tool { tool_call_id: call.id.clone(), artifact: None, status };
-        Self { name: Some(call.name.clone()), ..Self::new(role, content) }
+        let role = Role::Tool {
+            tool_call_id: call.id.clone(),
+            artifact: None,
+            status,
+        };
+        Self {
+            name: Some(call.name.clone()),
+            ..Self::new(role, content)
+        }
     }
 
     /// The same message under an id.
     pub fn with_id(self, id: impl Into<String>) -> Self {
-        Self { id: Some(id.into()), ..self }
+        Self {
+            id: Some(id.into()),
+            ..self
+        }
     }
 
     /// The calls of a model's message; none for the others.

@@ -71,7 +71,10 @@ pub struct Invalid {
 impl Invalid {
     /// Says that `field` is wrong because of `reason`.
     pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field.into(), reason: reason.into() }
+        Self {
+            field: field.into(),
+            reason: reason.into(),
+        }
     }
 }
 

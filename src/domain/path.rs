@@ -54,7 +54,9 @@ mod tests {
 
     #[test]
     fn paths_that_could_lead_out_are_refused() {
-        for path in ["../x", "/a/../x", "a\\..\\x", "~/x", "~root", "C:\\x", "c:/x", "/C:/x", "/a\0b"] {
+        for path in [
+            "../x", "/a/../x", "a\\..\\x", "~/x", "~root", "C:\\x", "c:/x", "/C:/x", "/a\0b",
+        ] {
             assert!(normalise(path).is_err(), "{path}");
         }
     }

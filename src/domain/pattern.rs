@@ -42,13 +42,20 @@ impl Pattern {
         if pattern.split('/').any(|part| part == "..") {
             return Err("it must not contain ..".to_owned());
         }
-        let relative = below(pattern, directory).filter(|_| directory != "/").unwrap_or(pattern);
+        let relative = below(pattern, directory)
+            .filter(|_| directory != "/")
+            .unwrap_or(pattern);
         let mut alternatives = vec![];
         expand(relative, &mut alternatives)?;
         let floats = !pattern.contains('/');
-        let alternatives =
-            alternatives.iter().map(|alternative| parts(alternative, floats)).collect::<Result<_, _>>()?;
-        Ok(Self { alternatives, has_dots: false })
+        let alternatives = alternatives
+            .iter()
+            .map(|alternative| parts(alternative, floats))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            alternatives,
+            has_dots: false,
+        })
     }
 
     /// Compiles `pattern`, meant for all paths, to which names that begin with a dot are like all others.
@@ -56,7 +63,10 @@ impl Pattern {
     /// # Errors
     /// Why it is none.
     pub fn with_dots(pattern: &str) -> Result<Self, String> {
-        Ok(Self { has_dots: true, ..Self::new(pattern, "/")? })
+        Ok(Self {
+            has_dots: true,
+            ..Self::new(pattern, "/")?
+        })
     }
 
     /// Whether it matches `path`, which is relative to the directory.
@@ -102,7 +112,11 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
             }
             '}' if depth == 1 => {
                 choices.push(&pattern[from..at]);
-                return Ok(Some(Braces { open, choices, close: at }));
+                return Ok(Some(Braces {
+                    open,
+                    choices,
+                    close: at,
+                }));
             }
             '}' => depth -= 1,
             _ => {}
@@ -121,7 +135,10 @@ fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
             parts.push(Part::Any);
             continue;
         }
-        let glob = GlobBuilder::new(text).literal_separator(true).build().map_err(|error| error.kind().to_string())?;
+        let glob = GlobBuilder::new(text)
+            .literal_separator(true)
+            .build()
+            .map_err(|error| error.kind().to_string())?;
         parts.push(Part::One(glob.compile_matcher(), text.starts_with('.')));
     }
     Ok(parts)
@@ -194,7 +211,14 @@ mod tests {
 
     #[test]
     fn patterns_that_mean_nothing_are_refused() {
-        for pattern in ["", " ", "[a", "{a,b", "../*", "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}"] {
+        for pattern in [
+            "",
+            " ",
+            "[a",
+            "{a,b",
+            "../*",
+            "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}",
+        ] {
             assert!(Pattern::new(pattern, "/").is_err(), "{pattern}");
         }
     }

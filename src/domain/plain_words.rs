@@ -11,7 +11,10 @@ pub fn plain(message: &str) -> Option<String> {
         return Some(format!("unknown key; {}", suggestion(word, known, "allowed are")));
     }
     if let Some((word, known)) = unknown(message, "unknown variant `") {
-        return Some(format!("`{word}` is not allowed; {}", suggestion(word, known, "allowed are")));
+        return Some(format!(
+            "`{word}` is not allowed; {}",
+            suggestion(word, known, "allowed are")
+        ));
     }
     if let Some(name) = quoted(message, "missing field `") {
         return Some(format!("`{name}` must be given"));
@@ -89,18 +92,39 @@ mod tests {
     #[test]
     fn no_word_of_the_library_is_left() {
         for (said, told) in [
-            ("invalid type: sequence, expected a map", "must be an object, not a list"),
-            ("invalid type: map, expected a sequence", "must be a list, not an object"),
-            ("invalid type: sequence, expected struct CommandBody", "must be an object, not a list"),
-            ("invalid type: string \"secret\", expected a boolean", "must be true or false, not a string"),
-            ("invalid type: integer `5`, expected a string", "must be a string, not a whole number"),
+            (
+                "invalid type: sequence, expected a map",
+                "must be an object, not a list",
+            ),
+            (
+                "invalid type: map, expected a sequence",
+                "must be a list, not an object",
+            ),
+            (
+                "invalid type: sequence, expected struct CommandBody",
+                "must be an object, not a list",
+            ),
+            (
+                "invalid type: string \"secret\", expected a boolean",
+                "must be true or false, not a string",
+            ),
+            (
+                "invalid type: integer `5`, expected a string",
+                "must be a string, not a whole number",
+            ),
             ("invalid type: null, expected i64", "must be a whole number, not null"),
             (
                 "invalid type: floating point `1.5`, expected i64",
                 "must be a whole number, not a number with a fraction",
             ),
-            ("invalid value: integer `-1`, expected u8", "must be a whole number from 0 to 255"),
-            ("invalid length 0, expected struct Inner with 1 element", "must be an object"),
+            (
+                "invalid value: integer `-1`, expected u8",
+                "must be a whole number from 0 to 255",
+            ),
+            (
+                "invalid length 0, expected struct Inner with 1 element",
+                "must be an object",
+            ),
             ("missing field `thread_ids`", "`thread_ids` must be given"),
             ("duplicate field `limit`", "`limit` is there twice"),
             (
@@ -108,9 +132,16 @@ mod tests {
                 "`rase` is not allowed; did you mean `raise`? \
               allowed are: raise, do_nothing",
             ),
-            ("data did not match any variant of untagged enum Ttl", "has none of the forms that are allowed here"),
+            (
+                "data did not match any variant of untagged enum Ttl",
+                "has none of the forms that are allowed here",
+            ),
         ] {
-            assert_eq!(plain(said).map(|words| in_json(&words)).as_deref(), Some(told), "{said}");
+            assert_eq!(
+                plain(said).map(|words| in_json(&words)).as_deref(),
+                Some(told),
+                "{said}"
+            );
         }
         assert_eq!(plain("must be an IANA name"), None);
         assert_eq!(in_json("`a table` is a table"), "`a table` is an object");

@@ -105,7 +105,11 @@ impl Lineage {
 
 /// A namespace as clients write it.
 pub fn namespace_text(namespace: &[TaskId]) -> String {
-    namespace.iter().map(|task| format!("tools:{task}")).collect::<Vec<_>>().join("|")
+    namespace
+        .iter()
+        .map(|task| format!("tools:{task}"))
+        .collect::<Vec<_>>()
+        .join("|")
 }
 
 /// What a run is doing.
@@ -128,8 +132,14 @@ pub enum RunStatus {
 
 impl RunStatus {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Pending, Self::Running, Self::Success, Self::Error, Self::Timeout, Self::Interrupted];
+    pub const ALL: [Self; 6] = [
+        Self::Pending,
+        Self::Running,
+        Self::Success,
+        Self::Error,
+        Self::Timeout,
+        Self::Interrupted,
+    ];
 
     /// The word for it.
     pub fn word(self) -> &'static str {
@@ -314,6 +324,8 @@ impl Multitask {
 
     /// The strategy of this word.
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Enqueue, Self::Reject, Self::Interrupt, Self::Rollback].into_iter().find(|s| s.word() == word)
+        [Self::Enqueue, Self::Reject, Self::Interrupt, Self::Rollback]
+            .into_iter()
+            .find(|s| s.word() == word)
     }
 }

@@ -67,7 +67,10 @@ impl fmt::Display for SchemaError {
 
 impl SchemaError {
     fn whole(reason: impl Into<String>) -> Self {
-        Self { place: String::new(), reason: reason.into() }
+        Self {
+            place: String::new(),
+            reason: reason.into(),
+        }
     }
 }
 
@@ -95,14 +98,21 @@ impl Schema {
         json_limits::check(schema).map_err(|exceeded| SchemaError::whole(exceeded.to_string()))?;
         let mut texts = Texts::default();
         texts.read(schema)?;
-        let size = Measure { texts: &texts, known: HashMap::new(), size: Size::default() }.take(schema)?;
+        let size = Measure {
+            texts: &texts,
+            known: HashMap::new(),
+            size: Size::default(),
+        }
+        .take(schema)?;
         let patterns = PatternOptions::fancy_regex()
             .backtrack_limit(MAX_BACKTRACKS)
             .size_limit(MAX_COMPILED_PATTERN_BYTES)
             .dfa_size_limit(MAX_COMPILED_PATTERN_BYTES);
         let built = jsonschema::options().with_pattern_options(patterns).build(schema);
-        let validator = built
-            .map_err(|error| SchemaError { place: error.instance_path().to_string(), reason: error.to_string() })?;
+        let validator = built.map_err(|error| SchemaError {
+            place: error.instance_path().to_string(),
+            reason: error.to_string(),
+        })?;
         Ok(Self { validator, size })
     }
 
@@ -121,7 +131,11 @@ impl Schema {
             }
             if self.size.per_value <= 1 {
                 // Without alternatives the first error is made alone.
-                return self.validator.validate(value).err().map_or(Verdict::Fits, |error| Verdict::Wrong(vec![error]));
+                return self
+                    .validator
+                    .validate(value)
+                    .err()
+                    .map_or(Verdict::Fits, |error| Verdict::Wrong(vec![error]));
             }
         }
         Verdict::Unexplained(UNEXPLAINED)
@@ -157,7 +171,9 @@ impl Schema {
 
 impl fmt::Debug for Schema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schema").field("size", &self.size).finish_non_exhaustive()
+        f.debug_struct("Schema")
+            .field("size", &self.size)
+            .finish_non_exhaustive()
     }
 }
 
@@ -220,7 +236,9 @@ impl<'a> Texts<'a> {
             }
         }
         if self.bytes > MAX_BYTES {
-            return Err(SchemaError::whole(format!("the schema is longer than {MAX_BYTES} bytes")));
+            return Err(SchemaError::whole(format!(
+                "the schema is longer than {MAX_BYTES} bytes"
+            )));
         }
         Ok(())
     }
@@ -228,19 +246,26 @@ impl<'a> Texts<'a> {
     fn read_fields(&mut self, place: &'a Value, fields: &'a Map<String, Value>) -> Result<(), SchemaError> {
         let own = fields.get("pattern").and_then(Value::as_str);
         let of_names = fields.get("patternProperties").and_then(Value::as_object);
-        for pattern in
-            own.into_iter().chain(of_names.into_iter().flat_map(|patterns| patterns.keys().map(String::as_str)))
-        {
+        for pattern in own.into_iter().chain(
+            of_names
+                .into_iter()
+                .flat_map(|patterns| patterns.keys().map(String::as_str)),
+        ) {
             self.patterns += 1;
             if pattern.len() > MAX_PATTERN_BYTES {
                 let reason = format!("a regular expression in it is longer than {MAX_PATTERN_BYTES} bytes");
                 return Err(SchemaError::whole(reason));
             }
             if self.patterns > MAX_PATTERNS {
-                return Err(SchemaError::whole(format!("the schema has more than {MAX_PATTERNS} regular expressions")));
+                return Err(SchemaError::whole(format!(
+                    "the schema has more than {MAX_PATTERNS} regular expressions"
+                )));
             }
         }
-        for name in ["$anchor", "$dynamicAnchor"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
+        for name in ["$anchor", "$dynamicAnchor"]
+            .iter()
+            .filter_map(|key| fields.get(*key)?.as_str())
+        {
             self.anchors.insert(name, place);
         }
         for id in ["$id", "id"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
@@ -258,7 +283,10 @@ impl<'a> Texts<'a> {
         let exact = self.resources.get(address).copied();
         exact.or_else(|| {
             let is_meant = |id: &str| id.strip_suffix(address).is_some_and(|before| before.ends_with('/'));
-            self.resources.iter().find(|(id, _)| is_meant(id)).map(|(_, place)| *place)
+            self.resources
+                .iter()
+                .find(|(id, _)| is_meant(id))
+                .map(|(_, place)| *place)
         })
     }
 }
@@ -322,7 +350,13 @@ impl<'a> Measure<'a> {
             Some(Some(part)) => *part,
             Some(None) => {
                 self.size.is_recursive = true;
-                Part { same: 0, inside: 0, parts: 0, per_value_depth: 0, depth: 0 }
+                Part {
+                    same: 0,
+                    inside: 0,
+                    parts: 0,
+                    per_value_depth: 0,
+                    depth: 0,
+                }
             }
             None => {
                 too_deep(depth, in_row)?;
@@ -348,13 +382,24 @@ impl<'a> Measure<'a> {
     }
 
     fn look_into(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
-        let mut part = Part { same: 1, inside: 0, parts: 1, per_value_depth: 1, depth: 1 };
+        let mut part = Part {
+            same: 1,
+            inside: 0,
+            parts: 1,
+            per_value_depth: 1,
+            depth: 1,
+        };
         let Value::Object(fields) = schema else { return Ok(part) };
-        let is_resource = fields.get("$id").and_then(Value::as_str).is_some_and(|id| !id.starts_with('#'));
+        let is_resource = fields
+            .get("$id")
+            .and_then(Value::as_str)
+            .is_some_and(|id| !id.starts_with('#'));
         let root = if is_resource { schema } else { root };
         let (depth, in_row) = (above.0 + 1, above.1 + 1);
         for keyword in ["$ref", "$dynamicRef", "$recursiveRef"] {
-            let Some(to) = fields.get(keyword).and_then(Value::as_str) else { continue };
+            let Some(to) = fields.get(keyword).and_then(Value::as_str) else {
+                continue;
+            };
             if keyword != "$ref" {
                 self.size.is_recursive = true;
             }
@@ -368,7 +413,9 @@ impl<'a> Measure<'a> {
                     self.size.has_alternatives = true;
                 }
                 Lead::Nowhere => {
-                    return Err(SchemaError::whole(format!("the reference `{to}` leads nowhere in the schema")));
+                    return Err(SchemaError::whole(format!(
+                        "the reference `{to}` leads nowhere in the schema"
+                    )));
                 }
             }
         }
@@ -410,12 +457,21 @@ impl<'a> Measure<'a> {
             return Lead::To(root, root);
         }
         let Some(pointer) = fragment.strip_prefix('/') else {
-            return self.texts.anchors.get(fragment).map_or(Lead::Nowhere, |place| Lead::To(place, root));
+            return self
+                .texts
+                .anchors
+                .get(fragment)
+                .map_or(Lead::Nowhere, |place| Lead::To(place, root));
         };
         let mut at = (root, root);
         for step in pointer.split('/') {
-            let Some(inner) = enter(at.0, step) else { return Lead::Nowhere };
-            let is_resource = inner.get("$id").and_then(Value::as_str).is_some_and(|id| !id.starts_with('#'));
+            let Some(inner) = enter(at.0, step) else {
+                return Lead::Nowhere;
+            };
+            let is_resource = inner
+                .get("$id")
+                .and_then(Value::as_str)
+                .is_some_and(|id| !id.starts_with('#'));
             at = (inner, if is_resource { inner } else { at.1 });
         }
         Lead::To(at.0, at.1)
@@ -486,9 +542,14 @@ fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
 }
 
 fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    let lists = LISTS_ON_SAME.iter().filter_map(|keyword| fields.get(*keyword)?.as_array()).flatten();
+    let lists = LISTS_ON_SAME
+        .iter()
+        .filter_map(|keyword| fields.get(*keyword)?.as_array())
+        .flatten();
     let single = ON_SAME.iter().filter_map(|keyword| fields.get(*keyword));
-    let maps = MAPS_ON_SAME.iter().filter_map(|keyword| fields.get(*keyword)?.as_object());
+    let maps = MAPS_ON_SAME
+        .iter()
+        .filter_map(|keyword| fields.get(*keyword)?.as_object());
     lists.chain(single).chain(maps.flat_map(Map::values))
 }
 
@@ -499,9 +560,19 @@ fn on_shared(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
 }
 
 fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    let properties = fields.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::values);
-    let places = ["prefixItems", "items"].iter().filter_map(|keyword| fields.get(*keyword)?.as_array()).flatten();
-    let single = ON_OWN.iter().filter_map(|keyword| fields.get(*keyword)).filter(|inner| !inner.is_array());
+    let properties = fields
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flat_map(Map::values);
+    let places = ["prefixItems", "items"]
+        .iter()
+        .filter_map(|keyword| fields.get(*keyword)?.as_array())
+        .flatten();
+    let single = ON_OWN
+        .iter()
+        .filter_map(|keyword| fields.get(*keyword))
+        .filter(|inner| !inner.is_array());
     properties.chain(places).chain(single)
 }
 

@@ -20,7 +20,10 @@ pub struct SizeLimits {
 impl Default for SizeLimits {
     /// 4 MiB and 32 MiB.
     fn default() -> Self {
-        Self { file: 4 * 1024 * 1024, state: 32 * 1024 * 1024 }
+        Self {
+            file: 4 * 1024 * 1024,
+            state: 32 * 1024 * 1024,
+        }
     }
 }
 
@@ -39,7 +42,10 @@ pub fn of_value(value: &Value) -> usize {
 }
 
 fn of_fields(fields: &Map<String, Value>) -> usize {
-    fields.iter().map(|(name, value)| name.len() + 2 + of_value(value)).sum()
+    fields
+        .iter()
+        .map(|(name, value)| name.len() + 2 + of_value(value))
+        .sum()
 }
 
 /// The size of a message.
@@ -49,9 +55,18 @@ pub fn of_message(message: &Message) -> usize {
         Content::Blocks(blocks) => blocks.iter().map(of_value).sum(),
     };
     let said = match &message.role {
-        Role::Ai { tool_calls, invalid_tool_calls, usage_metadata: _ } => {
-            let calls: usize = tool_calls.iter().map(|call| MESSAGE_BYTES + of_fields(&call.args)).sum();
-            let unread = invalid_tool_calls.iter().map(|call| call.args.as_ref().map_or(0, String::len));
+        Role::Ai {
+            tool_calls,
+            invalid_tool_calls,
+            usage_metadata: _,
+        } => {
+            let calls: usize = tool_calls
+                .iter()
+                .map(|call| MESSAGE_BYTES + of_fields(&call.args))
+                .sum();
+            let unread = invalid_tool_calls
+                .iter()
+                .map(|call| call.args.as_ref().map_or(0, String::len));
             calls + unread.sum::<usize>()
         }
         Role::Tool { artifact, .. } => artifact.as_ref().map_or(0, of_value),
@@ -63,7 +78,10 @@ pub fn of_message(message: &Message) -> usize {
 /// The size of what an update writes.
 pub fn of_update(update: &Update) -> usize {
     let messages: usize = update.messages.iter().map(|message| of_message(message)).sum();
-    let files = update.files.iter().map(|(path, file)| path.len() + file.as_ref().map_or(0, |file| file.content.len()));
+    let files = update
+        .files
+        .iter()
+        .map(|(path, file)| path.len() + file.as_ref().map_or(0, |file| file.content.len()));
     let fields = update.fields.iter().map(|(name, value)| name.len() + of_value(value));
     messages + files.sum::<usize>() + fields.sum::<usize>()
 }
@@ -82,10 +100,17 @@ impl SizeLimits {
     /// # Errors
     /// Names the first that is.
     pub fn check_files(&self, update: &Update) -> Result<(), Invalid> {
-        let written = update.files.iter().filter_map(|(path, file)| Some((path, file.as_ref()?)));
+        let written = update
+            .files
+            .iter()
+            .filter_map(|(path, file)| Some((path, file.as_ref()?)));
         for (path, file) in written {
             if file.content.len() > self.file {
-                let reason = format!("is {} bytes long; at most {} are allowed", file.content.len(), self.file);
+                let reason = format!(
+                    "is {} bytes long; at most {} are allowed",
+                    file.content.len(),
+                    self.file
+                );
                 return Err(Invalid::new(format!("files.{path}"), reason));
             }
         }
@@ -118,7 +143,12 @@ mod tests {
         let written = |length: usize| {
             let file = crate::domain::state::File::text("y".repeat(length), Timestamp(0));
             let files = [("/a".to_owned(), Some(std::sync::Arc::new(file)))].into();
-            limits.check_files(&Update { files, ..Update::none() }).map_err(|invalid| invalid.field)
+            limits
+                .check_files(&Update {
+                    files,
+                    ..Update::none()
+                })
+                .map_err(|invalid| invalid.field)
         };
         assert_eq!(written(limits.file), Ok(()));
         assert_eq!(written(limits.file + 1), Err("files./a".to_owned()));

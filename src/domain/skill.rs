@@ -68,7 +68,9 @@ impl Skill {
         let described = required(&settings, "description")?;
         let description = cut(&described, LONGEST_DESCRIPTION);
         if description != described {
-            oddities.push(format!("its `description` is cut off after {LONGEST_DESCRIPTION} characters"));
+            oddities.push(format!(
+                "its `description` is cut off after {LONGEST_DESCRIPTION} characters"
+            ));
         }
         let compatibility = word(settings.get("compatibility")).map(|text| cut(&text, LONGEST_COMPATIBILITY));
         let metadata = settings.get("metadata").and_then(Value::as_object);
@@ -79,7 +81,9 @@ impl Skill {
             path: path.to_owned(),
             license: word(settings.get("license")),
             compatibility,
-            metadata: pairs.filter_map(|(key, value)| Some((key.clone(), word(Some(value))?))).collect(),
+            metadata: pairs
+                .filter_map(|(key, value)| Some((key.clone(), word(Some(value))?)))
+                .collect(),
             allowed_tools: names(settings.get("allowed-tools")),
             include_tools: names(metadata.and_then(|metadata| metadata.get(INCLUDE_TOOLS))),
         };
@@ -104,7 +108,10 @@ fn settings(yaml: &str) -> Result<Map<String, Value>, String> {
         Ok(_) => Err("must have names and values at its top (`name: value`)".to_owned()),
         Err(error) => {
             let text = error.without_snippet().to_string();
-            Err(format!("has settings that are no YAML: {}", text.lines().next().unwrap_or_default()))
+            Err(format!(
+                "has settings that are no YAML: {}",
+                text.lines().next().unwrap_or_default()
+            ))
         }
     }
 }
@@ -142,7 +149,9 @@ fn names(value: Option<&Value>) -> Vec<String> {
 fn name_oddity(name: &str, path: &str) -> Option<String> {
     let folder = path.rsplit('/').nth(1).unwrap_or_default();
     let is_plain = (1..=LONGEST_NAME).contains(&name.chars().count())
-        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+        && name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
     if !is_plain {
         return Some(format!("its `name` should be 1 to {LONGEST_NAME} of a-z, 0-9 and `-`"));
     }
@@ -172,12 +181,21 @@ mod tests {
         )
         .expect("a skill");
         assert_eq!(oddities, [""; 0]);
-        assert_eq!((skill.name.as_str(), skill.description.as_str()), ("web-research", "Finds sources."));
-        assert_eq!((skill.license.as_deref(), skill.compatibility.as_deref()), (Some("MIT"), Some("needs a network")));
+        assert_eq!(
+            (skill.name.as_str(), skill.description.as_str()),
+            ("web-research", "Finds sources.")
+        );
+        assert_eq!(
+            (skill.license.as_deref(), skill.compatibility.as_deref()),
+            (Some("MIT"), Some("needs a network"))
+        );
         assert_eq!(skill.allowed_tools, ["lookup", "send_email", "grep"]);
         assert_eq!(skill.include_tools, ["publish"]);
-        let pairs: Vec<(&str, &str)> =
-            skill.metadata.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let pairs: Vec<(&str, &str)> = skill
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+            .collect();
         assert_eq!(pairs, [("author", "ann"), ("version", "1.5")]);
     }
 

@@ -24,7 +24,12 @@ pub struct Frames {
 impl Frames {
     /// Cuts out events of up to `longest` bytes; of a longer one nothing is kept.
     pub fn up_to(longest: usize) -> Self {
-        Self { longest, line: vec![], frame: Frame::default(), spoilt: false }
+        Self {
+            longest,
+            line: vec![],
+            frame: Frame::default(),
+            spoilt: false,
+        }
     }
 
     /// How many bytes have come of an event that is not complete.
@@ -87,12 +92,24 @@ mod tests {
     fn events_are_found_however_the_bytes_are_cut() {
         let text = ": heartbeat\n\nevent: messages\r\ndata: [1,\r\ndata: 2]\r\nid: 7\r\n\r\ndata:{}\n\ndata: left";
         let expected = [
-            Frame { event: "messages".to_owned(), id: Some("7".to_owned()), data: "[1,\n2]".to_owned() },
-            Frame { event: String::new(), id: None, data: "{}".to_owned() },
+            Frame {
+                event: "messages".to_owned(),
+                id: Some("7".to_owned()),
+                data: "[1,\n2]".to_owned(),
+            },
+            Frame {
+                event: String::new(),
+                id: None,
+                data: "{}".to_owned(),
+            },
         ];
         for size in 1..text.len() {
             let mut frames = Frames::up_to(LONGEST);
-            let found: Vec<Frame> = text.as_bytes().chunks(size).flat_map(|bytes| frames.take(bytes)).collect();
+            let found: Vec<Frame> = text
+                .as_bytes()
+                .chunks(size)
+                .flat_map(|bytes| frames.take(bytes))
+                .collect();
             assert_eq!(found, expected, "in pieces of {size}");
         }
     }

@@ -94,12 +94,18 @@ impl Update {
 
     /// Appends `messages`.
     pub fn messages(messages: impl IntoIterator<Item = Message>) -> Self {
-        Self { messages: messages.into_iter().map(Arc::new).collect(), ..Self::default() }
+        Self {
+            messages: messages.into_iter().map(Arc::new).collect(),
+            ..Self::default()
+        }
     }
 
     /// Sets one field.
     pub fn field(name: impl Into<String>, value: Value) -> Self {
-        Self { fields: BTreeMap::from([(name.into(), value)]), ..Self::default() }
+        Self {
+            fields: BTreeMap::from([(name.into(), value)]),
+            ..Self::default()
+        }
     }
 
     /// Whether nothing is written.
@@ -137,7 +143,10 @@ impl Update {
     /// Adds the rules of its fields.
     pub fn ruled(mut self, rules: &BTreeMap<String, FieldRule>) -> Self {
         if !rules.is_empty() {
-            let own = self.fields.keys().filter_map(|name| Some((name.clone(), *rules.get(name)?)));
+            let own = self
+                .fields
+                .keys()
+                .filter_map(|name| Some((name.clone(), *rules.get(name)?)));
             self.rules.extend(own.collect::<Vec<_>>());
         }
         self
@@ -145,7 +154,12 @@ impl Update {
 }
 
 /// Fields that belong to a policy: stored with the thread, never shown to clients, never passed to or from a subagent.
-const PRIVATE: [&str; 4] = ["hitl_edited_tool_calls", "memory_contents", SKILLS, "skills_load_errors"];
+const PRIVATE: [&str; 4] = [
+    "hitl_edited_tool_calls",
+    "memory_contents",
+    SKILLS,
+    "skills_load_errors",
+];
 
 /// The private field with the skills that an agent knows. A client may take it away, so that they are looked for anew.
 pub const SKILLS: &str = "skills_metadata";
@@ -216,7 +230,8 @@ impl State {
             };
             self.fields.insert(name, value);
         }
-        self.rules.extend(rules.iter().map(|(name, rule)| (name.clone(), *rule)));
+        self.rules
+            .extend(rules.iter().map(|(name, rule)| (name.clone(), *rule)));
     }
 
     /// Whether clients do not see this field.
@@ -226,7 +241,10 @@ impl State {
 
     /// Whether this field passes between an agent and its subagents.
     pub fn shares(&self, field: &str) -> bool {
-        let is_own = self.rules.get(field).is_some_and(|rule| rule.visibility == Visibility::Private);
+        let is_own = self
+            .rules
+            .get(field)
+            .is_some_and(|rule| rule.visibility == Visibility::Private);
         crosses_to_subagents(field) && !is_own
     }
 
@@ -253,7 +271,11 @@ impl State {
     pub fn for_subagent(&self) -> Update {
         Update {
             messages: vec![],
-            files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
+            files: self
+                .files
+                .iter()
+                .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
+                .collect(),
             fields: self
                 .fields
                 .iter()
@@ -267,13 +289,20 @@ impl State {
 
     /// The conversation as it was before the answer that is being carried out: what that answer's calls come from.
     pub fn before_last_answer(&self) -> &[Arc<Message>] {
-        let end = self.messages.iter().rposition(|message| message.is_ai()).unwrap_or(self.messages.len());
+        let end = self
+            .messages
+            .iter()
+            .rposition(|message| message.is_ai())
+            .unwrap_or(self.messages.len());
         &self.messages[..end]
     }
 
     /// The fields that a fork of the agent has: but for what is about the agent's own turn, all.
     pub fn fields_for_fork(&self) -> BTreeMap<String, Value> {
-        let own = self.fields.iter().filter(|(name, _)| !NOT_FORKED.contains(&name.as_str()));
+        let own = self
+            .fields
+            .iter()
+            .filter(|(name, _)| !NOT_FORKED.contains(&name.as_str()));
         let mut fields: BTreeMap<String, Value> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
         fields.insert(FORKED.to_owned(), Value::Bool(true));
         fields
@@ -283,7 +312,11 @@ impl State {
     pub fn as_update(&self) -> Update {
         Update {
             messages: self.messages.clone(),
-            files: self.files.iter().map(|(path, file)| (path.clone(), Some(Arc::clone(file)))).collect(),
+            files: self
+                .files
+                .iter()
+                .map(|(path, file)| (path.clone(), Some(Arc::clone(file))))
+                .collect(),
             fields: self.fields.clone(),
             rules: self.rules.clone(),
         }
@@ -317,7 +350,10 @@ impl State {
     pub fn media(&self) -> Vec<Value> {
         let is_media = |block: &&Value| {
             let kind = block.get("type").and_then(Value::as_str);
-            matches!(kind, Some("image" | "image_url" | "audio" | "input_audio" | "video" | "file"))
+            matches!(
+                kind,
+                Some("image" | "image_url" | "audio" | "input_audio" | "video" | "file")
+            )
         };
         match self.last_ai().map(|message| &message.content) {
             Some(Content::Blocks(blocks)) => blocks.iter().filter(is_media).cloned().collect(),

@@ -38,14 +38,29 @@ impl Thread {
     pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
         let (created_at, updated_at, state_updated_at) = (now, now, now);
         let (status, config, error, ttl, expires_at) = (ThreadStatus::Idle, Map::new(), None, None, None);
-        Self { id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, expires_at }
+        Self {
+            id,
+            status,
+            metadata,
+            config,
+            error,
+            created_at,
+            updated_at,
+            state_updated_at,
+            ttl,
+            expires_at,
+        }
     }
 
     /// The same, kept for so long after its last change.
     #[must_use]
     pub fn kept_for(self, ttl: Option<Ttl>) -> Self {
         let expires_at = ttl.map(|ttl| self.updated_at.plus(ttl.after));
-        Self { ttl, expires_at, ..self }
+        Self {
+            ttl,
+            expires_at,
+            ..self
+        }
     }
 }
 
@@ -79,7 +94,9 @@ impl TtlStrategy {
 
     /// The strategy of this word.
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Delete, Self::KeepLatest].into_iter().find(|strategy| strategy.word() == word)
+        [Self::Delete, Self::KeepLatest]
+            .into_iter()
+            .find(|strategy| strategy.word() == word)
     }
 }
 

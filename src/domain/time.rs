@@ -16,12 +16,18 @@ pub struct Timestamp(pub i64);
 impl Timestamp {
     /// The instant `after` this one.
     pub fn plus(self, after: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(after.as_micros()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_add(i64::try_from(after.as_micros()).unwrap_or(i64::MAX)),
+        )
     }
 
     /// The instant `before` this one.
     pub fn minus(self, before: Duration) -> Self {
-        Self(self.0.saturating_sub(i64::try_from(before.as_micros()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_sub(i64::try_from(before.as_micros()).unwrap_or(i64::MAX)),
+        )
     }
 
     /// How long after `earlier` this is; nothing when it is not.
@@ -74,7 +80,10 @@ pub trait Clock: Send + Sync {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[expect(clippy::disallowed_methods, reason = "the one place where the machine's clock is read")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place where the machine's clock is read"
+    )]
     fn now(&self) -> Timestamp {
         Timestamp(Utc::now().timestamp_micros())
     }
@@ -109,18 +118,27 @@ mod tests {
 
     #[test]
     fn http_names_the_day_of_the_week_and_its_own_zone() {
-        assert_eq!(Timestamp(1_795_250_426_062_942).to_http(), "Sat, 21 Nov 2026 08:40:26 GMT");
+        assert_eq!(
+            Timestamp(1_795_250_426_062_942).to_http(),
+            "Sat, 21 Nov 2026 08:40:26 GMT"
+        );
     }
 
     #[test]
     fn an_instant_is_read_with_and_without_an_offset() {
         let noon = Some(Timestamp(1_795_262_400_000_000));
-        for text in
-            ["2026-11-21T12:00:00Z", "2026-11-21T13:00:00+01:00", "2026-11-21T12:00:00", "2026-11-21T12:00:00.000"]
-        {
+        for text in [
+            "2026-11-21T12:00:00Z",
+            "2026-11-21T13:00:00+01:00",
+            "2026-11-21T12:00:00",
+            "2026-11-21T12:00:00.000",
+        ] {
             assert_eq!(Timestamp::read(text), noon, "{text}");
         }
-        assert_eq!(noon.map(|noon| noon.to_string()).as_deref(), Some("2026-11-21T12:00:00.000000+00:00"));
+        assert_eq!(
+            noon.map(|noon| noon.to_string()).as_deref(),
+            Some("2026-11-21T12:00:00.000000+00:00")
+        );
         for text in ["", "tomorrow", "2026-13-01T00:00:00Z", "2026-11-21"] {
             assert_eq!(Timestamp::read(text), None, "{text}");
         }

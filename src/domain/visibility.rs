@@ -54,14 +54,26 @@ impl Visibility {
                 Some(Cow::Borrowed(event))
             }
             (Self::ToolsOnly, EventBody::Fact(Fact::Answered { head, call, writes })) => {
-                let fact = Fact::Answered { head: *head, call: *call, writes: only_calls(writes) };
-                Some(Cow::Owned(Event { body: EventBody::Fact(fact), ..event.clone() }))
+                let fact = Fact::Answered {
+                    head: *head,
+                    call: *call,
+                    writes: only_calls(writes),
+                };
+                Some(Cow::Owned(Event {
+                    body: EventBody::Fact(fact),
+                    ..event.clone()
+                }))
             }
             (Self::ToolsOnly, EventBody::Entry(entry)) => {
                 let mut entry = (**entry).clone();
                 entry.writes = entry.writes.iter().map(only_calls).collect();
                 let shown = entry.writes.iter().any(|writes| !writes.is_empty());
-                shown.then(|| Cow::Owned(Event { body: EventBody::Entry(Arc::new(entry)), ..event.clone() }))
+                shown.then(|| {
+                    Cow::Owned(Event {
+                        body: EventBody::Entry(Arc::new(entry)),
+                        ..event.clone()
+                    })
+                })
             }
             (Self::Status | Self::ToolsOnly, _) => None,
         }
@@ -73,13 +85,24 @@ fn only_calls(writes: &Update) -> Update {
     let messages = writes.messages.iter().filter_map(|message| match &message.role {
         Role::Tool { .. } => Some(Arc::clone(message)),
         Role::Ai { tool_calls, .. } if !tool_calls.is_empty() => {
-            let role = Role::Ai { tool_calls: tool_calls.clone(), invalid_tool_calls: vec![], usage_metadata: None };
+            let role = Role::Ai {
+                tool_calls: tool_calls.clone(),
+                invalid_tool_calls: vec![],
+                usage_metadata: None,
+            };
             let (name, id) = (message.name.clone(), message.id.clone());
-            Some(Arc::new(Message { name, id, ..Message::new(role, Content::default()) }))
+            Some(Arc::new(Message {
+                name,
+                id,
+                ..Message::new(role, Content::default())
+            }))
         }
         Role::Ai { .. } | Role::Human | Role::System | Role::Remove => None,
     });
-    Update { messages: messages.collect(), ..Update::none() }
+    Update {
+        messages: messages.collect(),
+        ..Update::none()
+    }
 }
 
 #[cfg(test)]
@@ -104,13 +127,27 @@ mod tests {
             visibility: Visibility::Full,
             display_text: None,
         };
-        Event { seq: 1, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body }
+        Event {
+            seq: 1,
+            run: RunId::mint(),
+            at: Timestamp(0),
+            origin: Arc::new(origin),
+            body,
+        }
     }
 
     fn step(writes: Update) -> Event {
         let id = CheckpointId::mint();
         let (source, node) = (Source::Loop, "model".to_owned());
-        let entry = Entry { id, parent: None, step: 0, source, node, writes: vec![writes], shown: vec![] };
+        let entry = Entry {
+            id,
+            parent: None,
+            step: 0,
+            source,
+            node,
+            writes: vec![writes],
+            shown: vec![],
+        };
         event(EventBody::Entry(Arc::new(entry)))
     }
 
@@ -124,8 +161,11 @@ mod tests {
     #[test]
     fn who_sees_tools_only_sees_calls_and_results_and_no_word_of_the_model() {
         let call = ToolCall::new("c1", "dig", Map::new());
-        let role =
-            Role::Ai { tool_calls: vec![call.clone()], invalid_tool_calls: vec![], usage_metadata: Some(json!(1)) };
+        let role = Role::Ai {
+            tool_calls: vec![call.clone()],
+            invalid_tool_calls: vec![],
+            usage_metadata: Some(json!(1)),
+        };
         let mut writes = Update::messages([
             Message::human("secret"),
             Message::new(role, "secret"),
@@ -137,7 +177,10 @@ mod tests {
         let shown = Visibility::ToolsOnly.shown(&happened).expect("something");
         let written = written(&shown);
         let text = serde_json::to_string(&written).expect("JSON");
-        assert!(!text.contains("secret") && text.contains("c1") && text.contains("dug"), "{text}");
+        assert!(
+            !text.contains("secret") && text.contains("c1") && text.contains("dug"),
+            "{text}"
+        );
         assert!(Visibility::Status.shown(&happened).is_none() && Visibility::Full.shown(&happened).is_some());
         let silent = step(Update::messages([Message::ai("secret")]));
         assert!(Visibility::ToolsOnly.shown(&silent).is_none());
@@ -145,8 +188,12 @@ mod tests {
 
     #[test]
     fn who_sees_the_status_sees_beginning_and_end_and_who_sees_nothing_not_even_that() {
-        let ended =
-            event(EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }));
+        let ended = event(EventBody::Fact(Fact::Ended {
+            status: RunStatus::Success,
+            error: None,
+            waits: false,
+            used: None,
+        }));
         assert!(Visibility::Status.shown(&ended).is_some() && Visibility::Hidden.shown(&ended).is_none());
         let told = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
         assert!(Visibility::ToolsOnly.shown(&told).is_none());

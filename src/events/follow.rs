@@ -70,7 +70,9 @@ impl Follow {
     /// # Errors
     /// When the database fails.
     pub async fn from_seq(events: &Events, thread: ThreadId, seq: i64) -> DbResult<Self> {
-        let read = events.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        let read = events
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         let mut follow = Self::new(events, thread, seq);
         if let Some((run, first)) = read.await? {
             follow.after = first;
@@ -82,7 +84,16 @@ impl Follow {
     fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
         let (events, ready, current) = (events.clone(), VecDeque::new(), None);
-        Self { events, db, log, thread, after, ready, current, leaving }
+        Self {
+            events,
+            db,
+            log,
+            thread,
+            after,
+            ready,
+            current,
+            leaving,
+        }
     }
 
     fn begin(&mut self, run: Run, after: After) {
@@ -155,7 +166,9 @@ impl Follow {
 
     async fn is_there(&self) -> DbResult<bool> {
         let thread = self.thread;
-        let found = self.db.read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await }));
+        let found = self
+            .db
+            .read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await }));
         Ok(found.await?.is_some())
     }
 }

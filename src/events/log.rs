@@ -63,7 +63,11 @@ pub(super) enum Glance {
 
 impl Default for ThreadLog {
     fn default() -> Self {
-        Self { ring: Mutex::default(), grown: watch::Sender::new(0), version: AtomicI64::new(i64::MIN) }
+        Self {
+            ring: Mutex::default(),
+            grown: watch::Sender::new(0),
+            version: AtomicI64::new(i64::MIN),
+        }
     }
 }
 
@@ -85,7 +89,17 @@ impl ThreadLog {
         let mut ring = self.ring();
         let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
         let (holder, run, slots) = (ring.holder, ring.run, VecDeque::new());
-        *ring = Ring { active: true, holder, run, coming: false, open: true, begun, next, floor: next - 1, slots };
+        *ring = Ring {
+            active: true,
+            holder,
+            run,
+            coming: false,
+            open: true,
+            begun,
+            next,
+            floor: next - 1,
+            slots,
+        };
         drop(ring);
         self.ring_bell();
     }
@@ -146,7 +160,10 @@ impl ThreadLog {
         let mut ring = self.ring();
         let seq = ring.next;
         ring.next += 1;
-        ring.slots.push_back(Slot { seq, event: Some(Arc::new(make(seq))) });
+        ring.slots.push_back(Slot {
+            seq,
+            event: Some(Arc::new(make(seq))),
+        });
         ring.trim();
         drop(ring);
         self.ring_bell();
@@ -158,7 +175,11 @@ impl ThreadLog {
         if ring.coming && ring.run == Some(run) {
             return Glance::Here(vec![]);
         }
-        ring.glance(ring.begun.filter(|(begun, _)| *begun == run).map_or(after, |(_, before)| after.max(before)))
+        ring.glance(
+            ring.begun
+                .filter(|(begun, _)| *begun == run)
+                .map_or(after, |(_, before)| after.max(before)),
+        )
     }
 
     /// What memory has after `after`, of whatever run.
@@ -182,7 +203,11 @@ impl ThreadLog {
         if !ring.active || ring.next == 0 {
             return None;
         }
-        let coming = ring.slots.iter().find(|slot| slot.event.is_none()).map_or(ring.next, |slot| slot.seq);
+        let coming = ring
+            .slots
+            .iter()
+            .find(|slot| slot.event.is_none())
+            .map_or(ring.next, |slot| slot.seq);
         Some(coming - 1)
     }
 

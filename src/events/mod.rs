@@ -49,7 +49,11 @@ pub struct Events {
 impl Events {
     /// The logs that `db` stores. Once the server is `leaving`, nobody waits for events that others write.
     pub fn new(db: Db, leaving: CancellationToken) -> Self {
-        Self { db, logs: Arc::default(), leaving }
+        Self {
+            db,
+            logs: Arc::default(),
+            leaving,
+        }
     }
 
     /// The newest part of a thread's log.
@@ -96,7 +100,9 @@ impl Events {
     /// # Errors
     /// When the database fails.
     pub async fn run(&self, run: RunId) -> DbResult<Option<Run>> {
-        self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await
+        self.db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
+            .await
     }
 
     /// The number before the first event of the run in whose course number `seq` was given out; 0 before all runs. Whoever
@@ -105,7 +111,9 @@ impl Events {
     /// # Errors
     /// When the database fails.
     pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
-        let read = self.db.read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
+        let read = self
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
     }
 
@@ -116,7 +124,11 @@ impl Events {
     pub async fn newest(&self, thread: ThreadId) -> DbResult<i64> {
         match self.log(thread).newest() {
             Some(newest) => Ok(newest),
-            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await,
+            None => {
+                self.db
+                    .read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await }))
+                    .await
+            }
         }
     }
 
@@ -130,7 +142,9 @@ impl Events {
     /// # Errors
     /// When the database fails.
     pub async fn reach(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
-        self.db.read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await })).await
+        self.db
+            .read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await }))
+            .await
     }
 
     /// The number at which what is left of a thread's log begins, if that is behind `seq`: what came after `seq` was taken
@@ -174,7 +188,11 @@ impl Events {
                 let asked = db::interrupts::of_thread(tx, thread, None).await?;
                 let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
                 let asked = own.map(|asked| asked.interrupt).collect();
-                Ok(Some(Standing { entry: Arc::new(found.entry), run: found.run, asked }))
+                Ok(Some(Standing {
+                    entry: Arc::new(found.entry),
+                    run: found.run,
+                    asked,
+                }))
             })
         });
         read.await

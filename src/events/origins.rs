@@ -20,7 +20,12 @@ pub(super) struct Origins {
 
 impl Origins {
     pub(super) fn new(db: Db, run: &Run) -> Self {
-        Self { db, run: run.id, main: Arc::new(Origin::of(run)), children: HashMap::new() }
+        Self {
+            db,
+            run: run.id,
+            main: Arc::new(Origin::of(run)),
+            children: HashMap::new(),
+        }
     }
 
     /// The run.
@@ -38,14 +43,23 @@ impl Origins {
             Logged::Entry(entry) => EventBody::Entry(Arc::new(entry)),
             Logged::Fact(fact) => EventBody::Fact(fact),
         };
-        Ok(Event { seq: logged.seq, run: self.run, at: logged.at, origin, body })
+        Ok(Event {
+            seq: logged.seq,
+            run: self.run,
+            at: logged.at,
+            origin,
+            body,
+        })
     }
 
     async fn child(&mut self, child: RunId) -> DbResult<Arc<Origin>> {
         if let Some(known) = self.children.get(&child) {
             return Ok(Arc::clone(known));
         }
-        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await })).await?;
+        let found = self
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, child).await }))
+            .await?;
         let origin = found.map_or_else(|| Arc::clone(&self.main), |run| Arc::new(Origin::of(&run)));
         self.children.insert(child, Arc::clone(&origin));
         Ok(origin)

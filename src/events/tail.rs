@@ -76,12 +76,30 @@ impl Tail {
         let origins = Origins::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
-        Self { db, log, run, branch: None, after, waiting, origins, live: false, ended: false, leaving, is_cut: false }
+        Self {
+            db,
+            log,
+            run,
+            branch: None,
+            after,
+            waiting,
+            origins,
+            live: false,
+            ended: false,
+            leaving,
+            is_cut: false,
+        }
     }
 
     /// Reads only what happens in the run of the subagent `child` and in those below it, to the end of that run.
     pub(super) fn of_child(self, child: &Run) -> Self {
-        Self { branch: Some(Branch { run: child.id, namespace: child.lineage.namespace.clone() }), ..self }
+        Self {
+            branch: Some(Branch {
+                run: child.id,
+                namespace: child.lineage.namespace.clone(),
+            }),
+            ..self
+        }
     }
 
     /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the
@@ -176,7 +194,11 @@ impl Tail {
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 // The runs of a thread follow each other: what was there before this one is passed over.
-                let before = if after == 0 { db::runs::first_seq(tx, run).await? } else { None };
+                let before = if after == 0 {
+                    db::runs::first_seq(tx, run).await?
+                } else {
+                    None
+                };
                 db::events::read(tx, thread, before.map_or(after, |first| after.max(first - 1)), PAGE).await
             })
         });
@@ -193,7 +215,11 @@ impl Tail {
         let thread = self.run.thread;
         let now = match self.log.newest() {
             Some(newest) => newest,
-            None => self.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?,
+            None => {
+                self.db
+                    .read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await }))
+                    .await?
+            }
         };
         self.after = Some(now);
         Ok(now)
@@ -202,7 +228,10 @@ impl Tail {
     /// Whether the run is over, or gone.
     async fn is_over(&self) -> DbResult<bool> {
         let run = self.run.id;
-        let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await?;
+        let found = self
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
+            .await?;
         Ok(found.is_none_or(|run| run.status.is_final()))
     }
 }

@@ -48,7 +48,16 @@ pub struct ThreadTail {
 impl ThreadTail {
     pub(super) fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
-        Self { db, log, thread, after, waiting: VecDeque::new(), origins: None, quiet: false, leaving }
+        Self {
+            db,
+            log,
+            thread,
+            after,
+            waiting: VecDeque::new(),
+            origins: None,
+            quiet: false,
+            leaving,
+        }
     }
 
     /// Waits for what comes next.
@@ -132,8 +141,10 @@ impl ThreadTail {
     /// Reads a page of stored events up to `floor`, where memory takes over.
     async fn read_stored(&mut self, floor: Option<i64>) -> DbResult<bool> {
         let (thread, after) = (self.thread, self.after);
-        let page =
-            self.db.read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await })).await?;
+        let page = self
+            .db
+            .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await }))
+            .await?;
         let (page, last) = up_to(floor, after, page);
         for logged in page {
             // What a client wrote outside of all runs is part of the state from which the next run begins.
@@ -150,7 +161,10 @@ impl ThreadTail {
     /// The agents of a run; none if the run is gone, and with it whatever is told of it.
     async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut Origins>> {
         if self.origins.as_ref().is_none_or(|origins| origins.run() != run) {
-            let found = self.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await })).await?;
+            let found = self
+                .db
+                .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
+                .await?;
             self.origins = found.map(|run| Origins::new(self.db.clone(), &run));
         }
         Ok(self.origins.as_mut())

@@ -23,7 +23,12 @@ impl Events {
         if self.db.engine() != Engine::Postgres {
             return;
         }
-        while self.leaving.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+        while self
+            .leaving
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await
+            .is_some()
+        {
             if let Err(error) = self.look().await {
                 tracing::warn!(%error, "could not look for what other processes did");
             }
@@ -35,7 +40,9 @@ impl Events {
         let listened_to = self.listened_to();
         for some in listened_to.chunks(AT_ONCE) {
             let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
-            let read = self.db.read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
+            let read = self
+                .db
+                .read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
             for found in read.await? {
                 if let Some((_, log)) = some.iter().find(|(thread, _)| *thread == found.thread) {
                     log.stir_if_changed(found.version, found.is_at_work);
@@ -49,6 +56,8 @@ impl Events {
     fn listened_to(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
         let logs = self.logs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let alive = logs.iter().filter_map(|(thread, log)| Some((*thread, log.upgrade()?)));
-        alive.filter(|(_, log)| log.is_waited_for() && !log.is_active()).collect()
+        alive
+            .filter(|(_, log)| log.is_waited_for() && !log.is_active())
+            .collect()
     }
 }

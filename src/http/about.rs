@@ -19,7 +19,10 @@ use crate::metrics::{Backlog, samples};
     responses((status = 200, description = "Where things are", body = Value),
         (status = 307, description = "A browser is sent to the API document")))]
 pub(super) async fn root(headers: HeaderMap) -> Response {
-    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accepted = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
     if accepted.contains("text/html") {
         return Redirect::temporary("/docs").into_response();
     }
@@ -46,7 +49,9 @@ pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Va
     if params.flag("check_db")? {
         // A row is really written: a disk that is full lets an empty transaction pass.
         let now = api.clock.now();
-        api.db.write(move |tx| Box::pin(async move { db::workers::probe(tx, now).await })).await?;
+        api.db
+            .write(move |tx| Box::pin(async move { db::workers::probe(tx, now).await }))
+            .await?;
     }
     Ok(Json(json!({"ok": true, "services": {}})))
 }
@@ -98,7 +103,9 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
     })?;
     // What can be told without the database is told: that is when somebody wants to know.
     let backlog = match tokio::time::timeout(BACKLOG_PATIENCE, api.runs.backlog()).await {
-        Ok(backlog) => backlog.inspect_err(|error| tracing::warn!(%error, "could not count what waits")).ok(),
+        Ok(backlog) => backlog
+            .inspect_err(|error| tracing::warn!(%error, "could not count what waits"))
+            .ok(),
         Err(_) => {
             tracing::warn!("could not count what waits: the database does not answer");
             None
@@ -108,8 +115,15 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
     if format == Format::Json {
         return Ok(Json(as_json(backlog.as_ref(), &text)).into_response());
     }
-    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let kind = if accepted.contains("application/openmetrics-text") { OPEN_METRICS } else { PLAIN };
+    let accepted = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .unwrap_or_default();
+    let kind = if accepted.contains("application/openmetrics-text") {
+        OPEN_METRICS
+    } else {
+        PLAIN
+    };
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 

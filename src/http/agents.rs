@@ -42,11 +42,18 @@ pub(super) async fn get(
     Path(graph_id): Path<String>,
     params: Params,
 ) -> Answer<AgentOrVersion> {
-    let found = api.runs.agent(&graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
-    let Some(text) = params.text("version") else { return Ok(Json(AgentOrVersion::Agent(Box::new(found.into())))) };
+    let found = api
+        .runs
+        .agent(&graph_id)
+        .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
+    let Some(text) = params.text("version") else {
+        return Ok(Json(AgentOrVersion::Agent(Box::new(found.into()))));
+    };
     let number = text.parse().map_err(|_| ApiError::bad_parameter("version", text))?;
     let key = graph_id.clone();
-    let read = api.db.read(move |tx| Box::pin(async move { definitions::version(tx, &key, number).await }));
+    let read = api
+        .db
+        .read(move |tx| Box::pin(async move { definitions::version(tx, &key, number).await }));
     let version = read.await?.ok_or(DefinitionError::NoVersion(graph_id, number))?;
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
@@ -78,7 +85,9 @@ pub(super) async fn versions(
     params: Params,
 ) -> Result<Response, ApiError> {
     let page = params.page(10)?;
-    api.runs.agent(&graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
+    api.runs
+        .agent(&graph_id)
+        .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
     let part = (page.limit.into(), page.offset.into());
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
@@ -89,7 +98,9 @@ pub(super) async fn versions(
         })
     });
     let (found, total) = read.await?;
-    permit.page(page, Some(total), found, |version| Some(json(&AgentVersionView::from(version))))
+    permit.page(page, Some(total), found, |version| {
+        Some(json(&AgentVersionView::from(version)))
+    })
 }
 
 /// Says what is wrong with a definition, or odd, without using it.
@@ -100,7 +111,9 @@ pub(super) async fn validate(
     JsonWithDefinition(body): JsonWithDefinition<Candidate>,
 ) -> Answer<VerdictView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
-    Ok(Json(api.runs.judge_agent(graph_id, Value::Object(body.definition)).into()))
+    Ok(Json(
+        api.runs.judge_agent(graph_id, Value::Object(body.definition)).into(),
+    ))
 }
 
 /// Finds agents, by their names.
@@ -109,10 +122,18 @@ pub(super) async fn validate(
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
     let CheckedAgentSearch { wanted, page, select } = body.check()?;
-    let part = (usize::try_from(page.limit).unwrap_or(0), usize::try_from(page.offset).unwrap_or(usize::MAX));
+    let part = (
+        usize::try_from(page.limit).unwrap_or(0),
+        usize::try_from(page.offset).unwrap_or(usize::MAX),
+    );
     let permit = api.answers.permit().await?;
     let (found, total) = api.runs.agents(|record| wanted.matches(record), part);
-    let found = ListPart { rows: found.into_iter().map(Some).collect(), is_cut: false };
+    let found = ListPart {
+        rows: found.into_iter().map(Some).collect(),
+        is_cut: false,
+    };
     let total = i64::try_from(total).unwrap_or(i64::MAX);
-    permit.page(page, Some(total), found, |one| Some(select.pick(json(&AgentView::from(one)))))
+    permit.page(page, Some(total), found, |one| {
+        Some(select.pick(json(&AgentView::from(one))))
+    })
 }

@@ -36,7 +36,10 @@ impl Answers {
     /// Answers of this many bytes at most.
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.clamp(UNIT, u32::MAX as usize);
-        Self { bytes, memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * SIDE_BY_SIDE)) }
+        Self {
+            bytes,
+            memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * SIDE_BY_SIDE)),
+        }
     }
 
     /// How many bytes an answer may have. A single item is never cut in two, so one may have more.
@@ -63,7 +66,11 @@ impl Permit {
     pub(super) fn answer(self, value: &impl Serialize) -> Result<Response, ApiError> {
         let text = serde_json::to_vec(value).map_err(|error| ApiError::fault(&error))?;
         if text.len() <= PIECE {
-            return Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text).into_response());
+            return Ok((
+                [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))],
+                text,
+            )
+                .into_response());
         }
         let sending = (self.shrunk_to(text.len()), Bytes::from(text));
         Ok(as_json(stream::unfold(sending, |(memory, mut rest)| async move {
@@ -92,7 +99,14 @@ impl Permit {
         I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
     {
         let before = before.to_vec();
-        let writing = Writing { items, before, after, _memory: self.shrunk_to(bytes), is_first: true, is_over: false };
+        let writing = Writing {
+            items,
+            before,
+            after,
+            _memory: self.shrunk_to(bytes),
+            is_first: true,
+            is_over: false,
+        };
         as_json(stream::unfold(writing, |mut writing| async move {
             let chunk = writing.next()?;
             Some((chunk, writing))
@@ -119,7 +133,12 @@ impl Permit {
     /// The texts of as many items as an answer may hold, one at least. Items that are not to be seen are passed over.
     pub(super) fn texts<T>(&self, part: ListPart<T>, show: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
         let most = self.0.num_permits() * UNIT;
-        let mut texts = Texts { items: vec![], bytes: 0, gone_through: 0, is_cut: part.is_cut };
+        let mut texts = Texts {
+            items: vec![],
+            bytes: 0,
+            gone_through: 0,
+            is_cut: part.is_cut,
+        };
         for row in part.rows {
             if let Some(shown) = row.and_then(&show) {
                 let text = serde_json::to_vec(&shown).map_err(|error| ApiError::fault(&error))?;
@@ -199,6 +218,8 @@ where
     E: Into<axum::BoxError> + 'static,
 {
     let mut response = Body::from_stream(chunks).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

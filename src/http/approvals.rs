@@ -24,8 +24,15 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<In
     let (limit, offset) = (i64::from(page.limit), i64::from(page.offset));
     let elsewhere = api.runs.pending_elsewhere(limit + offset).await?;
     // Both lists are laid together before a page is cut.
-    let (most, skipped) = if elsewhere.is_empty() { (limit, offset) } else { (limit + offset, 0) };
-    let mut all = api.db.read(move |tx| Box::pin(interrupts::pending(tx, most, skipped))).await?;
+    let (most, skipped) = if elsewhere.is_empty() {
+        (limit, offset)
+    } else {
+        (limit + offset, 0)
+    };
+    let mut all = api
+        .db
+        .read(move |tx| Box::pin(interrupts::pending(tx, most, skipped)))
+        .await?;
     if !elsewhere.is_empty() {
         all.extend(elsewhere);
         all.sort_by_key(|asked| asked.created_at);
@@ -55,8 +62,15 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
     let found = match read.await? {
         Some(found) => found,
         None => {
-            let asked = api.runs.asked_by_remote(thread).await?.ok_or_else(|| ApiError::no_thread(thread))?;
-            asked.into_iter().filter(|asked| status.is_none_or(|status| asked.status == status)).collect()
+            let asked = api
+                .runs
+                .asked_by_remote(thread)
+                .await?
+                .ok_or_else(|| ApiError::no_thread(thread))?;
+            asked
+                .into_iter()
+                .filter(|asked| status.is_none_or(|status| asked.status == status))
+                .collect()
         }
     };
     Ok(Json(found.into()))
@@ -71,14 +85,22 @@ pub(super) async fn get(State(api): State<Api>, path: InterruptPath) -> Answer<I
 }
 
 async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
-    let InterruptPath { thread_id, interrupt_id } = path;
+    let InterruptPath {
+        thread_id,
+        interrupt_id,
+    } = path;
     let id = interrupt_id.clone();
-    let read = api.db.read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &id).await }));
+    let read = api
+        .db
+        .read(move |tx| Box::pin(async move { interrupts::find(tx, thread_id, &id).await }));
     if let Some(found) = read.await? {
         return Ok(found);
     }
     let elsewhere = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
-    elsewhere.into_iter().rfind(|asked| asked.interrupt.id == interrupt_id).ok_or_else(ApiError::no_interrupt)
+    elsewhere
+        .into_iter()
+        .rfind(|asked| asked.interrupt.id == interrupt_id)
+        .ok_or_else(ApiError::no_interrupt)
 }
 
 /// Answers a question; the run goes on with the answer. The same answer once more gives the same run.
@@ -95,7 +117,17 @@ pub(super) async fn resolve(
     ApiJson(body): ApiJson<InterruptResolve>,
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
-    let run = api.runs.resolve(path.thread_id, path.interrupt_id.clone(), answer).await?;
+    let run = api
+        .runs
+        .resolve(path.thread_id, path.interrupt_id.clone(), answer)
+        .await?;
     let interrupt = find(&api, path).await?.into();
-    Ok((StatusCode::ACCEPTED, Json(InterruptResolved { interrupt, run_id: run.0 })).into_response())
+    Ok((
+        StatusCode::ACCEPTED,
+        Json(InterruptResolved {
+            interrupt,
+            run_id: run.0,
+        }),
+    )
+        .into_response())
 }

@@ -32,7 +32,11 @@ pub(super) async fn create(
     State(api): State<Api>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<AssistantCreate>>,
 ) -> Result<Response, ApiError> {
-    let CheckedAssistant { id, settings, or_take_it } = body.check()?;
+    let CheckedAssistant {
+        id,
+        settings,
+        or_take_it,
+    } = body.check()?;
     let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
     let once = api.runs.make_assistant(id, settings, or_take_it, (key, made)).await?;
     idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
@@ -57,7 +61,9 @@ pub(super) async fn search(
         })
     });
     let (found, total) = read.await?;
-    permit.page(page, Some(total), found, |one| Some(select.pick(json(&AssistantView::from(one)))))
+    permit.page(page, Some(total), found, |one| {
+        Some(select.pick(json(&AssistantView::from(one))))
+    })
 }
 
 /// Counts assistants.
@@ -65,7 +71,11 @@ pub(super) async fn search(
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> Answer<i64> {
     let wanted = body.check()?.wanted;
-    Ok(Json(api.db.read(move |tx| Box::pin(async move { assistants::count(tx, &wanted).await })).await?))
+    Ok(Json(
+        api.db
+            .read(move |tx| Box::pin(async move { assistants::count(tx, &wanted).await }))
+            .await?,
+    ))
 }
 
 /// Shows an assistant.
@@ -87,7 +97,12 @@ pub(super) async fn patch(
     path: AssistantPath,
     ApiJson(body): ApiJson<AssistantPatch>,
 ) -> Answer<AssistantView> {
-    Ok(Json(api.runs.change_assistant(path.assistant_id, body.check()?).await?.into()))
+    Ok(Json(
+        api.runs
+            .change_assistant(path.assistant_id, body.check()?)
+            .await?
+            .into(),
+    ))
 }
 
 /// Deletes an assistant with all its versions. Its runs go on. The one that a definition has by itself stays for as long
@@ -99,7 +114,9 @@ pub(super) async fn patch(
         (status = 404, description = "There is none", body = ErrorBody),
         (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, path: AssistantPath, params: Params) -> Result<Response, ApiError> {
-    api.runs.delete_assistant(path.assistant_id, params.flag("delete_threads")?).await?;
+    api.runs
+        .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
+        .await?;
     Ok(no_content())
 }
 
@@ -140,7 +157,9 @@ pub(super) async fn use_version(
     path: AssistantPath,
     ApiJson(body): ApiJson<VersionChoice>,
 ) -> Answer<AssistantView> {
-    Ok(Json(api.runs.use_version(path.assistant_id, body.version).await?.into()))
+    Ok(Json(
+        api.runs.use_version(path.assistant_id, body.version).await?.into(),
+    ))
 }
 
 /// Draws the loop of an assistant's agent: the model, the tools, the hooks of its policies.
@@ -156,7 +175,10 @@ pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Param
         Some(Err(_)) | None => 0,
     };
     let graph_id = graph_of(&api, path.assistant).await?;
-    let drawing = api.runs.drawing(&graph_id, levels).ok_or_else(|| ApiError::no_agent(&graph_id))?;
+    let drawing = api
+        .runs
+        .drawing(&graph_id, levels)
+        .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
 }
 
@@ -166,7 +188,10 @@ pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Param
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn schemas(State(api): State<Api>, path: AgentPath) -> Answer<SchemasView> {
     let graph_id = graph_of(&api, path.assistant).await?;
-    let schemas = api.runs.schemas(&graph_id).ok_or_else(|| ApiError::no_agent(&graph_id))?;
+    let schemas = api
+        .runs
+        .schemas(&graph_id)
+        .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(SchemasView::new(&graph_id, schemas)))
 }
 
@@ -195,12 +220,23 @@ type Subgraphs = BTreeMap<String, SchemasView>;
 
 async fn subagents(api: &Api, assistant: AssistantRef, namespace: Option<&str>, recurse: bool) -> Answer<Subgraphs> {
     let graph_id = graph_of(api, assistant).await?;
-    let found = api.runs.subagents(&graph_id, namespace, recurse).ok_or_else(|| ApiError::no_agent(&graph_id))?;
-    Ok(Json(found.into_iter().map(|(name, schemas)| (name, SchemasView::new(&graph_id, schemas))).collect()))
+    let found = api
+        .runs
+        .subagents(&graph_id, namespace, recurse)
+        .ok_or_else(|| ApiError::no_agent(&graph_id))?;
+    Ok(Json(
+        found
+            .into_iter()
+            .map(|(name, schemas)| (name, SchemasView::new(&graph_id, schemas)))
+            .collect(),
+    ))
 }
 
 async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
-    let found = api.db.read(move |tx| Box::pin(async move { assistants::find(tx, id).await })).await?;
+    let found = api
+        .db
+        .read(move |tx| Box::pin(async move { assistants::find(tx, id).await }))
+        .await?;
     found.ok_or_else(|| ApiError::not_found("assistant_not_found"))
 }
 

@@ -44,7 +44,11 @@ pub struct BodyLimits {
 
 impl Default for BodyLimits {
     fn default() -> Self {
-        Self { max: 4 * 1024 * 1024, total: 64 * 1024 * 1024, timeout: Duration::from_secs(30) }
+        Self {
+            max: 4 * 1024 * 1024,
+            total: 64 * 1024 * 1024,
+            timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -63,7 +67,12 @@ impl BodyReader {
     pub(super) fn new(limits: BodyLimits, events: Events) -> Self {
         let units = units(limits.total);
         let budget = Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)));
-        Self { limits, budget, units, events }
+        Self {
+            limits,
+            budget,
+            units,
+            events,
+        }
     }
 
     /// Hands the request on when its body has come, and refuses one that cannot be taken.
@@ -72,7 +81,10 @@ impl BodyReader {
             // What comes over a socket counts like bodies do.
             request.extensions_mut().insert(self.clone());
         }
-        let may_have_body = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH | Method::DELETE);
+        let may_have_body = matches!(
+            *request.method(),
+            Method::POST | Method::PUT | Method::PATCH | Method::DELETE
+        );
         if !may_have_body || request.body().is_end_stream() {
             return next.run(request).await;
         }
@@ -93,7 +105,8 @@ impl BodyReader {
     /// When there is no room for it for a second.
     pub(super) async fn share_of(&self, command: &[u8]) -> Result<Share, ApiError> {
         let mut share = Share(None);
-        self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES).await?;
+        self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
+            .await?;
         Ok(share)
     }
 
@@ -107,7 +120,10 @@ impl BodyReader {
             return Err(ApiError::too_large());
         }
         // While a body is awaited, its connection may be closed in favour of others.
-        let _receiving = parts.extensions.get::<ConnectionHandle>().map(ConnectionHandle::receive);
+        let _receiving = parts
+            .extensions
+            .get::<ConnectionHandle>()
+            .map(ConnectionHandle::receive);
         tokio::select! {
             biased;
             read = self.collect(body, refusal) => read,
@@ -128,7 +144,9 @@ impl BodyReader {
             let silent = Instant::now() + self.limits.timeout;
             let next = timeout_at(silent.min(whole), pieces.next()).await;
             let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(silent > whole)))?;
-            let Some(piece) = next.transpose().map_err(|_| ApiError::broken_body())? else { break };
+            let Some(piece) = next.transpose().map_err(|_| ApiError::broken_body())? else {
+                break;
+            };
             if let Some(refusal) = refusal.clone().filter(|_| !piece.is_empty()) {
                 return Err(refusal);
             }
@@ -193,7 +211,9 @@ fn units(bytes: usize) -> u32 {
 
 /// Only JSON is a body: what a page can send without being asked first by its browser (forms and plain text) is none.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let Some(given) = headers.get(header::CONTENT_TYPE) else { return Err(ApiError::not_json(None)) };
+    let Some(given) = headers.get(header::CONTENT_TYPE) else {
+        return Err(ApiError::not_json(None));
+    };
     let given = given.to_str().unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_json = essence == "application/json"

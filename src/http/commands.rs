@@ -44,7 +44,12 @@ pub(super) async fn post(
         Err(answer) => return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
     };
     let id = json!(command.id);
-    let desk = CommandDesk { api: &api, thread: thread.parse().ok(), checks_places: false, key };
+    let desk = CommandDesk {
+        api: &api,
+        thread: thread.parse().ok(),
+        checks_places: false,
+        key,
+    };
     let answer = match desk.obey(&command).await {
         Ok((result, seq)) => CommandAnswer::success(id, result, seq),
         Err(refusal) => CommandAnswer::refusal(id, refusal),
@@ -80,21 +85,34 @@ impl CommandDesk<'_> {
                 Ok((json!({"subscription_id": id.to_string(), "replayed_events": 0}), None))
             }
             "subscription.unsubscribe" => Err(no_subscription(params)),
-            other => Err(Refusal::new("unknown_command", format!("Unknown protocol command: {other}"))),
+            other => Err(Refusal::new(
+                "unknown_command",
+                format!("Unknown protocol command: {other}"),
+            )),
         }
     }
 
     /// The number of the newest frame that can come of what is stored by now.
     async fn applied(&self) -> Result<i64, Refusal> {
         let Some(thread) = self.thread else { return Ok(0) };
-        let reach = self.api.events.reach(thread).await.map_err(|error| refused(ApiError::from(error)))?;
+        let reach = self
+            .api
+            .events
+            .reach(thread)
+            .await
+            .map_err(|error| refused(ApiError::from(error)))?;
         Ok(reach.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
     }
 
     async fn start(&self, params: &Value) -> Obeyed {
-        let assistant = params.get("assistant_id").and_then(Value::as_str).filter(|name| !name.is_empty());
+        let assistant = params
+            .get("assistant_id")
+            .and_then(Value::as_str)
+            .filter(|name| !name.is_empty());
         let assistant = assistant.ok_or_else(|| Refusal::argument("run.start requires an assistant_id."))?;
-        let thread = self.thread.ok_or_else(|| Refusal::new("unknown_error", "422: Invalid thread ID"))?;
+        let thread = self
+            .thread
+            .ok_or_else(|| Refusal::new("unknown_error", "422: Invalid thread ID"))?;
         let mut config = object(params, "config")?;
         let checkpoint = checkpoint_of(config.as_mut())?;
         let strategy = params.get("multitaskStrategy").and_then(Value::as_str);
@@ -104,7 +122,13 @@ impl CommandDesk<'_> {
             config,
             metadata: object(params, "metadata")?,
             checkpoint_id: checkpoint.map(|id| id.to_string()),
-            multitask_strategy: Some(strategy.and_then(Multitask::from_word).unwrap_or_default().word().to_owned()),
+            multitask_strategy: Some(
+                strategy
+                    .and_then(Multitask::from_word)
+                    .unwrap_or_default()
+                    .word()
+                    .to_owned(),
+            ),
             if_not_exists: Some("create".to_owned()),
             ..all_seen()
         };
@@ -125,7 +149,11 @@ impl CommandDesk<'_> {
         let none = || Refusal::new("no_such_run", "No interrupted run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         let present = |name: &str| params.get(name).filter(|value| !value.is_null()).cloned();
-        let command = CommandBody { resume: Some(json!({})), update: present("update"), goto: present("goto") };
+        let command = CommandBody {
+            resume: Some(json!({})),
+            update: present("update"),
+            goto: present("goto"),
+        };
         let wish = RunCreate {
             // Filled in with the one who asks.
             assistant_id: Some(String::new()),
@@ -139,9 +167,10 @@ impl CommandDesk<'_> {
         match self.api.runs.respond(thread, wish, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
             Err(RespondError::NoRun) => Err(none()),
-            Err(RespondError::NoInterrupt(id)) => {
-                Err(Refusal::new("no_such_interrupt", format!("Unknown or already resolved interrupt: {id}")))
-            }
+            Err(RespondError::NoInterrupt(id)) => Err(Refusal::new(
+                "no_such_interrupt",
+                format!("Unknown or already resolved interrupt: {id}"),
+            )),
             Err(RespondError::Start(StartError::Invalid(invalid))) => Err(Refusal::argument(invalid.to_string())),
             Err(RespondError::Start(error)) => Err(refused(error.into())),
         }
@@ -158,14 +187,21 @@ impl CommandDesk<'_> {
     }
 
     fn reply(&self, one: &Value) -> Result<Reply, Refusal> {
-        let interrupt = one.get("interrupt_id").and_then(Value::as_str).filter(|id| !id.is_empty());
+        let interrupt = one
+            .get("interrupt_id")
+            .and_then(Value::as_str)
+            .filter(|id| !id.is_empty());
         let interrupt = interrupt.ok_or_else(|| Refusal::argument("input.respond requires an interrupt_id."))?;
         let segments = one.get("namespace").and_then(Value::as_array).into_iter().flatten();
         let place = segments.filter_map(Value::as_str).collect::<Vec<_>>().join("|");
         let answer = one.get("response").cloned().unwrap_or_default();
         // A page that was loaded anew may know a question by its id alone.
         let namespace = Some(place).filter(|place| self.checks_places && !place.is_empty());
-        Ok(Reply { interrupt: interrupt.to_owned(), namespace, answer })
+        Ok(Reply {
+            interrupt: interrupt.to_owned(),
+            namespace,
+            answer,
+        })
     }
 
     /// The newest run of the thread and the runs of its subagents.
@@ -189,7 +225,10 @@ impl CommandDesk<'_> {
 
 /// What an answer to a question with an unknown subscription says.
 pub(super) fn no_subscription(params: &Value) -> Refusal {
-    let id = params.get("subscription_id").and_then(Value::as_str).unwrap_or_default();
+    let id = params
+        .get("subscription_id")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     Refusal::new("no_such_subscription", format!("Unknown subscription: {id}"))
 }
 
@@ -214,13 +253,17 @@ fn object(params: &Value, name: &str) -> Result<Option<Object>, Refusal> {
 
 /// The checkpoint to begin from, which clients name among the settings.
 fn checkpoint_of(config: Option<&mut Object>) -> Result<Option<CheckpointId>, Refusal> {
-    let configurable = config.and_then(|config| config.get_mut("configurable")).and_then(Value::as_object_mut);
+    let configurable = config
+        .and_then(|config| config.get_mut("configurable"))
+        .and_then(Value::as_object_mut);
     let named = configurable.and_then(|settings| settings.shift_remove("checkpoint_id"));
     match named {
         None | Some(Value::Null) => Ok(None),
         Some(named) => {
             let id = named.as_str().and_then(|text| text.parse().ok());
-            let shown = named.as_str().map_or_else(|| named.to_string(), |text| format!("'{text}'"));
+            let shown = named
+                .as_str()
+                .map_or_else(|| named.to_string(), |text| format!("'{text}'"));
             id.map(Some)
                 .ok_or_else(|| Refusal::argument(format!("Invalid config.configurable.checkpoint_id: {shown}.")))
         }
@@ -232,19 +275,38 @@ pub(super) fn refused(error: ApiError) -> Refusal {
     if error.code() == "invalid" {
         return Refusal::argument(error.message());
     }
-    Refusal::new("unknown_error", format!("{}: {}", error.status().as_u16(), error.message()))
+    Refusal::new(
+        "unknown_error",
+        format!("{}: {}", error.status().as_u16(), error.message()),
+    )
 }
 
 fn node(run: &Run, all: &[Run], waits: bool) -> Value {
-    let below: Vec<Value> =
-        all.iter().filter(|child| child.lineage.parent == Some(run.id)).map(|child| node(child, all, false)).collect();
-    let namespace: Vec<String> = run.lineage.namespace.iter().map(|task| format!("tools:{task}")).collect();
-    let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or(run.lineage.agent());
+    let below: Vec<Value> = all
+        .iter()
+        .filter(|child| child.lineage.parent == Some(run.id))
+        .map(|child| node(child, all, false))
+        .collect();
+    let namespace: Vec<String> = run
+        .lineage
+        .namespace
+        .iter()
+        .map(|task| format!("tools:{task}"))
+        .collect();
+    let graph = run
+        .metadata
+        .get("graph_id")
+        .and_then(Value::as_str)
+        .unwrap_or(run.lineage.agent());
     let mut node = Map::new();
     node.insert("namespace".to_owned(), json!(namespace));
     node.insert(
         "status".to_owned(),
-        json!(if waits && run.status == RunStatus::Success { "interrupted" } else { status(run.status) }),
+        json!(if waits && run.status == RunStatus::Success {
+            "interrupted"
+        } else {
+            status(run.status)
+        }),
     );
     node.insert("graph_name".to_owned(), json!(graph));
     if !below.is_empty() {
@@ -254,5 +316,9 @@ fn node(run: &Run, all: &[Run], waits: bool) -> Value {
 }
 
 fn status(status: RunStatus) -> &'static str {
-    if status.is_final() { v2::ending(status) } else { "running" }
+    if status.is_final() {
+        v2::ending(status)
+    } else {
+        "running"
+    }
 }

@@ -64,7 +64,11 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
         match accepted {
             Ok((stream, peer)) => match open.enter(peer) {
                 Some(handle) => {
-                    let client = Client { handle, router: router.clone(), leaving: leaving.clone() };
+                    let client = Client {
+                        handle,
+                        router: router.clone(),
+                        leaving: leaving.clone(),
+                    };
                     drop(connections.spawn(client.converse(stream)));
                 }
                 // Closed by dropping it.
@@ -97,8 +101,15 @@ impl Refusals {
         self.count += 1;
         if self.logged.is_none_or(|logged| logged.elapsed() >= REFUSALS_LOGGED) {
             let refused = self.count;
-            tracing::warn!(max_connections, refused, "connections are refused: all that are open are busy");
-            *self = Self { count: 0, logged: Some(Instant::now()) };
+            tracing::warn!(
+                max_connections,
+                refused,
+                "connections are refused: all that are open are busy"
+            );
+            *self = Self {
+                count: 0,
+                logged: Some(Instant::now()),
+            };
         }
     }
 }
@@ -130,7 +141,10 @@ impl Client {
         // Streams write small pieces that must not wait for one another.
         let _ = stream.set_nodelay(true);
         let mut first = [0; PREFACE.len()];
-        let peeked = self.leaving.run_until_cancelled(timeout(SILENCE, stream.peek(&mut first))).await;
+        let peeked = self
+            .leaving
+            .run_until_cancelled(timeout(SILENCE, stream.peek(&mut first)))
+            .await;
         let Some(Ok(Ok(count @ 1..))) = peeked else { return };
         if PREFACE.starts_with(&first[..count]) {
             // Boxed, because it is seldom, and would make room for itself in every task.
@@ -143,18 +157,34 @@ impl Client {
     /// Serves a connection of HTTP/2, or one that begins like that.
     async fn serve_http_2(self, stream: TcpStream) {
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(SILENCE).max_buf_size(HEAD);
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(SILENCE)
+            .max_buf_size(HEAD);
         // For sockets over HTTP/2.
-        builder.http2().timer(TokioTimer::new()).keep_alive_interval(SILENCE).enable_connect_protocol();
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(SILENCE)
+            .enable_connect_protocol();
         let service = tracked(self.router, self.handle);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        finish(pin!(connection), auto::UpgradeableConnection::graceful_shutdown, self.leaving).await;
+        finish(
+            pin!(connection),
+            auto::UpgradeableConnection::graceful_shutdown,
+            self.leaving,
+        )
+        .await;
     }
 
     /// Serves a connection of HTTP/1 to its end, or to an answer that lasts.
     async fn serve_http_1(self, stream: TcpStream) -> Option<(TcpStream, Response)> {
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(SILENCE).max_buf_size(HEAD);
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(SILENCE)
+            .max_buf_size(HEAD);
         let handover = Handover::default();
         let service = handover.clone().service(tracked(self.router, self.handle));
         let mut connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
@@ -166,7 +196,10 @@ impl Client {
         };
         let stream = connection.into_parts()?.io.into_inner();
         // Who has not read the answer before this one would get what is left of it in the wrong place.
-        stream.try_io(Interest::WRITABLE, || Ok(())).ok().map(|()| (stream, lasting))
+        stream
+            .try_io(Interest::WRITABLE, || Ok(()))
+            .ok()
+            .map(|()| (stream, lasting))
     }
 }
 

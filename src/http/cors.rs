@@ -43,14 +43,24 @@ const SDKS_READ: [HeaderName; 5] = [
     HeaderName::from_static("x-pagination-next"),
 ];
 
-const METHODS: [Method; 6] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
+const METHODS: [Method; 6] = [
+    Method::GET,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::OPTIONS,
+];
 
 /// Answers the questions of browsers.
 pub(super) fn layer(settings: &CorsSettings) -> CorsLayer {
     let any = settings.origins.any();
     let rules = settings.origins.clone();
-    let origins =
-        if any { AllowOrigin::from(Any) } else { AllowOrigin::predicate(move |origin, _| rules.allows(origin)) };
+    let origins = if any {
+        AllowOrigin::from(Any)
+    } else {
+        AllowOrigin::predicate(move |origin, _| rules.allows(origin))
+    };
     let exposed = settings.expose_headers.iter().filter_map(|name| name.parse().ok());
     CorsLayer::new()
         .allow_origin(origins)

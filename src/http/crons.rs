@@ -51,7 +51,10 @@ pub(super) async fn create_for_thread(
     Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
-    let once = api.runs.create_cron(read_wish(body, Some(path.thread_id))?, key, made).await?;
+    let once = api
+        .runs
+        .create_cron(read_wish(body, Some(path.thread_id))?, key, made)
+        .await?;
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
 
@@ -64,7 +67,10 @@ pub(super) async fn get(State(api): State<Api>, path: CronPath) -> Answer<CronVi
 }
 
 async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
-    let found = api.db.read(move |tx| Box::pin(async move { crons::find(tx, id).await })).await?;
+    let found = api
+        .db
+        .read(move |tx| Box::pin(async move { crons::find(tx, id).await }))
+        .await?;
     found.ok_or_else(|| ApiError::not_found("cron_not_found"))
 }
 
@@ -98,7 +104,11 @@ pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body):
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, path: CronPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_cron(path.cron_id).await?;
-    if was_there { Ok(no_content()) } else { Err(ApiError::not_found("cron_not_found")) }
+    if was_there {
+        Ok(no_content())
+    } else {
+        Err(ApiError::not_found("cron_not_found"))
+    }
 }
 
 /// Finds crons. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next` is the
@@ -111,11 +121,18 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((crons::count(tx, &wanted).await?, crons::search(tx, &wanted, bytes).await?)) })
+        Box::pin(async move {
+            Ok((
+                crons::count(tx, &wanted).await?,
+                crons::search(tx, &wanted, bytes).await?,
+            ))
+        })
     });
     let (total, found) = read.await?;
     let now = api.clock.now();
-    permit.page(page, Some(total), found, |cron| Some(CronView::from(cron).pick(&select, now)))
+    permit.page(page, Some(total), found, |cron| {
+        Some(CronView::from(cron).pick(&select, now))
+    })
 }
 
 /// Counts crons.
@@ -123,5 +140,9 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Answer<i64> {
     let wanted = body.check()?.0;
-    Ok(Json(api.db.read(move |tx| Box::pin(async move { crons::count(tx, &wanted).await })).await?))
+    Ok(Json(
+        api.db
+            .read(move |tx| Box::pin(async move { crons::count(tx, &wanted).await }))
+            .await?,
+    ))
 }

@@ -24,8 +24,12 @@ use crate::domain::id::{RunId, ThreadId};
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
-    let run = params.text("run_id").map(|id| id.parse::<RunId>().map_err(|_| ApiError::bad_id("run")));
-    let thread = params.text("thread_id").map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
+    let run = params
+        .text("run_id")
+        .map(|id| id.parse::<RunId>().map_err(|_| ApiError::bad_id("run")));
+    let thread = params
+        .text("thread_id")
+        .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
     let wanted = DeliverySearch {
         run: run.transpose()?,
         thread: thread.transpose()?,
@@ -36,12 +40,17 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(
-            async move { Ok((deliveries::count(tx, &wanted).await?, deliveries::search(tx, &wanted, bytes).await?)) },
-        )
+        Box::pin(async move {
+            Ok((
+                deliveries::count(tx, &wanted).await?,
+                deliveries::search(tx, &wanted, bytes).await?,
+            ))
+        })
     });
     let (total, found) = read.await?;
-    permit.page(page, Some(total), found, |delivery| Some(json(&DeliveryView::from(delivery))))
+    permit.page(page, Some(total), found, |delivery| {
+        Some(json(&DeliveryView::from(delivery)))
+    })
 }
 
 /// Shows a delivery with what is sent.
@@ -50,8 +59,13 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
     let id = path.delivery_id;
-    let found = api.db.read(move |tx| Box::pin(async move { deliveries::find(tx, id).await })).await?;
-    found.map(|found| Json(DeliveryView::whole(found))).ok_or_else(|| ApiError::not_found("delivery_not_found"))
+    let found = api
+        .db
+        .read(move |tx| Box::pin(async move { deliveries::find(tx, id).await }))
+        .await?;
+    found
+        .map(|found| Json(DeliveryView::whole(found)))
+        .ok_or_else(|| ApiError::not_found("delivery_not_found"))
 }
 
 /// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
@@ -60,5 +74,7 @@ pub(super) async fn get(State(api): State<Api>, path: DeliveryPath) -> Answer<De
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn redeliver(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
     let renewed = api.runs.redeliver(path.delivery_id).await?;
-    renewed.map(|renewed| Json(renewed.into())).ok_or_else(|| ApiError::not_found("delivery_not_found"))
+    renewed
+        .map(|renewed| Json(renewed.into()))
+        .ok_or_else(|| ApiError::not_found("delivery_not_found"))
 }

@@ -69,18 +69,31 @@ pub struct Gap {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), findings: vec![], gap: None, retry_after: None }
+        Self {
+            status,
+            code,
+            message: message.into(),
+            findings: vec![],
+            gap: None,
+            retry_after: None,
+        }
     }
 
     /// The same with the header `Retry-After`, in seconds.
     #[must_use]
     pub fn with_retry_after(self, seconds: u32) -> Self {
-        Self { retry_after: Some(seconds), ..self }
+        Self {
+            retry_after: Some(seconds),
+            ..self
+        }
     }
 
     /// The same about one item of a list.
     pub fn of_item(self, at: usize) -> Self {
-        Self { message: format!("[{at}]: {}", self.message).into(), ..self }
+        Self {
+            message: format!("[{at}]: {}", self.message).into(),
+            ..self
+        }
     }
 
     /// There is nothing under this path, or not with this method.
@@ -101,12 +114,20 @@ impl ApiError {
 
     /// There is no such thread.
     pub fn no_thread(id: ThreadId) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "thread_not_found", format!("Thread with ID {id} not found"))
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "thread_not_found",
+            format!("Thread with ID {id} not found"),
+        )
     }
 
     /// There is no such thread or no such assistant to start a run with.
     pub fn no_thread_or_assistant() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "thread_or_assistant_not_found", "Thread or assistant not found.")
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "thread_or_assistant_not_found",
+            "Thread or assistant not found.",
+        )
     }
 
     /// There is no such run to delete.
@@ -116,7 +137,11 @@ impl ApiError {
 
     /// There is no such checkpoint.
     pub fn no_checkpoint(id: CheckpointId) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "checkpoint_not_found", format!("Checkpoint with ID {id} not found"))
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "checkpoint_not_found",
+            format!("Checkpoint with ID {id} not found"),
+        )
     }
 
     /// There is no such question.
@@ -126,7 +151,11 @@ impl ApiError {
 
     /// The thread exists already.
     pub fn thread_exists(id: ThreadId) -> Self {
-        Self::new(StatusCode::CONFLICT, "thread_exists", format!("Thread with ID {id} already exists"))
+        Self::new(
+            StatusCode::CONFLICT,
+            "thread_exists",
+            format!("Thread with ID {id} already exists"),
+        )
     }
 
     /// The key of the request belongs to another one.
@@ -137,7 +166,11 @@ impl ApiError {
 
     /// The text of the request is no JSON.
     pub fn bad_json() -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_json", "Invalid JSON in request body")
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_json",
+            "Invalid JSON in request body",
+        )
     }
 
     /// The request is larger than allowed.
@@ -151,12 +184,20 @@ impl ApiError {
 
     /// The body broke off before its end.
     pub fn broken_body() -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "broken_body", "The request body could not be read to its end")
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "broken_body",
+            "The request body could not be read to its end",
+        )
     }
 
     /// An id that is none.
     pub fn bad_id(kind: &str) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", format!("Invalid {kind} ID: must be a UUID"))
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_id",
+            format!("Invalid {kind} ID: must be a UUID"),
+        )
     }
 
     /// A checkpoint id that is none.
@@ -166,7 +207,11 @@ impl ApiError {
 
     /// A query parameter with a value that it cannot have.
     pub fn bad_parameter(name: &str, value: &str) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_parameter", format!("Invalid {name} {value}"))
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_parameter",
+            format!("Invalid {name} {value}"),
+        )
     }
 
     /// Both ways of giving context were used.
@@ -198,7 +243,10 @@ impl ApiError {
 
     /// The server failed. Logs `cause` under an id and gives the client that id only.
     #[track_caller]
-    #[expect(clippy::disallowed_methods, reason = "the id of a fault is for logs; nothing is ordered or tested by it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the id of a fault is for logs; nothing is ordered or tested by it"
+    )]
     pub fn fault(cause: &dyn std::fmt::Display) -> Self {
         let id = Uuid::new_v4();
         tracing::error!(fault = %id, at = %Location::caller(), %cause, "request failed");
@@ -286,12 +334,18 @@ impl ApiError {
 
     /// The log does not reach back any more to what the client has seen last; `name` is what says so in the request.
     pub fn resume_gap(name: &str, gap: Gap) -> Self {
-        let Gap { since, min_available_seq } = gap;
+        let Gap {
+            since,
+            min_available_seq,
+        } = gap;
         let message = format!(
             "{name}: the log does not reach back to {since} any more; it begins at {min_available_seq}. Read the state of \
              the thread, and follow it from there or from now on."
         );
-        Self { gap: Some(gap), ..Self::new(StatusCode::CONFLICT, RESUME_GAP, message) }
+        Self {
+            gap: Some(gap),
+            ..Self::new(StatusCode::CONFLICT, RESUME_GAP, message)
+        }
     }
 
     /// A request for a thread's stream that cannot be met.
@@ -326,10 +380,18 @@ impl IntoResponse for ApiError {
         let code = self.code.to_owned();
         let since = self.gap.map(|gap| gap.since);
         let min_available_seq = self.gap.map(|gap| gap.min_available_seq);
-        let body = ErrorBody { detail, code, findings: self.findings, since, min_available_seq };
+        let body = ErrorBody {
+            detail,
+            code,
+            findings: self.findings,
+            since,
+            min_available_seq,
+        };
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -432,9 +494,11 @@ impl From<CronError> for ApiError {
         match error {
             CronError::NoCron => Self::not_found("cron_not_found"),
             CronError::NoThread(id) => Self::no_thread(id),
-            CronError::Refused(StartError::NoAssistant(name)) => {
-                Self::new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant '{name}' not found"))
-            }
+            CronError::Refused(StartError::NoAssistant(name)) => Self::new(
+                StatusCode::NOT_FOUND,
+                "assistant_not_found",
+                format!("Assistant '{name}' not found"),
+            ),
             CronError::Stale => {
                 let message = "The cron is being changed by others. Try again.";
                 Self::new(StatusCode::CONFLICT, "cron_changed", message)
@@ -472,16 +536,20 @@ impl From<AssistantError> for ApiError {
     fn from(error: AssistantError) -> Self {
         let new = |status, code, message: String| Self::new(status, code, message);
         match error {
-            AssistantError::NoAssistant(id) => {
-                new(StatusCode::NOT_FOUND, "assistant_not_found", format!("Assistant with ID {id} not found"))
-            }
+            AssistantError::NoAssistant(id) => new(
+                StatusCode::NOT_FOUND,
+                "assistant_not_found",
+                format!("Assistant with ID {id} not found"),
+            ),
             AssistantError::NoVersion(id, number) => {
                 let message = format!("Version {number} not found for assistant {id}");
                 new(StatusCode::NOT_FOUND, "version_not_found", message)
             }
-            AssistantError::Exists(id) => {
-                new(StatusCode::CONFLICT, "assistant_exists", format!("Assistant {id} already exists"))
-            }
+            AssistantError::Exists(id) => new(
+                StatusCode::CONFLICT,
+                "assistant_exists",
+                format!("Assistant {id} already exists"),
+            ),
             AssistantError::NoGraph { graph_id, known } => {
                 let message = format!("Graph '{graph_id}' not found. Expected one of: {}", known.join(", "));
                 new(StatusCode::NOT_FOUND, "graph_not_found", message)
@@ -501,9 +569,11 @@ impl From<DefinitionError> for ApiError {
     #[track_caller]
     fn from(error: DefinitionError) -> Self {
         match error {
-            DefinitionError::NoAgent(graph_id) => {
-                Self::new(StatusCode::NOT_FOUND, "agent_not_found", format!("Agent '{graph_id}' not found"))
-            }
+            DefinitionError::NoAgent(graph_id) => Self::new(
+                StatusCode::NOT_FOUND,
+                "agent_not_found",
+                format!("Agent '{graph_id}' not found"),
+            ),
             DefinitionError::NoVersion(graph_id, number) => {
                 let message = format!("Version {number} not found for agent '{graph_id}'");
                 Self::new(StatusCode::NOT_FOUND, "version_not_found", message)
@@ -517,7 +587,10 @@ impl From<DefinitionError> for ApiError {
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
                 let findings = remarks.into_iter().map(RemarkView::from).collect();
-                Self { findings, ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_definition", message) }
+                Self {
+                    findings,
+                    ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_definition", message)
+                }
             }
             DefinitionError::Fault(error) => error.into(),
         }
@@ -530,9 +603,11 @@ impl From<StateWriteError> for ApiError {
         match error {
             StateWriteError::NoThread(id) => Self::no_thread(id),
             StateWriteError::NoCheckpoint(id) => Self::no_checkpoint(id),
-            StateWriteError::NoNode(node) => {
-                Self::new(StatusCode::BAD_REQUEST, "unknown_node", format!("Node {node} does not exist"))
-            }
+            StateWriteError::NoNode(node) => Self::new(
+                StatusCode::BAD_REQUEST,
+                "unknown_node",
+                format!("Node {node} does not exist"),
+            ),
             StateWriteError::InFlight(runs) => {
                 let runs = runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let message = format!("Thread has in-flight runs: {runs}");
@@ -561,7 +636,10 @@ impl From<StoreError> for ApiError {
             StoreError::Invalid(error) => error.into(),
             StoreError::Embedding(error) => {
                 tracing::warn!(%error, "the embedding model of the store failed");
-                let text = format!("The embedding model failed ({}). Nothing was stored; try again.", error.class());
+                let text = format!(
+                    "The embedding model failed ({}). Nothing was stored; try again.",
+                    error.class()
+                );
                 Self::new(StatusCode::FAILED_DEPENDENCY, "embedding_failed", text)
             }
             StoreError::Fault(error) => error.into(),
@@ -579,7 +657,9 @@ mod tests {
     async fn shown(error: impl Into<ApiError>) -> (u16, Value) {
         let response = error.into().into_response();
         let status = response.status().as_u16();
-        let body = to_bytes(response.into_body(), 10_000).await.expect("the body is in memory");
+        let body = to_bytes(response.into_body(), 10_000)
+            .await
+            .expect("the body is in memory");
         (status, serde_json::from_slice(&body).expect("the body is JSON"))
     }
 
@@ -594,7 +674,11 @@ mod tests {
     async fn a_fault_shows_an_id_and_nothing_else() {
         let (status, body) = shown(ApiError::fault(&"password of the database")).await;
         assert_eq!(status, 500);
-        assert!(body["detail"].as_str().is_some_and(|text| text.starts_with("Internal server error (fault ")));
+        assert!(
+            body["detail"]
+                .as_str()
+                .is_some_and(|text| text.starts_with("Internal server error (fault "))
+        );
         assert!(!body.to_string().contains("password"));
     }
 
@@ -603,14 +687,22 @@ mod tests {
         let ids = ["a", "b"].map(|id| InterruptId(id.to_owned())).to_vec();
         let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
         assert_eq!((status, &body["code"]), (422, &json!("ambiguous_resume")));
-        assert!(body["detail"].as_str().is_some_and(|text| text.ends_with("Pending are: a, b")));
+        assert!(
+            body["detail"]
+                .as_str()
+                .is_some_and(|text| text.ends_with("Pending are: a, b"))
+        );
     }
 
     #[tokio::test]
     async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
         let (status, body) = shown(StartError::NoOpenInterrupt).await;
         assert_eq!((status, &body["code"]), (409, &json!("no_open_interrupt")));
-        assert!(body["detail"].as_str().is_some_and(|text| text.contains("Send `input` instead")));
+        assert!(
+            body["detail"]
+                .as_str()
+                .is_some_and(|text| text.contains("Send `input` instead"))
+        );
     }
 
     #[tokio::test]

@@ -39,10 +39,23 @@ pub(super) async fn post(
     if since > 0
         && let Some(first) = api.events.gap(path.thread_id, since / FRAMES).await?
     {
-        return Err(ApiError::resume_gap("since", Gap { since, min_available_seq: first * FRAMES }));
+        return Err(ApiError::resume_gap(
+            "since",
+            Gap {
+                since,
+                min_available_seq: first * FRAMES,
+            },
+        ));
     }
-    let after = if since == 0 { 0 } else { api.events.anchor(path.thread_id, since / FRAMES).await? };
-    let presenter = Presenter::new(Wanted { filters: vec![filter], since });
+    let after = if since == 0 {
+        0
+    } else {
+        api.events.anchor(path.thread_id, since / FRAMES).await?
+    };
+    let presenter = Presenter::new(Wanted {
+        filters: vec![filter],
+        since,
+    });
     let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);
     let tail = api.events.tail_of_thread(path.thread_id, after);
     Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))

@@ -97,7 +97,11 @@ type Keys = BTreeMap<String, IgnoredAny>;
 
 /// Why a body could not be read.
 pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE { ApiError::too_large() } else { ApiError::broken_body() }
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        ApiError::too_large()
+    } else {
+        ApiError::broken_body()
+    }
 }
 
 /// Reads JSON that begins with `first`, as `wanted` does.
@@ -117,7 +121,9 @@ fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T,
 /// # Errors
 /// Names the field with the character U+0000; `body` for what nests too deeply or holds too many values.
 pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
-    let Err(exceeded) = json_limits::scan(body) else { return Ok(()) };
+    let Err(exceeded) = json_limits::scan(body) else {
+        return Ok(());
+    };
     let place = match exceeded {
         // What is no JSON is refused by whoever reads it next.
         LimitExceeded::Nul => match serde_json::from_slice(body) {
@@ -266,13 +272,18 @@ struct Segments(RawPathParams);
 
 impl Segments {
     async fn of<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = RawPathParams::from_request_parts(parts, state).await.map_err(|_| ApiError::no_route())?;
+        let segments = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|_| ApiError::no_route())?;
         without_nul(segments.iter())?;
         Ok(Self(segments))
     }
 
     fn text(&self, name: &str) -> &str {
-        self.0.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
+        self.0
+            .iter()
+            .find(|(key, _)| *key == name)
+            .map_or("", |(_, value)| value)
     }
 
     fn uuid<T: From<Uuid>>(&self, kind: &str) -> Result<T, ApiError> {
@@ -286,7 +297,9 @@ impl<S: Send + Sync> FromRequestParts<S> for ThreadPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { thread_id: segments.uuid("thread")? })
+        Ok(Self {
+            thread_id: segments.uuid("thread")?,
+        })
     }
 }
 
@@ -295,7 +308,10 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { thread_id: segments.uuid("thread")?, run_id: segments.uuid("run")? })
+        Ok(Self {
+            thread_id: segments.uuid("thread")?,
+            run_id: segments.uuid("run")?,
+        })
     }
 }
 
@@ -304,7 +320,10 @@ impl<S: Send + Sync> FromRequestParts<S> for CheckpointPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { thread_id: segments.uuid("thread")?, checkpoint_id: segments.uuid("checkpoint")? })
+        Ok(Self {
+            thread_id: segments.uuid("thread")?,
+            checkpoint_id: segments.uuid("checkpoint")?,
+        })
     }
 }
 
@@ -314,7 +333,10 @@ impl<S: Send + Sync> FromRequestParts<S> for InterruptPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         let interrupt_id = InterruptId(segments.text("interrupt_id").to_owned());
-        Ok(Self { thread_id: segments.uuid("thread")?, interrupt_id })
+        Ok(Self {
+            thread_id: segments.uuid("thread")?,
+            interrupt_id,
+        })
     }
 }
 
@@ -323,7 +345,9 @@ impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { assistant_id: segments.uuid("assistant")? })
+        Ok(Self {
+            assistant_id: segments.uuid("assistant")?,
+        })
     }
 }
 
@@ -332,7 +356,9 @@ impl<S: Send + Sync> FromRequestParts<S> for CronPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { cron_id: segments.uuid("cron")? })
+        Ok(Self {
+            cron_id: segments.uuid("cron")?,
+        })
     }
 }
 
@@ -341,7 +367,9 @@ impl<S: Send + Sync> FromRequestParts<S> for DeliveryPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { delivery_id: segments.uuid("delivery")? })
+        Ok(Self {
+            delivery_id: segments.uuid("delivery")?,
+        })
     }
 }
 
@@ -350,7 +378,9 @@ impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
-        Ok(Self { assistant: AssistantRef::read(segments.text("assistant_id")) })
+        Ok(Self {
+            assistant: AssistantRef::read(segments.text("assistant_id")),
+        })
     }
 }
 
@@ -360,7 +390,10 @@ impl<S: Send + Sync> FromRequestParts<S> for SubgraphPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let segments = Segments::of(parts, state).await?;
         let assistant = AssistantRef::read(segments.text("assistant_id"));
-        Ok(Self { assistant, namespace: segments.text("namespace").to_owned() })
+        Ok(Self {
+            assistant,
+            namespace: segments.text("namespace").to_owned(),
+        })
     }
 }
 
@@ -381,7 +414,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 impl Params {
     /// The parameter, if it was given.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// All values of a parameter that may be given several times, or once as a JSON list.
@@ -470,7 +506,14 @@ impl Page {
     /// The same of a page of which so many items were gone through when it ended early (`is_cut`). Without a total only that
     /// is told.
     pub fn headers_behind(self, total: Option<i64>, gone_through: u32, is_cut: bool) -> HeaderMap {
-        let shown = if is_cut { Self { limit: gone_through, ..self } } else { self };
+        let shown = if is_cut {
+            Self {
+                limit: gone_through,
+                ..self
+            }
+        } else {
+            self
+        };
         let mut headers = shown.headers(total.and_then(|total| u64::try_from(total).ok()).unwrap_or(0));
         if total.is_none() {
             headers.clear();
@@ -493,7 +536,11 @@ impl Select {
     /// # Errors
     /// If one is unknown.
     pub fn checked(columns: Vec<String>, allowed: &[&str]) -> Result<Self, ApiError> {
-        match columns.iter().enumerate().find(|(_, column)| !allowed.contains(&column.as_str())) {
+        match columns
+            .iter()
+            .enumerate()
+            .find(|(_, column)| !allowed.contains(&column.as_str()))
+        {
             None => Ok(Self(columns)),
             Some((at, column)) => {
                 let reason = format!("is {column:?}, but allowed are: {}", allowed.join(", "));
@@ -545,7 +592,10 @@ mod tests {
     }
 
     fn refused(body: &str) -> String {
-        parse::<Outer>(body.as_bytes(), b'{', "a JSON object").expect_err("the body is bad").message().to_owned()
+        parse::<Outer>(body.as_bytes(), b'{', "a JSON object")
+            .expect_err("the body is bad")
+            .message()
+            .to_owned()
     }
 
     #[test]
@@ -578,7 +628,9 @@ mod tests {
         let expected = "itens: unknown key; did you mean `items`? allowed are: items";
         assert_eq!(refused(br#"{"itens": []}"#).as_deref(), Some(expected));
         assert_eq!(refused(br#"{"items": [{"n": 1, "m": 2}]}"#), None);
-        let listed = list::<Outer>(br#"[{}, {"itens": []}]"#).err().map(|error| error.message().to_owned());
+        let listed = list::<Outer>(br#"[{}, {"itens": []}]"#)
+            .err()
+            .map(|error| error.message().to_owned());
         assert_eq!(listed, Some(format!("[1].{expected}")));
         assert!(object::<Value>(br#"{"other": 1}"#).is_ok());
     }
@@ -618,7 +670,10 @@ mod tests {
     #[test]
     fn select_leaves_the_wanted_columns() {
         let select = Select::checked(vec!["a".into()], &["a", "b"]).expect("a is allowed");
-        assert_eq!(select.pick(serde_json::json!({"a": 1, "b": 2})), serde_json::json!({"a": 1}));
+        assert_eq!(
+            select.pick(serde_json::json!({"a": 1, "b": 2})),
+            serde_json::json!({"a": 1})
+        );
         assert!(
             Select::checked(vec!["c".into()], &["a"]).is_err_and(|e| e.message().starts_with("select[0]: is \"c\""))
         );

@@ -75,11 +75,17 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Keyed<B> {
         let named = request.headers().get(KEY).cloned();
         let method = request.method().clone();
         let client = ClientId::of(request.extensions()).name();
-        let place = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+        let place = request
+            .uri()
+            .path_and_query()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
         let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
-        let key = named.map(|named| Key::new(&client, named.to_str().unwrap_or_default(), &parts)).transpose()?;
+        let key = named
+            .map(|named| Key::new(&client, named.to_str().unwrap_or_default(), &parts))
+            .transpose()?;
         Ok(Self(key, body))
     }
 }
@@ -98,7 +104,11 @@ pub(super) fn answer<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Res
 
 /// The answer 200 with this body.
 pub(super) fn kept(body: &impl Serialize) -> Kept {
-    Kept::Answer { status: 200, body: super::wire::json(body).to_string(), location: None }
+    Kept::Answer {
+        status: 200,
+        body: super::wire::json(body).to_string(),
+        location: None,
+    }
 }
 
 /// An answer as it goes out.
@@ -119,6 +129,8 @@ pub(super) fn shown(kept: Kept) -> Response {
 
 /// Marks an answer as one that was given before.
 pub(super) fn replayed(mut response: Response) -> Response {
-    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+        .headers_mut()
+        .insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }

@@ -241,7 +241,9 @@ async fn admit(State(checks): State<Arc<RequestChecks>>, request: Request, next:
         Err(error) => error.into_response(),
     };
     // A browser takes an answer for what it is called, and for nothing that it looks like.
-    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+        .headers_mut()
+        .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
 
@@ -252,7 +254,9 @@ async fn no_route() -> ApiError {
 /// Answers for a handler that panicked.
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    let text = text
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default();
     ApiError::fault(&format!("a handler panicked: {text}")).into_response()
 }
 

@@ -70,7 +70,10 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));
         let changing = [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
-        changing.into_iter().flatten().for_each(|operation| add_errors(operation, true));
+        changing
+            .into_iter()
+            .flatten()
+            .for_each(|operation| add_errors(operation, true));
     }
     document
 }
@@ -82,14 +85,19 @@ const OPEN_BODIES: [&str; 2] = ["ThreadCommand", "ThreadStreamRequest"];
 fn close_bodies(document: &mut openapi::OpenApi) {
     let mut sent = vec![];
     for operation in document.paths.paths.values_mut().flat_map(operations) {
-        let Some(RefOr::T(body)) = &operation.request_body else { continue };
+        let Some(RefOr::T(body)) = &operation.request_body else {
+            continue;
+        };
         let contents = body.content.values().filter_map(|content| match content {
             RefOr::T(content) => Some(content),
             RefOr::Ref(_) => None,
         });
         sent.extend(contents.filter_map(|content| name_of_object(content.schema.as_ref()?)));
     }
-    let schemas = document.components.iter_mut().flat_map(|components| &mut components.schemas);
+    let schemas = document
+        .components
+        .iter_mut()
+        .flat_map(|components| &mut components.schemas);
     for (_, schema) in schemas.filter(|(name, _)| sent.contains(name) && !OPEN_BODIES.contains(&name.as_str())) {
         if let RefOr::T(Schema::Object(object)) = schema {
             object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
@@ -110,12 +118,25 @@ fn name_of_object(schema: &RefOr<Schema>) -> Option<String> {
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten()
+    [
+        &mut item.get,
+        &mut item.post,
+        &mut item.put,
+        &mut item.patch,
+        &mut item.delete,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
 fn name(operation: &mut Operation) {
-    let group = operation.tags.iter().flatten().next().map(|tag| tag.to_lowercase().replace(' ', "_"));
+    let group = operation
+        .tags
+        .iter()
+        .flatten()
+        .next()
+        .map(|tag| tag.to_lowercase().replace(' ', "_"));
     if let (Some(group), Some(name)) = (group, &mut operation.operation_id) {
         *name = format!("{group}_{name}");
     }
@@ -124,7 +145,13 @@ fn name(operation: &mut Operation) {
 /// A bare number is JSON too, though it would be documented as text.
 fn numbers_are_json(operation: &mut Operation) {
     let is_number = |content: &RefOr<Content>| {
-        let RefOr::T(Content { schema: Some(RefOr::T(Schema::Object(schema))), .. }) = content else { return false };
+        let RefOr::T(Content {
+            schema: Some(RefOr::T(Schema::Object(schema))),
+            ..
+        }) = content
+        else {
+            return false;
+        };
         schema.schema_type == SchemaType::Type(Type::Integer)
     };
     for response in operation.responses.responses.values_mut() {
@@ -141,9 +168,18 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     let takes_body = operation.request_body.is_some();
     let takes_input = takes_body || operation.parameters.as_ref().is_some_and(|all| !all.is_empty());
     let mut add = |status: &str, text: &str| {
-        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody"))).build();
-        let response = ResponseBuilder::new().description(text).content("application/json", content).build();
-        operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::T(response));
+        let content = ContentBuilder::new()
+            .schema(Some(Ref::from_schema_name("ErrorBody")))
+            .build();
+        let response = ResponseBuilder::new()
+            .description(text)
+            .content("application/json", content)
+            .build();
+        operation
+            .responses
+            .responses
+            .entry(status.to_owned())
+            .or_insert(RefOr::T(response));
     };
     if changes {
         add("403", "A web page of an origin that is not in `cors_origins` asks");
@@ -152,13 +188,22 @@ fn add_errors(operation: &mut Operation, changes: bool) {
         add("408", "The body did not come in time");
         add("413", "The body is larger than this server accepts");
         add("415", "The body is no `application/json`");
-        add("503", "The server is busy with other bodies, or stops; `Retry-After` says when to try again");
+        add(
+            "503",
+            "The server is busy with other bodies, or stops; `Retry-After` says when to try again",
+        );
     }
-    add("421", "The server does not answer under this name: it is not in `hosts`");
+    add(
+        "421",
+        "The server does not answer under this name: it is not in `hosts`",
+    );
     if takes_input {
         add("422", "Something in the request cannot be accepted; `detail` names it");
     }
-    add("500", "The server failed; `detail` has the id under which it was logged");
+    add(
+        "500",
+        "The server failed; `detail` has the id under which it was logged",
+    );
 }
 
 /// `/openapi.json`, and `/docs`, a page that shows it without help from elsewhere.
@@ -167,11 +212,20 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
     let config = Arc::new(Config::from("/openapi.json"));
     let front = Arc::clone(&config);
     Router::new()
-        .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], text)))
+        .route(
+            "/openapi.json",
+            get(async move || ([(header::CONTENT_TYPE, "application/json")], text)),
+        )
         // Browsers ask for it wherever they are.
-        .route("/favicon.ico", get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)))
+        .route(
+            "/favicon.ico",
+            get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)),
+        )
         .route("/docs", get(async move || front_page(front)))
-        .route("/docs/{*file}", get(async move |Path(file): Path<String>| asset(&file, config)))
+        .route(
+            "/docs/{*file}",
+            get(async move |Path(file): Path<String>| asset(&file, config)),
+        )
 }
 
 /// What a page of the server may load and do: its own parts only, and in no frame.
@@ -198,7 +252,12 @@ fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
 fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
     let found = found.ok_or_else(ApiError::no_route)?;
-    Ok((PAGE_HEADERS, [(header::CONTENT_TYPE, found.content_type)], found.bytes.into_owned()).into_response())
+    Ok((
+        PAGE_HEADERS,
+        [(header::CONTENT_TYPE, found.content_type)],
+        found.bytes.into_owned(),
+    )
+        .into_response())
 }
 
 #[cfg(test)]
@@ -224,8 +283,14 @@ mod tests {
     #[test]
     fn every_endpoint_is_described_and_says_how_it_fails() {
         for (path, item) in document().paths.paths {
-            for operation in [item.get, item.post, item.put, item.patch, item.delete].into_iter().flatten() {
-                assert!(operation.summary.is_some_and(|text| !text.is_empty()), "{path} has no summary");
+            for operation in [item.get, item.post, item.put, item.patch, item.delete]
+                .into_iter()
+                .flatten()
+            {
+                assert!(
+                    operation.summary.is_some_and(|text| !text.is_empty()),
+                    "{path} has no summary"
+                );
                 assert!(operation.tags.is_some_and(|tags| tags.len() == 1), "{path} has no tag");
                 assert!(operation.responses.responses.contains_key("500"), "{path} never fails");
             }

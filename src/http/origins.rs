@@ -52,7 +52,9 @@ impl OriginRules {
         if self.any {
             return true;
         }
-        let Some(origin) = read_origin(origin) else { return false };
+        let Some(origin) = read_origin(origin) else {
+            return false;
+        };
         if self.loopback && matches!(origin.scheme(), "http" | "https") && origin.host().is_some_and(is_loopback) {
             return true;
         }
@@ -96,7 +98,10 @@ impl HostRules {
     pub fn new(names: &[String], bound: Option<IpAddr>) -> Self {
         Self {
             any: names.iter().any(|name| name == "*"),
-            names: names.iter().map(|name| name.trim_end_matches('.').to_ascii_lowercase()).collect(),
+            names: names
+                .iter()
+                .map(|name| name.trim_end_matches('.').to_ascii_lowercase())
+                .collect(),
             bound: bound.map(|ip| ip.to_canonical()),
         }
     }
@@ -136,7 +141,10 @@ impl HostRules {
 pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Request<B>) -> Result<(), ApiError> {
     let authority = check_host(hosts, request)?;
     let upgrades = request.headers().contains_key(header::UPGRADE);
-    let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE);
+    let reads = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE
+    );
     if reads && !upgrades {
         return Ok(());
     }
@@ -152,7 +160,9 @@ pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Reque
 /// 403.
 pub(super) fn check_reader(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::ORIGIN) {
-        let authority = headers.get(header::HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
+        let authority = headers
+            .get(header::HOST)
+            .and_then(|host| Authority::try_from(host.as_bytes()).ok());
         return match authority {
             Some(authority) => check_origin(origins, &authority, headers),
             None => check_named_origin(origins, headers),
@@ -166,14 +176,21 @@ pub(super) fn check_reader(origins: &OriginRules, headers: &HeaderMap) -> Result
 }
 
 fn check_origin(origins: &OriginRules, own: &Authority, headers: &HeaderMap) -> Result<(), ApiError> {
-    if headers.get_all(header::ORIGIN).iter().all(|origin| is_same(origin, own)) {
+    if headers
+        .get_all(header::ORIGIN)
+        .iter()
+        .all(|origin| is_same(origin, own))
+    {
         return Ok(());
     }
     check_named_origin(origins, headers)
 }
 
 fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
-    let foreign = headers.get_all(header::ORIGIN).iter().find(|origin| !origins.allows(origin));
+    let foreign = headers
+        .get_all(header::ORIGIN)
+        .iter()
+        .find(|origin| !origins.allows(origin));
     let refusal =
         |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shown(origin.as_bytes())));
     foreign.map_or(Ok(()), |origin| Err(refusal(origin)))
@@ -181,7 +198,9 @@ fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), 
 
 /// Whether a page of this origin was loaded from the server itself.
 fn is_same(origin: &HeaderValue, own: &Authority) -> bool {
-    let Some(origin) = read_origin(origin) else { return false };
+    let Some(origin) = read_origin(origin) else {
+        return false;
+    };
     let default = match origin.scheme() {
         "http" => 80,
         "https" => 443,
@@ -196,7 +215,9 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
     let in_headers = request.headers().get_all(header::HOST);
     let mut named = None;
     for host in in_headers {
-        let authority = Authority::try_from(host.as_bytes()).ok().filter(|authority| hosts.allows(authority));
+        let authority = Authority::try_from(host.as_bytes())
+            .ok()
+            .filter(|authority| hosts.allows(authority));
         let authority = authority.ok_or_else(|| ApiError::unknown_host(&shown(host.as_bytes())))?;
         if named.replace(authority).is_some() {
             return Err(ApiError::unknown_host("named twice"));
@@ -276,14 +297,24 @@ mod tests {
 
     #[test]
     fn a_server_answers_under_loopback_names_its_own_address_and_the_names_it_was_given() {
-        for host in
-            ["localhost:8123", "LOCALHOST", "a.localhost", "127.0.0.1:1", "127.1.2.3", "[::1]:8123", "localhost."]
-        {
+        for host in [
+            "localhost:8123",
+            "LOCALHOST",
+            "a.localhost",
+            "127.0.0.1:1",
+            "127.1.2.3",
+            "[::1]:8123",
+            "localhost.",
+        ] {
             assert!(answers(&[], "127.0.0.1", host), "{host}");
         }
-        for host in
-            ["rebind.evil.example:8123", "localhost.evil.example", "10.0.0.7", "me@localhost", "localhost@evil.example"]
-        {
+        for host in [
+            "rebind.evil.example:8123",
+            "localhost.evil.example",
+            "10.0.0.7",
+            "me@localhost",
+            "localhost@evil.example",
+        ] {
             assert!(!answers(&[], "127.0.0.1", host), "{host}");
         }
         assert!(answers(&[], "10.0.0.7", "10.0.0.7:8123"));
@@ -306,7 +337,10 @@ mod tests {
     #[test]
     fn a_page_of_the_server_itself_is_not_foreign() {
         let same = |origin: &str, own: &str| {
-            is_same(&HeaderValue::from_str(origin).expect("a header"), &Authority::try_from(own).expect("a host"))
+            is_same(
+                &HeaderValue::from_str(origin).expect("a header"),
+                &Authority::try_from(own).expect("a host"),
+            )
         };
         assert!(same("http://agents.example:8123", "agents.example:8123"));
         assert!(same("https://agents.example", "agents.example"));

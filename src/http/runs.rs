@@ -40,13 +40,23 @@ pub(super) async fn create(
     path: ThreadPath,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| shown(runs, place)).await
+    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| {
+        shown(runs, place)
+    })
+    .await
 }
 
 /// The answer to who does not wait for a run: the run, and its place.
 pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> Kept {
-    let body = runs.first().map(|run| json(&RunView::just_made(run.clone()))).unwrap_or_default();
-    Kept::Answer { status: 200, body: body.to_string(), location: runs.first().map(place) }
+    let body = runs
+        .first()
+        .map(|run| json(&RunView::just_made(run.clone())))
+        .unwrap_or_default();
+    Kept::Answer {
+        status: 200,
+        body: body.to_string(),
+        location: runs.first().map(place),
+    }
 }
 
 /// Where a run is.
@@ -126,14 +136,26 @@ pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> R
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
-        return Ok(Begun { run, cancel_on_disconnect, again: false });
+        return Ok(Begun {
+            run,
+            cancel_on_disconnect,
+            again: false,
+        });
     };
     match api.runs.start_once(checked.wish, key, None).await? {
-        Once::First(run) => Ok(Begun { run, cancel_on_disconnect, again: false }),
+        Once::First(run) => Ok(Begun {
+            run,
+            cancel_on_disconnect,
+            again: false,
+        }),
         Once::Again(Kept::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
-            Ok(Begun { run, cancel_on_disconnect, again: true })
+            Ok(Begun {
+                run,
+                cancel_on_disconnect,
+                again: true,
+            })
         }
         // The path is part of what the key stands for, so what it was kept for was followed, too.
         Once::Again(Kept::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
@@ -142,29 +164,46 @@ pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> R
 
 /// Whether there is such a graph; who asks for another one is told which there are.
 pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), ApiError> {
-    let AssistantRef::Graph(graph) = assistant else { return Ok(()) };
+    let AssistantRef::Graph(graph) = assistant else {
+        return Ok(());
+    };
     let known = api.runs.assistants();
     if known.iter().any(|card| card.graph_id == *graph) {
         return Ok(());
     }
-    Err(ApiError::no_graph(graph, known.iter().map(|card| card.graph_id.as_str())))
+    Err(ApiError::no_graph(
+        graph,
+        known.iter().map(|card| card.graph_id.as_str()),
+    ))
 }
 
 /// Answers with the last values of a run that has begun.
 pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
-    let Begun { run, cancel_on_disconnect, again } = begun;
+    let Begun {
+        run,
+        cancel_on_disconnect,
+        again,
+    } = begun;
     let headers = located(&run, Some("join"));
     let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
     let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
-    if again { idempotency::replayed(response) } else { response }
+    if again {
+        idempotency::replayed(response)
+    } else {
+        response
+    }
 }
 
 /// Answers with the events of a run that has begun.
 pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
     let request = follow(api, &begun.run, begun.cancel_on_disconnect);
     let response = stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
-    if begun.again { idempotency::replayed(response) } else { response }
+    if begun.again {
+        idempotency::replayed(response)
+    } else {
+        response
+    }
 }
 
 /// A client follows a run with the modes that the run was asked for.
@@ -176,7 +215,12 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
     });
     StreamRequest {
         facts: Facts::of(run, graph),
-        modes: run.request.stream_mode.iter().filter_map(|word| Mode::from_word(word)).collect(),
+        modes: run
+            .request
+            .stream_mode
+            .iter()
+            .filter_map(|word| Mode::from_word(word))
+            .collect(),
         subgraphs: run.request.stream_subgraphs,
         resumable: run.request.stream_resumable,
         seen: None,
@@ -218,7 +262,13 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
-    let wanted = RunList { thread, status, limit: page.limit.into(), offset: page.offset.into(), bytes };
+    let wanted = RunList {
+        thread,
+        status,
+        limit: page.limit.into(),
+        offset: page.offset.into(),
+        bytes,
+    };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
@@ -240,7 +290,10 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
-    let used = api.db.read(move |tx| Box::pin(runs::usages_with_background(tx, root))).await?;
+    let used = api
+        .db
+        .read(move |tx| Box::pin(runs::usages_with_background(tx, root)))
+        .await?;
     Ok(Json(AnyRunView::of(run, &used)))
 }
 
@@ -254,8 +307,15 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
         })
     });
     let (is_thread, run) = read.await?;
-    let missing = || if is_thread { ApiError::not_found("run_not_found") } else { ApiError::no_thread(thread_id) };
-    run.filter(|run| run.lineage.visibility > Visibility::Hidden).ok_or_else(missing)
+    let missing = || {
+        if is_thread {
+            ApiError::not_found("run_not_found")
+        } else {
+            ApiError::no_thread(thread_id)
+        }
+    };
+    run.filter(|run| run.lineage.visibility > Visibility::Hidden)
+        .ok_or_else(missing)
 }
 
 /// Deletes a run; one at work is stopped first.
@@ -264,7 +324,11 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
-    if was_there { Ok(no_content()) } else { Err(ApiError::no_run_to_delete()) }
+    if was_there {
+        Ok(no_content())
+    } else {
+        Err(ApiError::no_run_to_delete())
+    }
 }
 
 /// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`; for the run of a
@@ -327,7 +391,11 @@ pub(super) async fn join_stream(
         return Ok(permit.hold((located(&run, Some("stream")), answer).into_response()));
     }
     let after = if seen.is_some() { After::Start } else { After::Now };
-    let request = StreamRequest { seen, filter, ..follow(&api, &run, cancel_on_disconnect) };
+    let request = StreamRequest {
+        seen,
+        filter,
+        ..follow(&api, &run, cancel_on_disconnect)
+    };
     let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
     Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
 }
@@ -356,16 +424,28 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 
 /// The event named by `Last-Event-ID`.
 pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
-    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let Some(value) = headers.get("last-event-id") else {
+        return Ok(None);
+    };
     let text = value.to_str().unwrap_or_default();
-    text.parse().map(Some).map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
+    text.parse()
+        .map(Some)
+        .map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
 }
 
 /// Refuses to go on behind an event to which the log does not reach back any more.
 pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>) -> Result<(), ApiError> {
-    let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else { return Ok(()) };
+    let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else {
+        return Ok(());
+    };
     match api.events.gap(thread, since).await? {
-        Some(first) => Err(ApiError::resume_gap("Last-Event-ID", Gap { since, min_available_seq: first })),
+        Some(first) => Err(ApiError::resume_gap(
+            "Last-Event-ID",
+            Gap {
+                since,
+                min_available_seq: first,
+            },
+        )),
         None => Ok(()),
     }
 }
@@ -393,9 +473,19 @@ pub(super) async fn cancel(
     let action = action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
-    let permit = if wait { Some(api.streams.acquire(Some(thread_id), client)?) } else { None };
-    let read = api.db.read(move |tx| Box::pin(runs::find(tx, thread_id, run_id))).await?;
-    if read.as_ref().is_some_and(|run| run.lineage.visibility == Visibility::Hidden) {
+    let permit = if wait {
+        Some(api.streams.acquire(Some(thread_id), client)?)
+    } else {
+        None
+    };
+    let read = api
+        .db
+        .read(move |tx| Box::pin(runs::find(tx, thread_id, run_id)))
+        .await?;
+    if read
+        .as_ref()
+        .is_some_and(|run| run.lineage.visibility == Visibility::Hidden)
+    {
         return Err(ApiError::not_found("run_not_found"));
     }
     api.runs.cancel(thread_id, run_id, action).await?;

@@ -68,27 +68,74 @@ pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budg
     };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let Some(found) = threads::find(tx, thread).await? else { return Ok(None) };
-            let agent = name_of(found.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default());
-            let mut gathering = Gathering { thread: found, namespace, agent, parts, budget, known: HashMap::new() };
+            let Some(found) = threads::find(tx, thread).await? else {
+                return Ok(None);
+            };
+            let agent = name_of(
+                found
+                    .metadata
+                    .get("graph_id")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default(),
+            );
+            let mut gathering = Gathering {
+                thread: found,
+                namespace,
+                agent,
+                parts,
+                budget,
+                known: HashMap::new(),
+            };
             let gathered = gathering.gather(tx, part).await?;
             Ok(Some((gathering.thread, gathering.agent, gathered)))
         })
     });
-    let Some((thread_found, agent, gathered)) = read.await? else { return Err(ApiError::no_thread(thread)) };
-    let Some(gathered) = gathered else {
-        return Ok(Page { scene: None, plan: None, agent, moments: vec![].into_iter(), bytes: 0, cursor: None });
+    let Some((thread_found, agent, gathered)) = read.await? else {
+        return Err(ApiError::no_thread(thread));
     };
-    let Gathered { child, notes, asked, moments, is_cut, newest_run } = gathered;
-    let graph = thread_found.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
+    let Some(gathered) = gathered else {
+        return Ok(Page {
+            scene: None,
+            plan: None,
+            agent,
+            moments: vec![].into_iter(),
+            bytes: 0,
+            cursor: None,
+        });
+    };
+    let Gathered {
+        child,
+        notes,
+        asked,
+        moments,
+        is_cut,
+        newest_run,
+    } = gathered;
+    let graph = thread_found
+        .metadata
+        .get("graph_id")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let plan = match child.as_ref().or(newest_run.as_ref()) {
         Some(run) => api.runs.plan_of_run(run).await?,
         None => api.runs.plan_of(graph),
     };
     let cursor = moments.last().filter(|_| is_cut).map(|moment| moment.origin.id);
-    let scene = Some(Scene { thread: thread_found, child, notes, asked });
+    let scene = Some(Scene {
+        thread: thread_found,
+        child,
+        notes,
+        asked,
+    });
     let bytes = moments.iter().map(|moment| moment.bytes).sum();
-    Ok(Page { scene, plan, agent, moments: moments.into_iter(), bytes, cursor })
+    Ok(Page {
+        scene,
+        plan,
+        agent,
+        moments: moments.into_iter(),
+        bytes,
+        cursor,
+    })
 }
 
 /// How many checkpoints are looked at in one go when some are searched for.
@@ -100,7 +147,9 @@ const COMPARED_AT_ONCE: usize = 32;
 async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
     match before {
         None => Ok(i64::MAX),
-        Some(before) => Ok(checkpoints::find_head(tx, thread, before).await?.map_or(i64::MIN, |head| head.seq)),
+        Some(before) => Ok(checkpoints::find_head(tx, thread, before)
+            .await?
+            .map_or(i64::MIN, |head| head.seq)),
     }
 }
 
@@ -156,7 +205,11 @@ impl RunNotes {
     fn of(run: &Run) -> Self {
         let metadata = run_metadata(run);
         let bytes = json_bytes(&metadata);
-        Self { metadata, bytes, namespace: run.lineage.namespace.clone() }
+        Self {
+            metadata,
+            bytes,
+            namespace: run.lineage.namespace.clone(),
+        }
     }
 }
 
@@ -169,35 +222,77 @@ impl Gathering {
     /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
     async fn gather(&mut self, tx: &mut Tx<'_>, part: Part) -> DbResult<Option<Gathered>> {
         let thread = self.thread.id;
-        let Some(child) = child_of(tx, thread, &self.namespace).await? else { return Ok(None) };
+        let Some(child) = child_of(tx, thread, &self.namespace).await? else {
+            return Ok(None);
+        };
         let lane = lane_of(child.as_ref());
         let (wanted, is_search) = match part {
-            Part::At(checkpoint) => {
-                (checkpoints::sketch(tx, thread, lane, checkpoint).await?.into_iter().collect(), false)
-            }
+            Part::At(checkpoint) => (
+                checkpoints::sketch(tx, thread, lane, checkpoint)
+                    .await?
+                    .into_iter()
+                    .collect(),
+                false,
+            ),
             Part::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
             Part::History(query, filter) => {
                 let before = edge(tx, thread, query.before).await?;
                 if filter.is_empty() {
-                    (checkpoints::sketches(tx, thread, lane, before, query.limit).await?, false)
+                    (
+                        checkpoints::sketches(tx, thread, lane, before, query.limit).await?,
+                        false,
+                    )
                 } else {
-                    let agent = child.as_ref().map_or(self.agent.as_str(), |child| child.lineage.agent()).to_owned();
-                    (self.search(tx, Search { lane, before, limit: query.limit, filter, agent }).await?, true)
+                    let agent = child
+                        .as_ref()
+                        .map_or(self.agent.as_str(), |child| child.lineage.agent())
+                        .to_owned();
+                    (
+                        self.search(
+                            tx,
+                            Search {
+                                lane,
+                                before,
+                                limit: query.limit,
+                                filter,
+                                agent,
+                            },
+                        )
+                        .await?,
+                        true,
+                    )
                 }
             }
         };
         let count = wanted.len();
         let wanted = self.fitting(tx, wanted).await?;
-        let Some(newest) = wanted.first().copied() else { return Ok(None) };
+        let Some(newest) = wanted.first().copied() else {
+            return Ok(None);
+        };
         let is_short = wanted.len() < count;
         let (moments, is_cut) = self.moments(tx, lane, wanted, is_search).await?;
         let newest_run = match (newest.run, child.is_some()) {
             (Some(run), false) if self.parts.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
         };
-        let asked = if self.parts.tasks { self.asked(tx, lane).await? } else { vec![] };
-        let notes = self.known.drain().filter_map(|(run, notes)| Some((run, notes?.metadata))).collect();
-        Ok(Some(Gathered { child, notes, asked, moments, is_cut: is_cut || is_short, newest_run }))
+        let asked = if self.parts.tasks {
+            self.asked(tx, lane).await?
+        } else {
+            vec![]
+        };
+        let notes = self
+            .known
+            .drain()
+            .filter_map(|(run, notes)| Some((run, notes?.metadata)))
+            .collect();
+        Ok(Some(Gathered {
+            child,
+            notes,
+            asked,
+            moments,
+            is_cut: is_cut || is_short,
+            newest_run,
+        }))
     }
 
     /// Those of the checkpoints whose metadata alone fits, the newest first.
@@ -226,12 +321,23 @@ impl Gathering {
         is_search: bool,
     ) -> DbResult<(Vec<Moment>, bool)> {
         let own = json_bytes(&self.thread.metadata);
-        let notes = self.known.iter().filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes))).collect();
+        let notes = self
+            .known
+            .iter()
+            .filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes)))
+            .collect();
         let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
         let mut moments = Moments::new(self.parts.clone(), self.budget, notes, only);
-        let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else { return Ok((vec![], false)) };
+        let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else {
+            return Ok((vec![], false));
+        };
         if self.parts.values || self.parts.tasks {
-            let span = Span { thread: self.thread.id, lane, first: oldest.seq, last: newest.seq };
+            let span = Span {
+                thread: self.thread.id,
+                lane,
+                first: oldest.seq,
+                last: newest.seq,
+            };
             checkpoints::walk(tx, span, self.parts.values, &mut moments).await?;
         } else {
             wanted.iter().rev().for_each(|sketch| moments.add(*sketch));
@@ -286,7 +392,13 @@ struct Search {
 impl Gathering {
     /// The checkpoints whose metadata contains what is wanted, the newest first.
     async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<Sketch>> {
-        let Search { lane, mut before, limit, filter, agent } = search;
+        let Search {
+            lane,
+            mut before,
+            limit,
+            filter,
+            agent,
+        } = search;
         let mut matching = vec![];
         loop {
             let page = checkpoints::sketches(tx, self.thread.id, lane, before, AT_ONCE).await?;
@@ -320,12 +432,19 @@ impl Gathering {
                 self.run(tx, run).await?;
             }
             let notes = sketch.run.and_then(|run| self.known.get(&run)).and_then(Option::as_ref);
-            candidates.push((*sketch, metadata_of(&self.thread, sketch, notes.map(|notes| &notes.metadata), agent)));
+            candidates.push((
+                *sketch,
+                metadata_of(&self.thread, sketch, notes.map(|notes| &notes.metadata), agent),
+            ));
         }
         let filter = filter.clone();
         off_thread(move |stop| {
             let fits = |metadata: &Object| filter.matches_unless(metadata, &|| stop.is_set());
-            candidates.into_iter().filter(|(_, metadata)| fits(metadata)).map(|(sketch, _)| sketch).collect()
+            candidates
+                .into_iter()
+                .filter(|(_, metadata)| fits(metadata))
+                .map(|(sketch, _)| sketch)
+                .collect()
         })
         .await
     }

@@ -171,13 +171,19 @@ impl Line {
     async fn obey(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Gone> {
         let params = &command.params;
         let obeyed = match command.method.as_str() {
-            "subscription.subscribe" => {
-                self.subscribe(params, whole_number(params, "since").unwrap_or(0)).await?.map(|result| (result, None))
-            }
+            "subscription.subscribe" => self
+                .subscribe(params, whole_number(params, "since").unwrap_or(0))
+                .await?
+                .map(|result| (result, None)),
             "subscription.reconnect" => self.reconnect(params).await?.map(|result| (result, None)),
             "subscription.unsubscribe" => self.unsubscribe(params).map(|result| (result, None)),
             _ => {
-                let desk = CommandDesk { api: &self.api, thread: Some(self.thread), checks_places: true, key: None };
+                let desk = CommandDesk {
+                    api: &self.api,
+                    thread: Some(self.thread),
+                    checks_places: true,
+                    key: None,
+                };
                 desk.obey(command).await
             }
         };
@@ -222,7 +228,9 @@ impl Line {
             Ok(Some(first)) => {
                 let mut refusal = Refusal::new(RESUME_GAP, "The log does not reach back to this number any more.");
                 refusal.more.insert("since".to_owned(), json!(since));
-                refusal.more.insert("min_available_seq".to_owned(), json!(first * FRAMES));
+                refusal
+                    .more
+                    .insert("min_available_seq".to_owned(), json!(first * FRAMES));
                 Ok(Err(refusal))
             }
             Ok(None) => self.subscribe(params, since).await,
@@ -231,7 +239,10 @@ impl Line {
     }
 
     fn unsubscribe(&mut self, params: &Value) -> Result<Value, Refusal> {
-        let id = params.get("subscription_id").and_then(Value::as_str).unwrap_or_default();
+        let id = params
+            .get("subscription_id")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let before = self.subscriptions.len();
         self.subscriptions.retain(|(known, _)| known != id);
         if self.subscriptions.len() == before {
@@ -255,9 +266,16 @@ impl Line {
             Some(_) => self.heard,
             None => events.newest(self.thread).await?,
         };
-        let after = if since == 0 { 0 } else { events.anchor(self.thread, since / FRAMES).await? };
+        let after = if since == 0 {
+            0
+        } else {
+            events.anchor(self.thread, since / FRAMES).await?
+        };
         let mut tail = events.tail_of_thread(self.thread, after);
-        let wanted = Wanted { filters: vec![filter.clone()], since };
+        let wanted = Wanted {
+            filters: vec![filter.clone()],
+            since,
+        };
         let mut reader = ThreadReader::new(events, self.thread, Presenter::new(wanted));
         let mut count = 0;
         while let Some(event) = past(&mut tail, until).await? {
@@ -277,7 +295,9 @@ impl Line {
     async fn show(&mut self, frames: &[Frame]) -> Result<(), Gone> {
         for frame in frames {
             // JSON is text.
-            let Ok(text) = frame.data.clone().try_into() else { continue };
+            let Ok(text) = frame.data.clone().try_into() else {
+                continue;
+            };
             self.send(Message::Text(text)).await?;
         }
         Ok(())
@@ -300,7 +320,10 @@ impl Line {
 
     /// Closes the line so that the client opens another one.
     async fn leave(&mut self, reason: &'static str) -> Result<(), Gone> {
-        let frame = CloseFrame { code: close_code::RESTART, reason: reason.into() };
+        let frame = CloseFrame {
+            code: close_code::RESTART,
+            reason: reason.into(),
+        };
         // Whoever does not hear it sees the line end.
         let _ = self.send(Message::Close(Some(frame))).await;
         Err(Gone)

@@ -42,7 +42,10 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Params) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let place = Place { checkpoint: Some(path.checkpoint_id), ..Place::default() };
+    let place = Place {
+        checkpoint: Some(path.checkpoint_id),
+        ..Place::default()
+    };
     selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
 }
 
@@ -64,8 +67,15 @@ pub(super) async fn at_posted(
 
 /// The state at a checkpoint of the main agent.
 pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
-    let place = Place { checkpoint: Some(checkpoint), ..Place::default() };
-    let parts = Parts { values: true, keys: vec![], tasks: true };
+    let place = Place {
+        checkpoint: Some(checkpoint),
+        ..Place::default()
+    };
+    let parts = Parts {
+        values: true,
+        keys: vec![],
+        tasks: true,
+    };
     state_of(api, thread, &place, parts, false).await.map(Json)
 }
 
@@ -99,7 +109,12 @@ async fn state_of(
     subgraphs: bool,
 ) -> Result<StateView, ApiError> {
     let budget = api.answers.bytes();
-    let mut reading = Reading { api, thread, parts, rest: budget };
+    let mut reading = Reading {
+        api,
+        thread,
+        parts,
+        rest: budget,
+    };
     match reading.newest(place).await? {
         Some(mut view) => {
             if subgraphs {
@@ -126,7 +141,10 @@ struct Reading<'a> {
 impl Reading<'_> {
     async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
         let part = place.checkpoint.map_or(Part::Newest, Part::At);
-        let whose = Whose { thread: self.thread, namespace: place.namespace.clone() };
+        let whose = Whose {
+            thread: self.thread,
+            namespace: place.namespace.clone(),
+        };
         let mut page = look(self.api, whose, part, self.parts.clone(), self.rest).await?;
         self.rest = self.rest.saturating_sub(page.bytes);
         Ok(page.next())
@@ -136,7 +154,10 @@ impl Reading<'_> {
     /// is as large as it may be, the tasks that are left name only the checkpoint.
     async fn show_subagents(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
         for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
-            let below = Place { namespace: [namespace, &[TaskId(task.id)]].concat(), checkpoint: None };
+            let below = Place {
+                namespace: [namespace, &[TaskId(task.id)]].concat(),
+                checkpoint: None,
+            };
             let is_full = self.rest == 0;
             let parts = self.parts.clone();
             if is_full {
@@ -168,7 +189,11 @@ pub(super) async fn update(
     Keyed(key, ApiJson(body)): Keyed<ApiJson<StateUpdate>>,
 ) -> Result<Response, ApiError> {
     let checkpoint = wire::checkpoint(body.checkpoint_id.as_deref(), body.checkpoint.as_ref())?;
-    let write = StateWrite { values: body.values.unwrap_or_default(), as_node: body.as_node, checkpoint };
+    let write = StateWrite {
+        values: body.values.unwrap_or_default(),
+        as_node: body.as_node,
+        checkpoint,
+    };
     let thread = path.thread_id;
     let once = api.runs.write_state(thread, write, key, written).await?;
     idempotency::answer(once, |left| idempotency::shown(written(thread, left)))
@@ -198,7 +223,16 @@ pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Pa
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
     let part = Part::History(query(page, before), Filter::default());
-    shown(&api, Whose { thread: path.thread_id, namespace }, part, select).await
+    shown(
+        &api,
+        Whose {
+            thread: path.thread_id,
+            namespace,
+        },
+        part,
+        select,
+    )
+    .await
 }
 
 /// Searches the history of a thread, the newest checkpoint first; with `checkpoint.checkpoint_ns` that of a subagent.
@@ -220,11 +254,22 @@ pub(super) async fn history_posted(
     let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
     // The checkpoint is named by `configurable` within `before`, or by `before` itself.
     let before = body.before.as_ref();
-    let inner = before.and_then(|before| before.get("configurable")).and_then(Value::as_object);
+    let inner = before
+        .and_then(|before| before.get("configurable"))
+        .and_then(Value::as_object);
     let (_, before) = wire::place(inner.or(before))?;
     let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
     let part = Part::History(query(page, before), metadata);
-    shown(&api, Whose { thread: path.thread_id, namespace }, part, select).await
+    shown(
+        &api,
+        Whose {
+            thread: path.thread_id,
+            namespace,
+        },
+        part,
+        select,
+    )
+    .await
 }
 
 /// Answers with a part of a history, written one checkpoint after the other.
@@ -240,5 +285,8 @@ async fn shown(api: &Api, whose: Whose, part: Part, select: StateSelect) -> Resu
 }
 
 fn query(page: Page, before: Option<CheckpointId>) -> HistoryQuery {
-    HistoryQuery { limit: page.limit.into(), before }
+    HistoryQuery {
+        limit: page.limit.into(),
+        before,
+    }
 }

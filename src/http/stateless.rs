@@ -122,7 +122,11 @@ pub(super) async fn cancel(
     let status = word(
         "status",
         body.status.as_deref(),
-        &[("pending", (true, false)), ("running", (false, true)), ("all", (true, true))],
+        &[
+            ("pending", (true, false)),
+            ("running", (false, true)),
+            ("all", (true, true)),
+        ],
     )?;
     let stopped = match (status, &body.thread_id, &body.run_ids) {
         (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
@@ -132,7 +136,11 @@ pub(super) async fn cancel(
         }
         (None, _, _) => return Err(Invalid::new("body", "must have thread_id and run_ids, or status").into()),
     };
-    if stopped { Ok(no_content()) } else { Err(CancelError::NoRun.into()) }
+    if stopped {
+        Ok(no_content())
+    } else {
+        Err(CancelError::NoRun.into())
+    }
 }
 
 /// Stops these runs of a thread. False if there were none to stop.
@@ -141,8 +149,10 @@ async fn cancel_some(api: &Api, thread: &str, ids: &[String], action: CancelActi
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
     }
     let thread = thread_of(thread)?;
-    let ids =
-        ids.iter().map(|id| id.parse().map_err(|_| ApiError::bad_id("run"))).collect::<Result<Vec<RunId>, _>>()?;
+    let ids = ids
+        .iter()
+        .map(|id| id.parse().map_err(|_| ApiError::bad_id("run")))
+        .collect::<Result<Vec<RunId>, _>>()?;
     let mut stopped_any = false;
     for id in ids {
         match api.runs.cancel(thread, id, action).await {

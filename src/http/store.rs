@@ -31,10 +31,19 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
         ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
 pub(super) async fn get(State(api): State<Api>, params: Params) -> Answer<Option<ItemView>> {
-    let labels = params.text("namespace").unwrap_or_default().split('.').map(str::to_owned).collect();
+    let labels = params
+        .text("namespace")
+        .unwrap_or_default()
+        .split('.')
+        .map(str::to_owned)
+        .collect();
     let key = params.text("key").ok_or_else(|| Invalid::new("key", "must be given"))?;
     let address = ItemAddress::new(Namespace::prefix("namespace", labels)?, key)?;
-    let refresh = params.text("refresh_ttl").is_some().then(|| params.flag("refresh_ttl")).transpose()?;
+    let refresh = params
+        .text("refresh_ttl")
+        .is_some()
+        .then(|| params.flag("refresh_ttl"))
+        .transpose()?;
     Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
 }
 
@@ -57,7 +66,10 @@ pub(super) async fn search(
     ApiJson(body): ApiJson<ItemSearchBody>,
 ) -> Result<Response, ApiError> {
     let inquiry = body.check()?;
-    let page = Page { limit: inquiry.wanted.limit, offset: inquiry.wanted.offset };
+    let page = Page {
+        limit: inquiry.wanted.limit,
+        offset: inquiry.wanted.offset,
+    };
     let permit = api.answers.permit().await?;
     let found = api.store.search(inquiry, api.answers.bytes()).await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
@@ -73,5 +85,7 @@ pub(super) async fn namespaces(
     ApiJson(body): ApiJson<NamespaceSearchBody>,
 ) -> Answer<FoundNamespaces> {
     let found = api.store.namespaces(body.check()?).await?;
-    Ok(Json(FoundNamespaces { namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect() }))
+    Ok(Json(FoundNamespaces {
+        namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),
+    }))
 }

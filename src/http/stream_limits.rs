@@ -30,7 +30,10 @@ pub struct StreamLimits {
 
 impl Default for StreamLimits {
     fn default() -> Self {
-        Self { per_thread: 256, per_client: 4096 }
+        Self {
+            per_thread: 256,
+            per_client: 4096,
+        }
     }
 }
 
@@ -44,7 +47,10 @@ enum LimitKey {
 impl StreamLimiter {
     /// No stream is open.
     pub fn new(limits: StreamLimits) -> Self {
-        Self { counts: Arc::default(), limits }
+        Self {
+            counts: Arc::default(),
+            limits,
+        }
     }
 
     /// Counts one more stream of `client`, on `thread` if that is known yet, for as long as the permit is kept.
@@ -66,7 +72,11 @@ impl StreamLimiter {
             *counts.entry(*key).or_default() += 1;
         }
         drop(counts);
-        Ok(StreamPermit { limiter: self.clone(), client, thread })
+        Ok(StreamPermit {
+            limiter: self.clone(),
+            client,
+            thread,
+        })
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<LimitKey, usize>> {
@@ -108,7 +118,10 @@ mod tests {
 
     #[test]
     fn a_stream_counts_while_it_is_open_and_not_longer() {
-        let limiter = StreamLimiter::new(StreamLimits { per_thread: 2, per_client: 3 });
+        let limiter = StreamLimiter::new(StreamLimits {
+            per_thread: 2,
+            per_client: 3,
+        });
         let client = |address: &str| ClientId::at(address.parse().unwrap());
         let alice = client("192.0.2.1");
         let bob = client("192.0.2.2");
@@ -116,10 +129,16 @@ mod tests {
         let first = limiter.acquire(here, alice).unwrap();
         let second = limiter.acquire(here, alice).unwrap();
         let refused = limiter.acquire(here, bob).err().unwrap();
-        assert_eq!(refused.message(), "This thread has 2 open streams, and more are not allowed. Close one first.");
+        assert_eq!(
+            refused.message(),
+            "This thread has 2 open streams, and more are not allowed. Close one first."
+        );
         let third = limiter.acquire(None, alice).unwrap();
         let refused = limiter.acquire(Some(ThreadId::mint()), alice).err().unwrap();
-        assert_eq!(refused.message(), "This client has 3 open streams, and more are not allowed. Close one first.");
+        assert_eq!(
+            refused.message(),
+            "This client has 3 open streams, and more are not allowed. Close one first."
+        );
         drop(first);
         let last = limiter.acquire(here, bob);
         assert!(last.is_ok());

@@ -35,7 +35,9 @@ pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Ve
     });
     let (mut found, used) = read.await?;
     found.retain(is_seen);
-    Ok(Json(found.into_iter().map(|run| ChildRunView::of(run, &used)).collect()))
+    Ok(Json(
+        found.into_iter().map(|run| ChildRunView::of(run, &used)).collect(),
+    ))
 }
 
 /// Whether clients see that there is this run.
@@ -71,7 +73,10 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
     let (mut all, used, background_tasks) = read.await?;
     all.retain(is_seen);
     let tree = RunTreeView::of(all, &used).ok_or_else(|| ApiError::not_found("run_not_found"))?;
-    Ok(Json(RunTreeView { background_tasks, ..tree }))
+    Ok(Json(RunTreeView {
+        background_tasks,
+        ..tree
+    }))
 }
 
 /// Shows the newest state of the agent whose run this is: for the run of a subagent its own state, for a run of the main
@@ -82,9 +87,18 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
 pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
-    let parts = Parts { values: true, keys: vec![], tasks: true };
-    let whose = Whose { thread: run.thread, namespace: run.lineage.namespace };
-    let newest = look(&api, whose, Part::Newest, parts, api.answers.bytes()).await?.next();
+    let parts = Parts {
+        values: true,
+        keys: vec![],
+        tasks: true,
+    };
+    let whose = Whose {
+        thread: run.thread,
+        namespace: run.lineage.namespace,
+    };
+    let newest = look(&api, whose, Part::Newest, parts, api.answers.bytes())
+        .await?
+        .next();
     permit.answer(&newest.unwrap_or_else(|| StateView::empty(None)))
 }
 
@@ -119,19 +133,35 @@ pub(super) async fn follow(
     let (main, now) = match at_work_for(api, child).await? {
         Some(found) => found,
         None => {
-            let root = api.events.run(root).await?.ok_or_else(|| ApiError::not_found("run_not_found"))?;
+            let root = api
+                .events
+                .run(root)
+                .await?
+                .ok_or_else(|| ApiError::not_found("run_not_found"))?;
             (root, i64::MAX)
         }
     };
     let seen = seen.filter(|_| main.request.stream_resumable);
-    let seen = seen.unwrap_or_else(|| Place { cursor: Cursor::after(now), said: vec![] });
+    let seen = seen.unwrap_or_else(|| Place {
+        cursor: Cursor::after(now),
+        said: vec![],
+    });
     let mut request = runs::follow(api, &main, false);
     if cancel_on_disconnect {
         let (runs, thread, id) = (api.runs.clone(), child.thread, child.id);
         request.on_leave = Some(Box::new(move || runs.cancel_soon(thread, id)));
     }
-    let request = StreamRequest { seen: Some(seen), filter, subgraphs: true, ..request };
-    Ok(stream::respond(api.events.clone(), api.events.tail_of_child(&main, child), request))
+    let request = StreamRequest {
+        seen: Some(seen),
+        filter,
+        subgraphs: true,
+        ..request
+    };
+    Ok(stream::respond(
+        api.events.clone(),
+        api.events.tail_of_child(&main, child),
+        request,
+    ))
 }
 
 /// What a subagent's run that is not at work came to: the values of the subagent, the questions that it waits for, or why
@@ -140,7 +170,9 @@ pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
     let (thread, id) = (child.thread, child.id);
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let Some(run) = db::runs::find(tx, thread, id).await? else { return Ok(None) };
+            let Some(run) = db::runs::find(tx, thread, id).await? else {
+                return Ok(None);
+            };
             let below = db::runs::members(tx, id).await?;
             let mut asked = interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
             asked.retain(|asked| matches!(asked.lane, Lane::Child(lane) if below.contains(&lane)));

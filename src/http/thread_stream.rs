@@ -36,7 +36,12 @@ impl Wanted {
     fn of(params: &Params) -> Result<Self, ApiError> {
         let mut wanted = Self::default();
         let texts = [params.texts("stream_mode"), params.texts("stream_modes")].concat();
-        for word in texts.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|word| !word.is_empty()) {
+        for word in texts
+            .iter()
+            .flat_map(|text| text.split(','))
+            .map(str::trim)
+            .filter(|word| !word.is_empty())
+        {
             match word {
                 "lifecycle" => wanted.lifecycle = true,
                 "run_modes" => wanted.run_modes = true,
@@ -44,7 +49,14 @@ impl Wanted {
                 other => return Err(ApiError::bad_parameter("stream_mode", other)),
             }
         }
-        Ok(if wanted == Self::default() { Self { run_modes: true, ..wanted } } else { wanted })
+        Ok(if wanted == Self::default() {
+            Self {
+                run_modes: true,
+                ..wanted
+            }
+        } else {
+            wanted
+        })
     }
 }
 
@@ -70,7 +82,10 @@ pub(super) async fn follow(
 ) -> Result<Response, ApiError> {
     let (thread, wanted) = (path.thread_id, Wanted::of(&params)?);
     let seen = runs::last_event(&headers)?;
-    let found = api.db.read(move |tx| Box::pin(async move { threads::find(tx, thread).await })).await?;
+    let found = api
+        .db
+        .read(move |tx| Box::pin(async move { threads::find(tx, thread).await }))
+        .await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
     runs::check_gap(&api, thread, seen.as_ref()).await?;
     let permit = api.streams.acquire(Some(thread), client)?;
@@ -81,7 +96,14 @@ pub(super) async fn follow(
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
     Ok(stream::respond_lastingly(
-        HappeningFeed { api, thread, wanted, presenter: None, seen, _permit: permit },
+        HappeningFeed {
+            api,
+            thread,
+            wanted,
+            presenter: None,
+            seen,
+            _permit: permit,
+        },
         source,
         heartbeat,
     ))
@@ -143,8 +165,17 @@ impl HappeningFeed {
     }
 
     fn begin(&mut self, run: &Run) {
-        let graph = run.metadata.get("graph_id").and_then(serde_json::Value::as_str).unwrap_or_default();
-        let modes: Vec<Mode> = run.request.stream_mode.iter().filter_map(|word| Mode::from_word(word)).collect();
+        let graph = run
+            .metadata
+            .get("graph_id")
+            .and_then(serde_json::Value::as_str)
+            .unwrap_or_default();
+        let modes: Vec<Mode> = run
+            .request
+            .stream_mode
+            .iter()
+            .filter_map(|word| Mode::from_word(word))
+            .collect();
         let modes = match (self.wanted.run_modes, modes.is_empty()) {
             // The frame that names the run comes in any mode.
             (false, _) => vec![Mode::Custom],
@@ -160,7 +191,9 @@ impl HappeningFeed {
     }
 
     async fn event(&mut self, event: &Event, buffer: &mut BytesMut) -> Result<(), ApiError> {
-        let Some(presenter) = &mut self.presenter else { return Ok(()) };
+        let Some(presenter) = &mut self.presenter else {
+            return Ok(());
+        };
         if let Some(checkpoint) = presenter.wants_standing(event)
             && let Some(standing) = self.api.events.standing(self.thread, checkpoint).await?
         {
@@ -173,7 +206,10 @@ impl HappeningFeed {
         let frames = presenter.present(event, base);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
             if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
-                frame.id = Some(Place { cursor, said: presenter.unfinished(frame.said) });
+                frame.id = Some(Place {
+                    cursor,
+                    said: presenter.unfinished(frame.said),
+                });
                 frame.write(buffer);
             }
         }
@@ -190,7 +226,12 @@ impl HappeningFeed {
     async fn written(&self, checkpoint: CheckpointId, seq: i64, buffer: &mut BytesMut) -> Result<(), ApiError> {
         if self.wanted.state_update {
             let state = state::show_at(&self.api, self.thread, checkpoint).await?.0;
-            self.tell("state_update", &json!({"thread_id": self.thread, "state": state}), seq, buffer);
+            self.tell(
+                "state_update",
+                &json!({"thread_id": self.thread, "state": state}),
+                seq,
+                buffer,
+            );
         }
         Ok(())
     }
@@ -200,7 +241,11 @@ impl HappeningFeed {
         let cursor = Cursor::after(seq);
         if cursor.is_new(self.seen.0, false) {
             let id = Some(Place { cursor, said: vec![] });
-            Frame { id, ..Frame::of(event, data) }.write(buffer);
+            Frame {
+                id,
+                ..Frame::of(event, data)
+            }
+            .write(buffer);
         }
     }
 }

@@ -58,7 +58,12 @@ fn made(new: &NewThread) -> Kept {
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<ThreadView> {
     let mut shows_ttl = false;
-    for name in params.texts("include").iter().flat_map(|names| names.split(',')).map(str::trim) {
+    for name in params
+        .texts("include")
+        .iter()
+        .flat_map(|names| names.split(','))
+        .map(str::trim)
+    {
         match name {
             "ttl" => shows_ttl = true,
             "" => {}
@@ -69,7 +74,10 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
     let glimpse = api.db.read(move |tx| Box::pin(Glimpse::find(tx, id))).await?;
     let glimpse = glimpse.ok_or_else(|| ApiError::no_thread(id))?;
     let ttl = TtlView::of(&glimpse.thread).filter(|_| shows_ttl);
-    Ok(Json(ThreadView { ttl, ..glimpse.view(&api, true).await? }))
+    Ok(Json(ThreadView {
+        ttl,
+        ..glimpse.view(&api, true).await?
+    }))
 }
 
 /// Changes the metadata of a thread, and how long it is kept. With the header `Prefer: return=minimal` the answer is empty.
@@ -103,7 +111,11 @@ pub(super) async fn patch(
     });
     patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
-    if wants_little { Ok(no_content()) } else { Ok(Json(show(&api, id).await?).into_response()) }
+    if wants_little {
+        Ok(no_content())
+    } else {
+        Ok(Json(show(&api, id).await?).into_response())
+    }
 }
 
 /// Deletes a thread with all its runs; those at work are stopped.
@@ -112,7 +124,11 @@ pub(super) async fn patch(
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
-    if was_there { Ok(no_content()) } else { Err(ApiError::no_thread(path.thread_id)) }
+    if was_there {
+        Ok(no_content())
+    } else {
+        Err(ApiError::no_thread(path.thread_id))
+    }
 }
 
 /// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
@@ -130,7 +146,11 @@ pub(super) async fn copy(
     if seen.await? != Visibility::Full {
         return Err(ApiError::no_thread(from));
     }
-    let once = api.runs.copy_thread(from, key, made).await?.ok_or_else(|| ApiError::no_thread(from))?;
+    let once = api
+        .runs
+        .copy_thread(from, key, made)
+        .await?
+        .ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::answer(once, |copy| idempotency::shown(made(&copy)))
 }
 
@@ -140,7 +160,9 @@ pub(super) async fn copy(
     responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> Answer<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
-    Ok(Json(ThreadsPruned { pruned_count: api.runs.prune(threads, strategy).await? }))
+    Ok(Json(ThreadsPruned {
+        pruned_count: api.runs.prune(threads, strategy).await?,
+    }))
 }
 
 /// Tells how much the server stores for a thread.
@@ -149,8 +171,14 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadStorage> {
     let id = path.thread_id;
-    let shares = api.db.read(move |tx| Box::pin(async move { retention::storage(tx, id).await })).await?;
-    Ok(Json(ThreadStorage::new(id, &shares.ok_or_else(|| ApiError::no_thread(id))?)))
+    let shares = api
+        .db
+        .read(move |tx| Box::pin(async move { retention::storage(tx, id).await }))
+        .await?;
+    Ok(Json(ThreadStorage::new(
+        id,
+        &shares.ok_or_else(|| ApiError::no_thread(id))?,
+    )))
 }
 
 /// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
@@ -162,10 +190,18 @@ pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
-    let CheckedSearch { wanted, page, select, extract } = body.check()?;
+    let CheckedSearch {
+        wanted,
+        page,
+        select,
+        extract,
+    } = body.check()?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
-    let wanted = threads::ThreadSearch { bytes: most_bytes, ..wanted };
+    let wanted = threads::ThreadSearch {
+        bytes: most_bytes,
+        ..wanted
+    };
     let read = api.db.search(move |tx| {
         Box::pin(async move {
             let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
@@ -203,7 +239,11 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
     let wanted = body.check()?.wanted;
-    Ok(Json(api.db.search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await })).await?))
+    Ok(Json(
+        api.db
+            .search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await }))
+            .await?,
+    ))
 }
 
 /// The JSON of one line of a search: the wanted columns, and what was to be extracted.
@@ -215,7 +255,10 @@ async fn show_item(
 ) -> Result<Vec<u8>, ApiError> {
     let needs_values = select.has("values") || !extract.is_empty();
     let whole = wire::json(&glimpse.view(api, needs_values).await?);
-    let extracted: Object = extract.iter().map(|(name, path)| (name.clone(), look_up(&whole, path))).collect();
+    let extracted: Object = extract
+        .iter()
+        .map(|(name, path)| (name.clone(), look_up(&whole, path)))
+        .collect();
     let mut item = select.pick(whole);
     if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
         item.insert("extracted".to_owned(), extracted.into());
@@ -247,7 +290,9 @@ impl Glimpse {
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
         let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
-        let head = checkpoints::newest_id(tx, thread.id, Lane::Main).await?.filter(|_| is_seen);
+        let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
+            .await?
+            .filter(|_| is_seen);
         let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
         Ok(Self { thread, head, asked })
     }
@@ -268,7 +313,9 @@ impl Glimpse {
         let values = state.map(|state| state.values());
         let mut interrupts = Object::new();
         for asked in &self.asked {
-            let of_task = interrupts.entry(asked.interrupt.task.to_string()).or_insert_with(|| json!([]));
+            let of_task = interrupts
+                .entry(asked.interrupt.task.to_string())
+                .or_insert_with(|| json!([]));
             if let Value::Array(list) = of_task {
                 list.push(brief(&asked.interrupt));
             }

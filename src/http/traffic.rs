@@ -19,12 +19,24 @@ pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, ne
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let response = next.run(request).await;
-    let exchange = Exchange { metrics, method, route, status: response.status(), begun };
+    let exchange = Exchange {
+        metrics,
+        method,
+        route,
+        status: response.status(),
+        begun,
+    };
     let kind = response.headers().get(header::CONTENT_TYPE);
     let watch = if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-        Watch { _stream: Some(exchange.metrics.traffic().stream()), _exchange: None }
+        Watch {
+            _stream: Some(exchange.metrics.traffic().stream()),
+            _exchange: None,
+        }
     } else {
-        Watch { _stream: None, _exchange: Some(exchange) }
+        Watch {
+            _stream: None,
+            _exchange: Some(exchange),
+        }
     };
     guarded(response, watch)
 }
@@ -48,6 +60,8 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         let route = self.route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
         let took = self.begun.elapsed();
-        self.metrics.traffic().answered(self.method.as_str(), route, self.status.as_u16(), took);
+        self.metrics
+            .traffic()
+            .answered(self.method.as_str(), route, self.status.as_u16(), took);
     }
 }

@@ -45,7 +45,9 @@ pub(super) fn respond(
         }
     });
     let mut response = Body::from_stream(chunks).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -79,8 +81,15 @@ impl Drop for Leave {
 
 /// What a new run comes to: its last values, with the question it asks; or why it failed.
 pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
-    let mut follower = Follower { thread: run.thread, state: State::default(), asked: vec![], end: None };
-    follower.follow(&api.events, api.events.tail(&run, After::Start)).await?;
+    let mut follower = Follower {
+        thread: run.thread,
+        state: State::default(),
+        asked: vec![],
+        end: None,
+    };
+    follower
+        .follow(&api.events, api.events.tail(&run, After::Start))
+        .await?;
     if run.lineage.visibility != Visibility::Full {
         follower.state = State::default();
     }
@@ -102,7 +111,11 @@ impl Follower {
                 self.take(events, &event.body).await?;
             }
         }
-        if tail.is_cut() { Err(ApiError::leaving()) } else { Ok(()) }
+        if tail.is_cut() {
+            Err(ApiError::leaving())
+        } else {
+            Ok(())
+        }
     }
 
     async fn take(&mut self, events: &Events, body: &EventBody) -> DbResult<()> {
@@ -180,7 +193,10 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
             let asked: Vec<Value> = glimpse.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
             Ok(json!({"__interrupt__": asked}))
         }
-        (None, Some(glimpse)) => Ok(glimpse.state(&api).await?.map_or_else(|| json!({}), |state| shown(&*state))),
+        (None, Some(glimpse)) => Ok(glimpse
+            .state(&api)
+            .await?
+            .map_or_else(|| json!({}), |state| shown(&*state))),
     }
 }
 
@@ -194,7 +210,11 @@ pub(super) async fn over(api: &Api, run: &Run) -> Result<(), ApiError> {
         },
     };
     while tail.next().await?.is_some() {}
-    if tail.is_cut() { Err(ApiError::leaving()) } else { Ok(()) }
+    if tail.is_cut() {
+        Err(ApiError::leaving())
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -215,7 +235,13 @@ mod tests {
             passed_on: None,
         };
         let id = crate::domain::id::InterruptId::of_task(task, 0);
-        Interrupt { id, task, asker: Asker::Call("c".into()), question, answer: None }
+        Interrupt {
+            id,
+            task,
+            asker: Asker::Call("c".into()),
+            question,
+            answer: None,
+        }
     }
 
     #[test]
@@ -236,7 +262,9 @@ mod tests {
             Ok(json!({"done": true}))
         };
         let response = respond(slow, Duration::from_secs(5), Leave::default());
-        let body = to_bytes(response.into_body(), 1000).await.expect("the body is in memory");
+        let body = to_bytes(response.into_body(), 1000)
+            .await
+            .expect("the body is in memory");
         assert_eq!(&body[..], b"\n\n{\"done\":true}");
     }
 

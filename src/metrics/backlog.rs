@@ -36,9 +36,21 @@ impl Gauges {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let gauges = Self::default();
         let mut add = |name: &str, text: &str, gauge: &Number| registry.register(name, text, gauge.clone());
-        add("adjutant_runs_at_work", "Runs of main agents at work in this process", &gauges.at_work);
-        add("adjutant_run_slots", "Runs that may be at work in this process", &gauges.slots);
-        add("adjutant_queue_depth", "Runs that are due and wait, in the whole database", &gauges.queued);
+        add(
+            "adjutant_runs_at_work",
+            "Runs of main agents at work in this process",
+            &gauges.at_work,
+        );
+        add(
+            "adjutant_run_slots",
+            "Runs that may be at work in this process",
+            &gauges.slots,
+        );
+        add(
+            "adjutant_queue_depth",
+            "Runs that are due and wait, in the whole database",
+            &gauges.queued,
+        );
         let text = "For how long the oldest waiting run has been due; 0 when none waits";
         add("adjutant_queue_oldest_age_seconds", text, &gauges.oldest);
         gauges
@@ -48,7 +60,8 @@ impl Gauges {
         let number = |of: fn(&Backlog) -> f64| backlog.map_or(f64::NAN, of);
         self.at_work.set(number(|b| count(b.at_work)));
         self.slots.set(number(|b| count(b.slots)));
-        self.queued.set(number(|b| count(usize::try_from(b.queued).unwrap_or(usize::MAX))));
+        self.queued
+            .set(number(|b| count(usize::try_from(b.queued).unwrap_or(usize::MAX))));
         self.oldest.set(number(|b| b.oldest.as_secs_f64()));
     }
 }

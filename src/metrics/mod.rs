@@ -24,7 +24,9 @@ pub use traffic::{OpenStream, Traffic};
 pub use work::{FileNames, Work};
 
 /// The bounds of histograms of time, in seconds.
-const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
+const SECONDS: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0,
+];
 
 /// All counters of one server. Cloning copies a pointer.
 #[derive(Clone)]
@@ -48,7 +50,13 @@ impl Metrics {
         let traffic = Traffic::new(&mut registry);
         let backlog = backlog::Gauges::new(&mut registry);
         let process = process::Gauges::new(&mut registry, since);
-        Self(Arc::new(Inner { registry, work, traffic, backlog, process }))
+        Self(Arc::new(Inner {
+            registry,
+            work,
+            traffic,
+            backlog,
+            process,
+        }))
     }
 
     /// What agents do.

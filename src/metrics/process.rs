@@ -20,7 +20,11 @@ impl Gauges {
     pub(super) fn new(registry: &mut Registry, since: Timestamp) -> Self {
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(std::time::Duration::from_micros(u64::try_from(since.0).unwrap_or(0)).as_secs_f64());
-        registry.register("process_start_time_seconds", "When the server was started, since 1970", start);
+        registry.register(
+            "process_start_time_seconds",
+            "When the server was started, since 1970",
+            start,
+        );
         let gauges = Self::default();
         let text = "Memory in use; 0 where the system does not tell";
         registry.register("process_resident_memory_bytes", text, gauges.resident.clone());
@@ -35,7 +39,9 @@ impl Gauges {
         self.resident.set(resident_bytes().unwrap_or(0));
         let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         self.files.set(i64::try_from(files).unwrap_or(i64::MAX));
-        self.log_lines_lost.inner().fetch_max(crate::logging::lines_lost(), Ordering::Relaxed);
+        self.log_lines_lost
+            .inner()
+            .fetch_max(crate::logging::lines_lost(), Ordering::Relaxed);
     }
 }
 

@@ -17,14 +17,21 @@ pub struct Sample {
 
 /// The numbers of `text`.
 pub fn samples(text: &str) -> Vec<Sample> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(sample)
+        .collect()
 }
 
 fn sample(line: &str) -> Option<Sample> {
     let (name, value) = line.rsplit_once(' ')?;
     let value = value.parse().ok().filter(|value: &f64| value.is_finite());
     let (name, labels) = name.split_once('{').unwrap_or((name, ""));
-    Some(Sample { name: name.to_owned(), labels: read_labels(labels), value })
+    Some(Sample {
+        name: name.to_owned(),
+        labels: read_labels(labels),
+        value,
+    })
 }
 
 /// Reads `a="1",b="2"}`.

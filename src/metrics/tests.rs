@@ -15,7 +15,10 @@ use crate::domain::state::Update;
 fn metrics() -> Metrics {
     let metrics = Metrics::new(Timestamp(1_700_000_000_500_000), ["lookup".to_owned()]);
     let names = |name: &str| [name.to_owned()].into_iter().collect();
-    metrics.work().knows(FileNames { agents: names("boss"), models: names("scripted:lab") });
+    metrics.work().knows(FileNames {
+        agents: names("boss"),
+        models: names("scripted:lab"),
+    });
     metrics
 }
 
@@ -33,39 +36,75 @@ fn origin(lane: Lane) -> Arc<Origin> {
 }
 
 fn event(lane: Lane, body: EventBody) -> Event {
-    Event { seq: 1, run: RunId::mint(), at: Timestamp(0), origin: origin(lane), body }
+    Event {
+        seq: 1,
+        run: RunId::mint(),
+        at: Timestamp(0),
+        origin: origin(lane),
+        body,
+    }
 }
 
 fn answer(tool: &str, status: ToolStatus) -> Update {
     let call = ToolCall::new("c1", tool, serde_json::Map::new());
-    Update { messages: vec![Arc::new(Message::tool(&call, status, "text"))], ..Update::none() }
+    Update {
+        messages: vec![Arc::new(Message::tool(&call, status, "text"))],
+        ..Update::none()
+    }
 }
 
 fn value(metrics: &Metrics, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-    let has = |sample: &Sample| labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|v| v == value));
-    samples(&metrics.text(None)).into_iter().find(|sample| sample.name == name && has(sample))?.value
+    let has = |sample: &Sample| {
+        labels
+            .iter()
+            .all(|(key, value)| sample.labels.get(*key).is_some_and(|v| v == value))
+    };
+    samples(&metrics.text(None))
+        .into_iter()
+        .find(|sample| sample.name == name && has(sample))?
+        .value
 }
 
 #[test]
 fn an_end_is_counted_with_its_status_and_how_long_it_took() {
     let metrics = metrics();
-    let ended = || EventBody::Fact(Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None });
-    metrics.work().happened(&event(Lane::Main, ended()), Duration::from_millis(30));
-    metrics.work().happened(&event(Lane::Child(RunId::mint()), ended()), Duration::from_secs(9));
+    let ended = || {
+        EventBody::Fact(Fact::Ended {
+            status: RunStatus::Success,
+            error: None,
+            waits: false,
+            used: None,
+        })
+    };
+    metrics
+        .work()
+        .happened(&event(Lane::Main, ended()), Duration::from_millis(30));
+    metrics
+        .work()
+        .happened(&event(Lane::Child(RunId::mint()), ended()), Duration::from_secs(9));
     let labels = [("agent", "boss"), ("status", "success")];
     for kind in ["run", "subagent"] {
         let labels = [labels[0], labels[1], ("kind", kind)];
         assert_eq!(value(&metrics, "adjutant_runs_total", &labels), Some(1.0), "{kind}");
     }
-    assert_eq!(value(&metrics, "adjutant_run_duration_seconds_sum", &labels[..1]), Some(0.03));
+    assert_eq!(
+        value(&metrics, "adjutant_run_duration_seconds_sum", &labels[..1]),
+        Some(0.03)
+    );
 }
 
 #[test]
 fn an_answer_that_was_shown_before_its_step_ended_is_counted_once() {
     let metrics = metrics();
     let writes = answer("lookup", ToolStatus::Success);
-    let answered = Fact::Answered { head: CheckpointId::mint(), call: 0, writes: writes.clone() };
-    metrics.work().happened(&event(Lane::Main, EventBody::Fact(answered)), Duration::ZERO);
+    let answered = Fact::Answered {
+        head: CheckpointId::mint(),
+        call: 0,
+        writes: writes.clone(),
+    };
+    metrics
+        .work()
+        .happened(&event(Lane::Main, EventBody::Fact(answered)), Duration::ZERO);
     let entry = Entry {
         id: CheckpointId::mint(),
         parent: None,
@@ -75,22 +114,44 @@ fn an_answer_that_was_shown_before_its_step_ended_is_counted_once() {
         writes: vec![writes, answer("lookup", ToolStatus::Error)],
         shown: vec![0],
     };
-    metrics.work().happened(&event(Lane::Main, EventBody::Entry(Arc::new(entry))), Duration::ZERO);
+    metrics
+        .work()
+        .happened(&event(Lane::Main, EventBody::Entry(Arc::new(entry))), Duration::ZERO);
     for outcome in ["success", "error"] {
         let labels = [("tool", "lookup"), ("outcome", outcome)];
-        assert_eq!(value(&metrics, "adjutant_tool_calls_total", &labels), Some(1.0), "{outcome}");
+        assert_eq!(
+            value(&metrics, "adjutant_tool_calls_total", &labels),
+            Some(1.0),
+            "{outcome}"
+        );
     }
 }
 
 #[test]
 fn a_tool_that_a_model_made_up_is_no_label() {
     let metrics = metrics();
-    let calls = [("made-up", ToolStatus::Error), ("built-in", ToolStatus::Success), ("built-in", ToolStatus::Error)];
+    let calls = [
+        ("made-up", ToolStatus::Error),
+        ("built-in", ToolStatus::Success),
+        ("built-in", ToolStatus::Error),
+    ];
     for (tool, status) in calls {
-        let fact = Fact::Answered { head: CheckpointId::mint(), call: 0, writes: answer(tool, status) };
-        metrics.work().happened(&event(Lane::Main, EventBody::Fact(fact)), Duration::ZERO);
+        let fact = Fact::Answered {
+            head: CheckpointId::mint(),
+            call: 0,
+            writes: answer(tool, status),
+        };
+        metrics
+            .work()
+            .happened(&event(Lane::Main, EventBody::Fact(fact)), Duration::ZERO);
     }
-    let count = |tool, outcome| value(&metrics, "adjutant_tool_calls_total", &[("tool", tool), ("outcome", outcome)]);
+    let count = |tool, outcome| {
+        value(
+            &metrics,
+            "adjutant_tool_calls_total",
+            &[("tool", tool), ("outcome", outcome)],
+        )
+    };
     assert_eq!(count("made-up", "error"), None);
     assert_eq!(count("other", "error"), Some(1.0));
     assert_eq!(count("built-in", "error"), Some(1.0));
@@ -103,7 +164,14 @@ fn agents_and_models_that_no_file_names_are_no_labels() {
     for _ in 0..3 {
         metrics.work().run_began("made up by a client", Duration::ZERO);
     }
-    assert_eq!(value(&metrics, "adjutant_run_queue_wait_seconds_count", &[("agent", "client")]), Some(3.0));
+    assert_eq!(
+        value(
+            &metrics,
+            "adjutant_run_queue_wait_seconds_count",
+            &[("agent", "client")]
+        ),
+        Some(3.0)
+    );
     assert!(!metrics.text(None).contains("made up"));
 }
 
@@ -117,7 +185,16 @@ fn tokens_are_counted_when_an_answer_is_complete() {
         provider: "scripted".to_owned(),
         model: "lab".to_owned(),
     });
-    let say = |chunk| metrics.work().said(&origin(Lane::Main), &Delta { answer: Arc::clone(&head), ordinal: 0, chunk });
+    let say = |chunk| {
+        metrics.work().said(
+            &origin(Lane::Main),
+            &Delta {
+                answer: Arc::clone(&head),
+                ordinal: 0,
+                chunk,
+            },
+        )
+    };
     say(Chunk::Begin);
     say(Chunk::Text("hello".to_owned()));
     say(Chunk::End {
@@ -126,11 +203,29 @@ fn tokens_are_counted_when_an_answer_is_complete() {
     });
     say(Chunk::Void);
     let model = ("model", "scripted:lab");
-    assert_eq!(value(&metrics, "adjutant_model_tokens_total", &[model, ("direction", "input")]), Some(7.0));
-    assert_eq!(value(&metrics, "adjutant_model_tokens_total", &[model, ("direction", "output")]), Some(3.0));
+    assert_eq!(
+        value(
+            &metrics,
+            "adjutant_model_tokens_total",
+            &[model, ("direction", "input")]
+        ),
+        Some(7.0)
+    );
+    assert_eq!(
+        value(
+            &metrics,
+            "adjutant_model_tokens_total",
+            &[model, ("direction", "output")]
+        ),
+        Some(3.0)
+    );
     for outcome in ["success", "error"] {
         let labels = [model, ("outcome", outcome)];
-        assert_eq!(value(&metrics, "adjutant_model_calls_total", &labels), Some(1.0), "{outcome}");
+        assert_eq!(
+            value(&metrics, "adjutant_model_calls_total", &labels),
+            Some(1.0),
+            "{outcome}"
+        );
     }
 }
 
@@ -156,7 +251,13 @@ fn what_is_not_known_is_no_number() {
     let metrics = metrics();
     assert!(metrics.text(None).contains("adjutant_queue_depth NaN"));
     assert_eq!(value(&metrics, "adjutant_queue_depth", &[]), None);
-    let backlog = Backlog { at_work: 2, slots: 10, queued: 5, running: 3, oldest: Duration::from_millis(1500) };
+    let backlog = Backlog {
+        at_work: 2,
+        slots: 10,
+        queued: 5,
+        running: 3,
+        oldest: Duration::from_millis(1500),
+    };
     let text = metrics.text(Some(&backlog));
     assert!(
         text.contains("adjutant_queue_depth 5.0") && text.contains("adjutant_queue_oldest_age_seconds 1.5"),
@@ -169,8 +270,16 @@ fn a_text_is_read_back_with_its_labels() {
     let text = "# HELP a b.\na_total{x=\"1,}\\\"\\n\",y=\"z\"} 4\nb NaN\n# EOF\n";
     let labels = [("x", "1,}\"\n"), ("y", "z")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let expected = [
-        Sample { name: "a_total".to_owned(), labels: labels.into(), value: Some(4.0) },
-        Sample { name: "b".to_owned(), labels: std::collections::BTreeMap::new(), value: None },
+        Sample {
+            name: "a_total".to_owned(),
+            labels: labels.into(),
+            value: Some(4.0),
+        },
+        Sample {
+            name: "b".to_owned(),
+            labels: std::collections::BTreeMap::new(),
+            value: None,
+        },
     ];
     assert_eq!(samples(text), expected);
 }
@@ -180,5 +289,8 @@ fn the_memory_of_the_process_is_known_on_linux() {
     if cfg!(target_os = "linux") {
         assert!(value(&metrics(), "process_resident_memory_bytes", &[]).is_some_and(|bytes| bytes > 1e6));
     }
-    assert_eq!(value(&metrics(), "process_start_time_seconds", &[]), Some(1_700_000_000.5));
+    assert_eq!(
+        value(&metrics(), "process_start_time_seconds", &[]),
+        Some(1_700_000_000.5)
+    );
 }

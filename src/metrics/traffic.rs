@@ -50,14 +50,26 @@ impl Traffic {
         let text = "From a request to the end of its answer, for streams to their beginning";
         registry.register("adjutant_http_request_duration_seconds", text, Family::clone(&took));
         registry.register("adjutant_streams_open", "Streams that clients read", streams.clone());
-        Self { requests, took, streams }
+        Self {
+            requests,
+            took,
+            streams,
+        }
     }
 
     /// A request for something under this route (its template) was answered.
     pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
         let (method, route) = (known(method), route.to_owned());
-        self.requests.get_or_create(&Answered { method, route: route.clone(), status }).inc();
-        self.took.get_or_create(&Route { method, route }).observe(took.as_secs_f64());
+        self.requests
+            .get_or_create(&Answered {
+                method,
+                route: route.clone(),
+                status,
+            })
+            .inc();
+        self.took
+            .get_or_create(&Route { method, route })
+            .observe(took.as_secs_f64());
     }
 
     /// A client begins to read a stream.

@@ -106,11 +106,23 @@ impl Work {
         let text = "From when a run was due to when it began";
         registry.register("adjutant_run_queue_wait_seconds", text, work.waits.clone());
         registry.register("adjutant_model_calls", "Questions to models", work.models.clone());
-        registry.register("adjutant_model_tokens", "Tokens that models counted", work.tokens.clone());
-        registry.register("adjutant_tool_calls", "Tool calls that came to an end", work.calls.clone());
+        registry.register(
+            "adjutant_model_tokens",
+            "Tokens that models counted",
+            work.tokens.clone(),
+        );
+        registry.register(
+            "adjutant_tool_calls",
+            "Tool calls that came to an end",
+            work.calls.clone(),
+        );
         let text = "How long it took until a step was durable";
         registry.register("adjutant_commit_duration_seconds", text, work.commits.clone());
-        registry.register("adjutant_commits_lost", "Steps that could not be stored", work.lost.clone());
+        registry.register(
+            "adjutant_commits_lost",
+            "Steps that could not be stored",
+            work.lost.clone(),
+        );
         work
     }
 
@@ -122,24 +134,42 @@ impl Work {
     /// The name of an agent of a file, or what stands for all others.
     fn agent(&self, name: &str) -> String {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if known.agents.contains(name) { name.to_owned() } else { CLIENT.to_owned() }
+        if known.agents.contains(name) {
+            name.to_owned()
+        } else {
+            CLIENT.to_owned()
+        }
     }
 
     /// A model that a file names, or what stands for all others.
     fn model(&self, answer: &AnswerHead) -> String {
         let name = format!("{}:{}", answer.provider, answer.model);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if known.models.contains(&name) { name } else { OTHER.to_owned() }
+        if known.models.contains(&name) {
+            name
+        } else {
+            OTHER.to_owned()
+        }
     }
 
     /// A run of a main agent begins that was due so long ago.
     pub fn run_began(&self, agent: &str, waited: Duration) {
-        self.waits.get_or_create(&Agent { agent: self.agent(agent) }).observe(waited.as_secs_f64());
+        self.waits
+            .get_or_create(&Agent {
+                agent: self.agent(agent),
+            })
+            .observe(waited.as_secs_f64());
     }
 
     /// A run that nobody worked on any more came to an end, in these words.
     pub fn run_was_ended(&self, agent: &str, status: &'static str) {
-        self.runs.get_or_create(&Ended { agent: self.agent(agent), kind: "run", status }).inc();
+        self.runs
+            .get_or_create(&Ended {
+                agent: self.agent(agent),
+                kind: "run",
+                status,
+            })
+            .inc();
     }
 
     /// A step was stored, after so long.
@@ -159,7 +189,11 @@ impl Work {
             EventBody::Fact(Fact::Ended { status, .. }) => self.ended(origin, status.word(), age),
             EventBody::Fact(Fact::Answered { writes, .. }) => self.tools_answered(origin, writes),
             EventBody::Entry(entry) if entry.node == TOOLS => {
-                let new = entry.writes.iter().enumerate().filter(|(at, _)| !entry.shown.contains(at));
+                let new = entry
+                    .writes
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, _)| !entry.shown.contains(at));
                 new.for_each(|(_, writes)| self.tools_answered(origin, writes));
             }
             EventBody::Entry(_)
@@ -173,7 +207,9 @@ impl Work {
     fn ended(&self, origin: &Origin, status: &'static str, age: Duration) {
         let (agent, main) = (self.agent(&origin.agent), origin.lane == Lane::Main);
         if main {
-            self.durations.get_or_create(&Agent { agent: agent.clone() }).observe(age.as_secs_f64());
+            self.durations
+                .get_or_create(&Agent { agent: agent.clone() })
+                .observe(age.as_secs_f64());
         }
         let kind = if main { "run" } else { "subagent" };
         self.runs.get_or_create(&Ended { agent, kind, status }).inc();
@@ -181,11 +217,19 @@ impl Work {
 
     fn tools_answered(&self, origin: &Origin, writes: &Update) {
         for message in &writes.messages {
-            let Role::Tool { status, .. } = &message.role else { continue };
+            let Role::Tool { status, .. } = &message.role else {
+                continue;
+            };
             let worked = *status == ToolStatus::Success;
             let outcome = if worked { "success" } else { "error" };
             let tool = self.tool(message.name.as_deref().unwrap_or_default(), worked);
-            self.calls.get_or_create(&Called { agent: self.agent(&origin.agent), tool, outcome }).inc();
+            self.calls
+                .get_or_create(&Called {
+                    agent: self.agent(&origin.agent),
+                    tool,
+                    outcome,
+                })
+                .inc();
         }
     }
 
@@ -196,7 +240,10 @@ impl Work {
             return OTHER.to_owned();
         }
         if !is_known {
-            self.tools.write().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+            self.tools
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(name.to_owned());
         }
         name.to_owned()
     }
@@ -219,7 +266,13 @@ impl Work {
         for (direction, field) in [("input", "input_tokens"), ("output", "output_tokens")] {
             let tokens = usage.and_then(|usage| usage[field].as_u64()).unwrap_or(0);
             let (agent, model) = (self.agent(&origin.agent), self.model(answer));
-            self.tokens.get_or_create(&Spent { agent, model, direction }).inc_by(tokens);
+            self.tokens
+                .get_or_create(&Spent {
+                    agent,
+                    model,
+                    direction,
+                })
+                .inc_by(tokens);
         }
     }
 }

@@ -32,7 +32,11 @@ impl Approval {
     /// Asks about calls as `rules` say, by tool; one whose name ends in `*` is about all tools that begin like it and have
     /// no rule of their own. An edit may name any of `tools`: all that the agent can call.
     pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: Toolbox) -> Self {
-        Self { rules, files: FileRules::default(), tools }
+        Self {
+            rules,
+            files: FileRules::default(),
+            tools,
+        }
     }
 
     /// The same, which also asks about calls of file tools for which there is no such rule, as `files` say.
@@ -78,7 +82,11 @@ impl Approval {
         };
         let args = Value::Object(call.args.clone());
         let description = own.unwrap_or_else(|| {
-            format!("Tool execution requires approval\n\nTool: {}\nArgs: {}", call.name, python(&args))
+            format!(
+                "Tool execution requires approval\n\nTool: {}\nArgs: {}",
+                call.name,
+                python(&args)
+            )
         });
         json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
     }
@@ -86,7 +94,9 @@ impl Approval {
     /// What a valid answer looks like: for each call, in order, one of the decisions allowed for it.
     fn answer_schema(&self, calls: &[ToolCall]) -> Value {
         let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(call))).collect();
-        let may_edit = calls.iter().any(|call| self.allowed(call).contains(&DecisionKind::Edit));
+        let may_edit = calls
+            .iter()
+            .any(|call| self.allowed(call).contains(&DecisionKind::Edit));
         let mut schema = json!({
             "type": "object",
             "properties": {"decisions": {
@@ -113,7 +123,11 @@ impl Middleware for Approval {
 
     async fn hook(&self, _: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
         let open = proposed(state);
-        let calls: Vec<ToolCall> = open.iter().filter(|call| !self.allowed(call).is_empty()).cloned().collect();
+        let calls: Vec<ToolCall> = open
+            .iter()
+            .filter(|call| !self.allowed(call).is_empty())
+            .cloned()
+            .collect();
         if calls.is_empty() {
             return Ok(without_stale_edits(state, &open).into());
         }
@@ -127,8 +141,15 @@ impl Middleware for Approval {
                 return Err(Halt::Ask(Box::new(question)));
             }
         }
-        let reviewed = calls.iter().zip(&decisions).filter_map(|(call, decision)| approved(call, decision)).collect();
-        Ok(Reaction { reviewed, ..decided(state, &calls, decisions).into() })
+        let reviewed = calls
+            .iter()
+            .zip(&decisions)
+            .filter_map(|(call, decision)| approved(call, decision))
+            .collect();
+        Ok(Reaction {
+            reviewed,
+            ..decided(state, &calls, decisions).into()
+        })
     }
 
     fn needs_approval(&self, call: &ToolCall) -> bool {
@@ -149,7 +170,10 @@ impl Middleware for Approval {
 fn proposed(state: &State) -> Vec<ToolCall> {
     let open = open_calls(state);
     let made = state.last_ai().map(|answer| answer.tool_calls()).unwrap_or_default();
-    made.iter().filter(|call| open.iter().any(|other| other.id == call.id)).cloned().collect()
+    made.iter()
+        .filter(|call| open.iter().any(|other| other.id == call.id))
+        .cloned()
+        .collect()
 }
 
 /// The answer as decisions, when it has one for each of `count` calls. It was checked when it was given; should it
@@ -167,7 +191,9 @@ fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Updat
     for (call, decision) in calls.iter().zip(decisions) {
         let result = match decision {
             Decision::Approve => None,
-            Decision::Edit { edited_action: Action { name, args } } => {
+            Decision::Edit {
+                edited_action: Action { name, args },
+            } => {
                 edits.insert(call.id.clone(), json!({"name": name, "args": args}));
                 None
             }
@@ -189,9 +215,11 @@ fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Updat
 fn approved(call: &ToolCall, decision: &Decision) -> Option<ToolCall> {
     match decision {
         Decision::Approve => Some(call.clone()),
-        Decision::Edit { edited_action } if edited_action.name == call.name => {
-            Some(ToolCall::new(call.id.clone(), call.name.clone(), edited_action.args.clone()))
-        }
+        Decision::Edit { edited_action } if edited_action.name == call.name => Some(ToolCall::new(
+            call.id.clone(),
+            call.name.clone(),
+            edited_action.args.clone(),
+        )),
         Decision::Edit { .. } | Decision::Reject { .. } | Decision::Respond { .. } => None,
     }
 }
@@ -216,10 +244,17 @@ impl Verdict {
         let decision = decisions(answer, 1)?.pop()?;
         let approved = approved(call, &decision).is_some();
         Some(match decision {
-            Decision::Approve => {
-                Self::Run { action: Action { name: call.name.clone(), args: call.args.clone() }, approved }
-            }
-            Decision::Edit { edited_action } => Self::Run { action: edited_action, approved },
+            Decision::Approve => Self::Run {
+                action: Action {
+                    name: call.name.clone(),
+                    args: call.args.clone(),
+                },
+                approved,
+            },
+            Decision::Edit { edited_action } => Self::Run {
+                action: edited_action,
+                approved,
+            },
             Decision::Reject { message } => Self::Answer(Answer::error(call, rejection(call, message))),
             Decision::Respond { message } => {
                 Self::Answer(Answer::message(Message::tool(call, ToolStatus::Success, message)))
@@ -242,12 +277,18 @@ fn rejection(call: &ToolCall, reason: Option<String>) -> String {
 /// Takes old edits away if they would hit one of `calls`: providers may use an id again in a later answer.
 fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
     let hits = calls.iter().any(|call| edited(state, call).is_some());
-    if hits { Update::field(EDITED_CALLS, json!({})) } else { Update::none() }
+    if hits {
+        Update::field(EDITED_CALLS, json!({}))
+    } else {
+        Update::none()
+    }
 }
 
 /// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
 fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
-    let proposed = state.last_ai().and_then(|answer| answer.tool_calls().iter().find(|other| other.id == call.id));
+    let proposed = state
+        .last_ai()
+        .and_then(|answer| answer.tool_calls().iter().find(|other| other.id == call.id));
     let replaced = || proposed.is_some_and(|other| other.name != call.name || other.args != call.args);
     let Some(ran) = edited(state, call).or_else(|| replaced().then(|| call.clone())) else {
         return answer;
@@ -259,7 +300,12 @@ fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
         ran.name,
         spaced_json(&Value::Object(ran.args))
     );
-    for message in answer.writes.messages.iter_mut().filter(|message| message.answers() == Some(&call.id)) {
+    for message in answer
+        .writes
+        .messages
+        .iter_mut()
+        .filter(|message| message.answers() == Some(&call.id))
+    {
         let content = match &message.content {
             Content::Text(text) => Content::Text(format!("{notice}{text}")),
             Content::Blocks(blocks) => {
@@ -267,7 +313,10 @@ fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
                 Content::Blocks(std::iter::once(first).chain(blocks.iter().cloned()).collect())
             }
         };
-        *message = Arc::new(Message { content, ..(**message).clone() });
+        *message = Arc::new(Message {
+            content,
+            ..(**message).clone()
+        });
     }
     answer
 }
@@ -279,7 +328,10 @@ fn decision_schema(allowed: &[DecisionKind]) -> Value {
         .filter_map(|kind| {
             let (properties, required) = match kind {
                 DecisionKind::Approve => return None,
-                DecisionKind::Edit => (json!({"edited_action": {"$ref": "#/$defs/action"}}), json!(["edited_action"])),
+                DecisionKind::Edit => (
+                    json!({"edited_action": {"$ref": "#/$defs/action"}}),
+                    json!(["edited_action"]),
+                ),
                 DecisionKind::Reject => (json!({"message": {"type": ["string", "null"]}}), json!([])),
                 DecisionKind::Respond => (json!({"message": {"type": "string"}}), json!(["message"])),
             };
@@ -330,7 +382,9 @@ fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
 fn stands_alone(schema: &Value) -> bool {
     fn has_references(schema: &Value) -> bool {
         match schema {
-            Value::Object(fields) => fields.iter().any(|(name, field)| name.starts_with('$') || has_references(field)),
+            Value::Object(fields) => fields
+                .iter()
+                .any(|(name, field)| name.starts_with('$') || has_references(field)),
             Value::Array(items) => items.iter().any(has_references),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
         }

@@ -41,7 +41,10 @@ impl BackgroundWork {
                 None
             }
             Err(_) => {
-                tracing::debug!(task = task.task_id, "a background task did not say in time how it stands");
+                tracing::debug!(
+                    task = task.task_id,
+                    "a background task did not say in time how it stands"
+                );
                 None
             }
         }
@@ -49,13 +52,17 @@ impl BackgroundWork {
 
     /// What the agent does not know yet, told.
     async fn news(scope: &Scope, state: &State) -> Update {
-        let open: Vec<BackgroundTask> =
-            BackgroundTask::all(state).into_iter().filter(|task| !task.status.is_final()).collect();
+        let open: Vec<BackgroundTask> = BackgroundTask::all(state)
+            .into_iter()
+            .filter(|task| !task.status.is_final())
+            .collect();
         let seen = join_all(open.iter().map(|task| Self::look(scope, task))).await;
         let (mut update, mut under_way) = (Update::none(), 0);
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
-            let Some(seen) = seen.filter(|seen| task.is_news(seen)) else { continue };
+            let Some(seen) = seen.filter(|seen| task.is_news(seen)) else {
+                continue;
+            };
             update.messages.push(Arc::new(task.notification(&seen)));
             update.merge(task.seen(&seen, scope.now()).write());
         }
@@ -92,6 +99,10 @@ impl Middleware for BackgroundWork {
         }
         let update = Self::news(scope, state).await;
         let jump = (moment == Moment::AfterModel && !update.is_empty()).then_some(Jump::Model);
-        Ok(Reaction { update, jump, ..Reaction::default() })
+        Ok(Reaction {
+            update,
+            jump,
+            ..Reaction::default()
+        })
     }
 }

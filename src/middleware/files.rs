@@ -72,7 +72,9 @@ impl Middleware for Files {
 /// Why `call` must not run beside the other calls of its message: an earlier one changes the same file.
 fn collision(call: &ToolCall, state: &State) -> Option<String> {
     let path = changed_path(call)?;
-    let first = open_calls(state).into_iter().find(|other| changed_path(other).as_ref() == Some(&path))?;
+    let first = open_calls(state)
+        .into_iter()
+        .find(|other| changed_path(other).as_ref() == Some(&path))?;
     (first.id != call.id).then(|| {
         format!(
             "Error: another call of the same message ({}) changes '{path}'. Only the first one runs; look at its result \
@@ -106,7 +108,13 @@ fn too_long(message: &Message) -> Option<(String, String)> {
     if text.len() <= LONGEST_RESULT || text.chars().count() <= LONGEST_RESULT {
         return None;
     }
-    let safe = |letter: char| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' };
+    let safe = |letter: char| {
+        if letter.is_ascii_alphanumeric() || "-_".contains(letter) {
+            letter
+        } else {
+            '_'
+        }
+    };
     let name: String = call.chars().map(safe).collect();
     let name = if name.is_empty() { "result".to_owned() } else { name };
     Some((format!("{FOLDER}/{name}"), text))
@@ -123,12 +131,17 @@ fn noticed(message: &Message, path: &str, text: &str) -> Message {
     let content = match &message.content {
         Content::Text(_) => Content::Text(notice),
         Content::Blocks(blocks) => {
-            let others = blocks.iter().filter(|block| Content::Blocks(vec![(*block).clone()]).text().is_empty());
+            let others = blocks
+                .iter()
+                .filter(|block| Content::Blocks(vec![(*block).clone()]).text().is_empty());
             let notice = json!({"type": "text", "text": notice});
             Content::Blocks(std::iter::once(notice).chain(others.cloned()).collect())
         }
     };
-    Message { content, ..message.clone() }
+    Message {
+        content,
+        ..message.clone()
+    }
 }
 
 /// The first and the last lines with their numbers.

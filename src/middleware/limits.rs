@@ -74,7 +74,13 @@ fn refused(refused: Refused) -> Halt {
 
 /// The tokens that the provider says an answer took, of input and of output.
 fn tokens(message: &Message) -> (u64, u64) {
-    let Role::Ai { usage_metadata: Some(usage), .. } = &message.role else { return (0, 0) };
+    let Role::Ai {
+        usage_metadata: Some(usage),
+        ..
+    } = &message.role
+    else {
+        return (0, 0);
+    };
     let count = |name: &str| usage.get(name).and_then(Value::as_u64).unwrap_or(0);
     (count("input_tokens"), count("output_tokens"))
 }

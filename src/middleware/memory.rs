@@ -46,7 +46,12 @@ impl Memory {
     pub fn new(named: &[String], enclosed: Arc<Enclosed>, can_write: bool) -> Self {
         let paths: Vec<String> = named.iter().map(|path| seen(path)).collect();
         let origin = enclosed.fingerprint(paths.iter().map(String::as_str));
-        Self { paths, enclosed, can_write, origin }
+        Self {
+            paths,
+            enclosed,
+            can_write,
+            origin,
+        }
     }
 
     /// Reads the files, unless that was done on this thread. What is missing is passed over.
@@ -70,14 +75,26 @@ impl Memory {
     fn section(&self, state: &State) -> Option<String> {
         let contents = state.fields.get(CONTENTS);
         let text = |path: &String| Some((path.clone(), contents?.get(path)?.as_str()?.trim().to_owned()));
-        let texts: Vec<(String, String)> =
-            self.paths.iter().filter_map(text).filter(|(_, text)| !text.is_empty()).collect();
-        let kept: Vec<String> =
-            self.paths.iter().filter(|path| !is_enclosed(path)).map(|path| format!("`{path}`")).collect();
+        let texts: Vec<(String, String)> = self
+            .paths
+            .iter()
+            .filter_map(text)
+            .filter(|(_, text)| !text.is_empty())
+            .collect();
+        let kept: Vec<String> = self
+            .paths
+            .iter()
+            .filter(|path| !is_enclosed(path))
+            .map(|path| format!("`{path}`"))
+            .collect();
         let mut parts = vec!["## Memory".to_owned()];
         if !texts.is_empty() {
             parts.push(INTRODUCTION.to_owned());
-            parts.extend(texts.iter().map(|(path, text)| format!("<memory file=\"{path}\">\n{text}\n</memory>")));
+            parts.extend(
+                texts
+                    .iter()
+                    .map(|(path, text)| format!("<memory file=\"{path}\">\n{text}\n</memory>")),
+            );
         }
         if self.can_write && !kept.is_empty() {
             parts.push(format!("You keep up {}. {UPKEEP}", kept.join(", ")));
@@ -122,7 +139,9 @@ fn shortened(text: &str) -> String {
 fn without_comments(text: &str) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("<!--") {
-        let Some((_, behind)) = after.split_once("-->") else { break };
+        let Some((_, behind)) = after.split_once("-->") else {
+            break;
+        };
         kept.push_str(before);
         rest = behind;
     }
@@ -137,13 +156,24 @@ mod tests {
     use crate::domain::time::Timestamp;
 
     fn state(files: &[(&str, &str)]) -> State {
-        let files = files.iter().map(|(path, text)| ((*path).to_owned(), Arc::new(File::text(*text, Timestamp(0)))));
-        State { files: files.collect(), ..State::default() }
+        let files = files
+            .iter()
+            .map(|(path, text)| ((*path).to_owned(), Arc::new(File::text(*text, Timestamp(0)))));
+        State {
+            files: files.collect(),
+            ..State::default()
+        }
     }
 
     fn memory(paths: &[&str], can_write: bool) -> Memory {
         let mut enclosed = Enclosed::default();
-        enclosed.add("AGENTS.md", File { content: "Be brief.".to_owned(), ..File::default() });
+        enclosed.add(
+            "AGENTS.md",
+            File {
+                content: "Be brief.".to_owned(),
+                ..File::default()
+            },
+        );
         let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
         Memory::new(&paths, Arc::new(enclosed), can_write)
     }
@@ -158,9 +188,16 @@ mod tests {
     fn files_stand_in_their_order_without_comments_and_what_is_missing_is_passed_over() {
         let mut state = state(&[("/AGENTS.md", "Likes <!-- since\nMay --> tea.<!-- open")]);
         let text = told(&memory(&["AGENTS.md", "/none.md", "/AGENTS.md"], false), &mut state);
-        let own = text.find("<memory file=\"/.agent/AGENTS.md\">\nBe brief.\n</memory>").expect("its own");
-        let shared = text.find("<memory file=\"/AGENTS.md\">\nLikes  tea.<!-- open\n</memory>").expect("the thread's");
-        assert!(own < shared && !text.contains("none.md") && !text.contains("edit_file"), "{text}");
+        let own = text
+            .find("<memory file=\"/.agent/AGENTS.md\">\nBe brief.\n</memory>")
+            .expect("its own");
+        let shared = text
+            .find("<memory file=\"/AGENTS.md\">\nLikes  tea.<!-- open\n</memory>")
+            .expect("the thread's");
+        assert!(
+            own < shared && !text.contains("none.md") && !text.contains("edit_file"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -168,7 +205,9 @@ mod tests {
         let mut state = state(&[("/AGENTS.md", "one")]);
         let first = memory(&["/AGENTS.md"], true);
         assert!(told(&first, &mut state).contains("one"));
-        state.files.insert("/AGENTS.md".to_owned(), Arc::new(File::text("two", Timestamp(0))));
+        state
+            .files
+            .insert("/AGENTS.md".to_owned(), Arc::new(File::text("two", Timestamp(0))));
         assert!(first.read(&state).is_empty());
         assert!(told(&memory(&["/AGENTS.md", "AGENTS.md"], true), &mut state).contains("two"));
     }
@@ -176,7 +215,10 @@ mod tests {
     #[test]
     fn who_can_write_is_told_which_files_to_keep_up() {
         let text = told(&memory(&["AGENTS.md", "/notes.md"], true), &mut state(&[]));
-        assert!(text.contains("You keep up `/notes.md`.") && text.contains("edit_file"), "{text}");
+        assert!(
+            text.contains("You keep up `/notes.md`.") && text.contains("edit_file"),
+            "{text}"
+        );
         assert_eq!(memory(&["/notes.md"], false).section(&state(&[])), None);
     }
 

@@ -126,7 +126,11 @@ pub struct Reaction {
 
 impl From<Update> for Reaction {
     fn from(update: Update) -> Self {
-        Self { update, jump: None, reviewed: vec![] }
+        Self {
+            update,
+            jump: None,
+            reviewed: vec![],
+        }
     }
 }
 
@@ -234,11 +238,20 @@ mod tests {
     #[test]
     fn open_calls_are_those_without_a_result_as_they_will_run() {
         let calls = ["a", "b", "c"].map(|id| ToolCall::new(id, "send", Map::new()));
-        let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata: None };
+        let role = Role::Ai {
+            tool_calls: calls.to_vec(),
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
         let rejected = Message::tool(&calls[1], ToolStatus::Error, "no");
-        let mut state =
-            State { messages: vec![Arc::new(Message::new(role, "")), Arc::new(rejected)], ..State::default() };
-        state.fields.insert(EDITED_CALLS.to_owned(), json!({"c": {"name": "other", "args": {"x": 1}}}));
+        let mut state = State {
+            messages: vec![Arc::new(Message::new(role, "")), Arc::new(rejected)],
+            ..State::default()
+        };
+        state.fields.insert(
+            EDITED_CALLS.to_owned(),
+            json!({"c": {"name": "other", "args": {"x": 1}}}),
+        );
         let edited = ToolCall::new("c", "other", Map::from_iter([("x".to_owned(), json!(1))]));
         assert_eq!(open_calls(&state), [calls[0].clone(), edited]);
         assert_eq!(open_calls(&State::default()), []);

@@ -20,7 +20,9 @@ pub struct OrderedPrompt {
 impl OrderedPrompt {
     /// Replaces `standard`, which begins the instructions of the agent.
     pub fn new(standard: &SystemPrompt) -> Self {
-        Self { standard: standard.clone() }
+        Self {
+            standard: standard.clone(),
+        }
     }
 }
 

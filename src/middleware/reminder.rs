@@ -35,14 +35,22 @@ impl Reminder {
         if !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
             return Ok(Reaction::default());
         }
-        let turn = state.messages.iter().rev().take_while(|message| !message.is_human() || self.is_ours(message));
+        let turn = state
+            .messages
+            .iter()
+            .rev()
+            .take_while(|message| !message.is_human() || self.is_ours(message));
         if turn.filter(|message| self.is_ours(message)).count() >= MOST {
             let (class, text) = self.failure;
             return Err(Halt::Fail(Failure::new(class, text)));
         }
         let mut reminder = Message::human(self.text);
         reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(self.source));
-        Ok(Reaction { update: Update::messages([reminder]), jump: Some(Jump::Model), ..Reaction::default() })
+        Ok(Reaction {
+            update: Update::messages([reminder]),
+            jump: Some(Jump::Model),
+            ..Reaction::default()
+        })
     }
 
     fn is_ours(&self, message: &Message) -> bool {

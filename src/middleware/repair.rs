@@ -49,7 +49,10 @@ fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
         waiting.extend(missing.into_iter().map(Arc::new));
     }
     anew.append(&mut waiting);
-    Some(Update { messages: anew, ..Update::none() })
+    Some(Update {
+        messages: anew,
+        ..Update::none()
+    })
 }
 
 /// Results for the calls of the message at `at` that nobody answered.
@@ -71,7 +74,10 @@ fn missing_results(messages: &[Arc<Message>], at: usize) -> Vec<Message> {
     let unreadable = message.invalid_tool_calls().iter().filter_map(|call| {
         let id = call.id.as_deref().filter(|id| is_open(id))?;
         let call = ToolCall::new(id, call.name.clone().unwrap_or_default(), serde_json::Map::new());
-        let text = format!("Tool call {} with id {id} was not made: its arguments are not a JSON object.", call.name);
+        let text = format!(
+            "Tool call {} with id {id} was not made: its arguments are not a JSON object.",
+            call.name
+        );
         Some(Message::tool(&call, ToolStatus::Error, text))
     });
     unanswered.chain(unreadable).collect()
@@ -85,17 +91,34 @@ mod tests {
     use crate::domain::message::{Content, InvalidToolCall};
 
     fn calling(ids: &[&str]) -> Message {
-        let tool_calls = ids.iter().map(|id| ToolCall::new(*id, "send_email", Map::new())).collect();
-        Message::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+        let tool_calls = ids
+            .iter()
+            .map(|id| ToolCall::new(*id, "send_email", Map::new()))
+            .collect();
+        Message::new(
+            Role::Ai {
+                tool_calls,
+                invalid_tool_calls: vec![],
+                usage_metadata: None,
+            },
+            "",
+        )
     }
 
     fn result(id: &str) -> Message {
-        Message::tool(&ToolCall::new(id, "send_email", Map::new()), ToolStatus::Success, "done")
+        Message::tool(
+            &ToolCall::new(id, "send_email", Map::new()),
+            ToolStatus::Success,
+            "done",
+        )
     }
 
     fn repair(messages: Vec<Message>) -> Option<Vec<Message>> {
         let messages: Vec<Arc<Message>> = messages.into_iter().map(Arc::new).collect();
-        let mut state = State { messages: messages.clone(), ..State::default() };
+        let mut state = State {
+            messages: messages.clone(),
+            ..State::default()
+        };
         state.apply(&repaired(&messages)?);
         Some(state.messages.iter().map(|message| (**message).clone()).collect())
     }
@@ -108,26 +131,55 @@ mod tests {
     }
 
     fn patched(id: &str) -> Message {
-        Message::tool(&ToolCall::new(id, "send_email", Map::new()), ToolStatus::Error, text(id))
+        Message::tool(
+            &ToolCall::new(id, "send_email", Map::new()),
+            ToolStatus::Error,
+            text(id),
+        )
     }
 
     #[test]
     fn a_complete_conversation_is_left_alone() {
-        assert_eq!(repair(vec![Message::human("hi"), calling(&["a"]), result("a"), Message::ai("ok")]), None);
+        assert_eq!(
+            repair(vec![
+                Message::human("hi"),
+                calling(&["a"]),
+                result("a"),
+                Message::ai("ok")
+            ]),
+            None
+        );
         assert_eq!(repair(vec![]), None);
     }
 
     #[test]
     fn an_open_call_is_answered_right_after_the_results_that_are_there() {
-        let given = vec![Message::human("1"), calling(&["a", "b"]), result("b"), Message::human("2")];
-        let expected = vec![Message::human("1"), calling(&["a", "b"]), result("b"), patched("a"), Message::human("2")];
+        let given = vec![
+            Message::human("1"),
+            calling(&["a", "b"]),
+            result("b"),
+            Message::human("2"),
+        ];
+        let expected = vec![
+            Message::human("1"),
+            calling(&["a", "b"]),
+            result("b"),
+            patched("a"),
+            Message::human("2"),
+        ];
         assert_eq!(repair(given), Some(expected));
     }
 
     #[test]
     fn an_id_that_was_used_twice_needs_two_results() {
         let given = vec![calling(&["a"]), Message::human("2"), calling(&["a"]), result("a")];
-        let expected = vec![calling(&["a"]), patched("a"), Message::human("2"), calling(&["a"]), result("a")];
+        let expected = vec![
+            calling(&["a"]),
+            patched("a"),
+            Message::human("2"),
+            calling(&["a"]),
+            result("a"),
+        ];
         assert_eq!(repair(given), Some(expected));
     }
 
@@ -140,7 +192,11 @@ mod tests {
             error: None,
             kind: "invalid_tool_call".to_owned(),
         };
-        let role = Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![broken], usage_metadata: None };
+        let role = Role::Ai {
+            tool_calls: vec![],
+            invalid_tool_calls: vec![broken],
+            usage_metadata: None,
+        };
         let repaired = repair(vec![Message::new(role, ""), Message::human("2")]).expect("a repair");
         assert_eq!(repaired[1].answers(), Some("x"));
         assert!(matches!(&repaired[1].content, Content::Text(text) if text.contains("not a JSON object")));

@@ -60,7 +60,11 @@ impl Middleware for RepeatedFailures {
         if !is_current || before + 1 != self.limit {
             return answer;
         }
-        let result = answer.writes.messages.iter_mut().find(|message| message.answers() == Some(call.id.as_str()));
+        let result = answer
+            .writes
+            .messages
+            .iter_mut()
+            .find(|message| message.answers() == Some(call.id.as_str()));
         if let Some(result) = result.filter(|result| is_error(result)) {
             add_text(&mut Arc::make_mut(result).content, &notice(&call.name, self.limit));
         }
@@ -134,7 +138,9 @@ fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
     let mut end = messages.len();
     std::iter::from_fn(move || {
         let earlier = messages.get(..end)?;
-        let at = earlier.iter().rposition(|message| message.is_ai() || matches!(message.role, Role::Human))?;
+        let at = earlier
+            .iter()
+            .rposition(|message| message.is_ai() || matches!(message.role, Role::Human))?;
         let answer = messages.get(at).filter(|message| message.is_ai())?;
         let results = earlier.get(at + 1..)?;
         end = at;
@@ -143,7 +149,13 @@ fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
 }
 
 fn is_error(message: &Message) -> bool {
-    matches!(message.role, Role::Tool { status: ToolStatus::Error, .. })
+    matches!(
+        message.role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    )
 }
 
 #[cfg(test)]
@@ -165,8 +177,13 @@ mod tests {
             invalid_tool_calls: vec![],
             usage_metadata: None,
         };
-        let results = calls.iter().map(|(call, status)| Message::tool(call, *status, "no such file"));
-        std::iter::once(Message::new(role, "")).chain(results).map(Arc::new).collect()
+        let results = calls
+            .iter()
+            .map(|(call, status)| Message::tool(call, *status, "no such file"));
+        std::iter::once(Message::new(role, ""))
+            .chain(results)
+            .map(Arc::new)
+            .collect()
     }
 
     fn failing(times: usize) -> Vec<Arc<Message>> {
@@ -178,10 +195,17 @@ mod tests {
     fn next_result(mut messages: Vec<Arc<Message>>, path: &str) -> String {
         let again = call("again", path);
         messages.extend(turn(&[(again.clone(), ToolStatus::Error)]).into_iter().take(1));
-        let state = State { messages, ..State::default() };
+        let state = State {
+            messages,
+            ..State::default()
+        };
         let policy = RepeatedFailures::new(3).expect("a policy");
-        let answer =
-            policy.receive(&Scope::sample(Timestamp(0)), &state, &again, Answer::error(&again, "no such file"));
+        let answer = policy.receive(
+            &Scope::sample(Timestamp(0)),
+            &state,
+            &again,
+            Answer::error(&again, "no such file"),
+        );
         answer.writes.messages[0].content.text()
     }
 

@@ -28,6 +28,10 @@ impl Middleware for StoreAccess {
 
     fn contribution(&self) -> Contribution {
         let tools = tools(&self.template, self.read_only);
-        Contribution { tools, prompt: Some(PROMPT.to_owned()), fields: vec![] }
+        Contribution {
+            tools,
+            prompt: Some(PROMPT.to_owned()),
+            fields: vec![],
+        }
     }
 }

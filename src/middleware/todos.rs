@@ -34,7 +34,9 @@ pub struct Todos {
 impl Todos {
     /// The policy.
     pub fn new() -> Self {
-        Self { tool: Arc::new(WriteTodos { spec: Arc::new(spec()) }) }
+        Self {
+            tool: Arc::new(WriteTodos { spec: Arc::new(spec()) }),
+        }
     }
 }
 
@@ -76,7 +78,11 @@ fn spec() -> ToolSpec {
         }}},
         "required": ["todos"],
     });
-    ToolSpec { name: TOOL.to_owned(), description: DESCRIPTION.to_owned(), parameters }
+    ToolSpec {
+        name: TOOL.to_owned(),
+        description: DESCRIPTION.to_owned(),
+        parameters,
+    }
 }
 
 #[async_trait]
@@ -114,23 +120,45 @@ mod tests {
 
     async fn outcome(calls: Vec<ToolCall>) -> CallOutcome {
         let first = calls[0].clone();
-        let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
-        let state = State { messages: vec![Arc::new(Message::new(role, ""))], ..State::default() };
-        Todos::new().tool.call(&Scope::sample(Timestamp(0)), &state, &first).await.expect("an outcome")
+        let role = Role::Ai {
+            tool_calls: calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
+        let state = State {
+            messages: vec![Arc::new(Message::new(role, ""))],
+            ..State::default()
+        };
+        Todos::new()
+            .tool
+            .call(&Scope::sample(Timestamp(0)), &state, &first)
+            .await
+            .expect("an outcome")
     }
 
     #[tokio::test]
     async fn the_list_is_written_and_repeated() {
         let text = "The todo list is now [{'content': 'plan', 'status': 'pending'}]";
         let mut expected = Answer::message(Message::tool(&call("a"), ToolStatus::Success, text));
-        expected.writes.merge(Update::field("todos", json!([{"content": "plan", "status": "pending"}])));
+        expected.writes.merge(Update::field(
+            "todos",
+            json!([{"content": "plan", "status": "pending"}]),
+        ));
         assert_eq!(outcome(vec![call("a")]).await, CallOutcome::Answer(expected));
     }
 
     #[tokio::test]
     async fn two_lists_in_one_message_are_both_refused() {
-        let CallOutcome::Answer(answer) = outcome(vec![call("a"), call("b")]).await else { panic!("no answer") };
-        assert!(matches!(answer.writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
+        let CallOutcome::Answer(answer) = outcome(vec![call("a"), call("b")]).await else {
+            panic!("no answer")
+        };
+        assert!(matches!(
+            answer.writes.messages[0].role,
+            Role::Tool {
+                status: ToolStatus::Error,
+                ..
+            }
+        ));
         assert!(answer.writes.fields.is_empty());
     }
 }

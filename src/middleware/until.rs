@@ -42,17 +42,38 @@ impl Middleware for UntilTool {
 
     async fn hook(&self, _: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
         let names: Vec<String> = self.tools.iter().map(|name| format!("`{name}`")).collect();
-        let text = format!("Your work is not done before {} has succeeded. Go on.", names.join(" or "));
-        let failure = ("UntilToolError", "the model stopped without calling the tool that its work has to end with");
-        Reminder { source: OURS, text, failure }.about(state)
+        let text = format!(
+            "Your work is not done before {} has succeeded. Go on.",
+            names.join(" or ")
+        );
+        let failure = (
+            "UntilToolError",
+            "the model stopped without calling the tool that its work has to end with",
+        );
+        Reminder {
+            source: OURS,
+            text,
+            failure,
+        }
+        .about(state)
     }
 
     fn receive(&self, _: &Scope, _: &State, call: &ToolCall, mut answer: Answer) -> Answer {
-        let result = answer.writes.messages.iter().find(|message| message.answers() == Some(call.id.as_str()));
+        let result = answer
+            .writes
+            .messages
+            .iter()
+            .find(|message| message.answers() == Some(call.id.as_str()));
         let Some(result) = result.filter(|_| self.tools.contains(&call.name)) else {
             return answer;
         };
-        if matches!(result.role, Role::Tool { status: ToolStatus::Success, .. }) {
+        if matches!(
+            result.role,
+            Role::Tool {
+                status: ToolStatus::Success,
+                ..
+            }
+        ) {
             let text = result.content.text();
             answer.writes.fields.insert(FIELD.to_owned(), Value::String(text));
             answer.ends = true;
@@ -91,7 +112,10 @@ mod tests {
 
     #[test]
     fn a_failure_of_it_or_another_tool_ends_nothing() {
-        for answer in [received("submit", ToolStatus::Error), received("lookup", ToolStatus::Success)] {
+        for answer in [
+            received("submit", ToolStatus::Error),
+            received("lookup", ToolStatus::Success),
+        ] {
             assert!(!answer.ends && answer.writes.fields.is_empty());
         }
     }
@@ -99,15 +123,21 @@ mod tests {
     #[tokio::test]
     async fn a_model_that_stops_before_is_sent_back_and_then_fails() {
         let mut state = State::default();
-        state.messages.extend([Message::human("go"), Message::ai("done")].map(Arc::new));
+        state
+            .messages
+            .extend([Message::human("go"), Message::ai("done")].map(Arc::new));
         for _ in 0..2 {
-            let reaction = policy().hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state).await;
+            let reaction = policy()
+                .hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state)
+                .await;
             let reaction = reaction.expect("a reminder");
             assert_eq!(reaction.jump, Some(Jump::Model));
             state.apply(&reaction.update);
             state.messages.push(Arc::new(Message::ai("done")));
         }
-        let failed = policy().hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state).await;
+        let failed = policy()
+            .hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state)
+            .await;
         assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "UntilToolError"));
     }
 }

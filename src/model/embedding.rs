@@ -38,7 +38,9 @@ impl ScriptedEmbedder {
 
     fn vector(&self, text: &str) -> Vec<f32> {
         let mut vector = vec![0.0; self.dims];
-        let words = text.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty());
+        let words = text
+            .split(|letter: char| !letter.is_alphanumeric())
+            .filter(|word| !word.is_empty());
         for word in words {
             let hash = hash(&word.to_lowercase());
             // Two places for each word: that two words coincide in both is rare, even in short vectors.
@@ -79,15 +81,20 @@ mod tests {
     #[tokio::test]
     async fn texts_with_the_same_words_are_close() {
         assert!((close("Fish, and chips!", "chips and FISH").await - 1.0).abs() < 1e-5);
-        let (near, far) = (close("she likes fresh fish", "fish").await, close("the train is late", "fish").await);
+        let (near, far) = (
+            close("she likes fresh fish", "fish").await,
+            close("the train is late", "fish").await,
+        );
         assert!(near > 0.3 && far.abs() < 0.2 && near > far, "{near} {far}");
     }
 
     #[tokio::test]
     async fn a_text_always_points_the_same_way_and_an_empty_one_nowhere() {
         let embedder = ScriptedEmbedder::new(8);
-        let vectors =
-            embedder.embed(vec!["a word".to_owned(), "a word".to_owned(), "…".to_owned()]).await.expect("vectors");
+        let vectors = embedder
+            .embed(vec!["a word".to_owned(), "a word".to_owned(), "…".to_owned()])
+            .await
+            .expect("vectors");
         assert_eq!(vectors[0], vectors[1]);
         assert_eq!(vectors[2], [0.0; 8]);
         let length: f32 = vectors[0].iter().map(|number| number * number).sum();

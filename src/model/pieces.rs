@@ -18,7 +18,12 @@ pub struct SilenceLimit {
 
 impl fmt::Display for SilenceLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "nothing arrived for {} s (the setting `{}`)", self.time.as_secs_f64(), self.setting)
+        write!(
+            f,
+            "nothing arrived for {} s (the setting `{}`)",
+            self.time.as_secs_f64(),
+            self.setting
+        )
     }
 }
 
@@ -35,16 +40,28 @@ impl PieceLimits {
     /// The limits of a model's answer.
     pub fn of_models(first: Duration, between: Duration) -> Self {
         Self {
-            first: SilenceLimit { time: first, setting: "[answers] first_token_s" },
-            between: SilenceLimit { time: between, setting: "[answers] between_tokens_s" },
+            first: SilenceLimit {
+                time: first,
+                setting: "[answers] first_token_s",
+            },
+            between: SilenceLimit {
+                time: between,
+                setting: "[answers] between_tokens_s",
+            },
         }
     }
 
     /// The limits of the answers of tools, MCP servers and remote agents.
     pub fn of_others(first: Duration, between: Duration) -> Self {
         Self {
-            first: SilenceLimit { time: first, setting: "[answers] first_byte_s" },
-            between: SilenceLimit { time: between, setting: "[answers] between_bytes_s" },
+            first: SilenceLimit {
+                time: first,
+                setting: "[answers] first_byte_s",
+            },
+            between: SilenceLimit {
+                time: between,
+                setting: "[answers] between_bytes_s",
+            },
         }
     }
 }
@@ -52,7 +69,11 @@ impl PieceLimits {
 impl PieceLimits {
     /// The longer of the two.
     pub fn longest(&self) -> SilenceLimit {
-        if self.first.time >= self.between.time { self.first } else { self.between }
+        if self.first.time >= self.between.time {
+            self.first
+        } else {
+            self.between
+        }
     }
 }
 
@@ -91,8 +112,15 @@ impl PieceReader {
         let limit = limits.first;
         let deadline = Instant::now() + limit.time;
         let sent = timeout_at(deadline, request.send()).await;
-        let response = sent.map_err(|_| PieceError::Silent(limit))?.map_err(PieceError::Broken)?;
-        Ok(Self { response, between: limits.between, limit, deadline })
+        let response = sent
+            .map_err(|_| PieceError::Silent(limit))?
+            .map_err(PieceError::Broken)?;
+        Ok(Self {
+            response,
+            between: limits.between,
+            limit,
+            deadline,
+        })
     }
 
     /// The head of the answer.
@@ -106,7 +134,9 @@ impl PieceReader {
     /// When nothing arrives in time, or the connection breaks.
     pub async fn next(&mut self) -> Result<Option<Bytes>, PieceError> {
         let chunk = timeout_at(self.deadline, self.response.chunk()).await;
-        let chunk = chunk.map_err(|_| PieceError::Silent(self.limit))?.map_err(PieceError::Broken)?;
+        let chunk = chunk
+            .map_err(|_| PieceError::Silent(self.limit))?
+            .map_err(PieceError::Broken)?;
         self.limit = self.between;
         self.deadline = Instant::now() + self.limit.time;
         Ok(chunk)

@@ -57,7 +57,13 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order in which they are listed to people.
-    pub const ALL: [Self; 5] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama, Self::Scripted];
+    pub const ALL: [Self; 5] = [
+        Self::OpenAi,
+        Self::Anthropic,
+        Self::GoogleGenAi,
+        Self::Ollama,
+        Self::Scripted,
+    ];
 
     /// Those that need no section in the configuration. Scripts are played only where the configuration says so: what a
     /// scripted model says, and so which tools it calls, whoever talks to it decides.
@@ -150,8 +156,10 @@ impl Providers {
     /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
     /// `google_genai` and `ollama`. `variable` looks up an environment variable; it is asked only here.
     pub fn new(configs: BTreeMap<String, ProviderConfig>, variable: impl Fn(&str) -> Option<String>) -> Self {
-        let mut all: BTreeMap<String, ProviderConfig> =
-            Kind::BUILT_IN.into_iter().map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable))).collect();
+        let mut all: BTreeMap<String, ProviderConfig> = Kind::BUILT_IN
+            .into_iter()
+            .map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable)))
+            .collect();
         for (name, mut config) in configs {
             // An address of one's own needs no key; the usual one is sent there if it is set.
             let fits = |usual: &&ProviderConfig| {
@@ -167,7 +175,14 @@ impl Providers {
         }
         let (policy, own) = (RetryPolicy::default(), BTreeMap::new());
         let limits = AnswerLimits::default();
-        Self { configs: all, policy, limits, http: client(limits), own, models: Mutex::default() }
+        Self {
+            configs: all,
+            policy,
+            limits,
+            http: client(limits),
+            own,
+            models: Mutex::default(),
+        }
     }
 
     /// The same providers with another patience.
@@ -177,7 +192,11 @@ impl Providers {
 
     /// The same providers with other bounds of what they say.
     pub fn with_limits(self, limits: AnswerLimits) -> Self {
-        Self { limits, http: client(limits), ..self }
+        Self {
+            limits,
+            http: client(limits),
+            ..self
+        }
     }
 
     /// The same providers, and those of the embedding program. One of these precedes another of its name.
@@ -216,7 +235,10 @@ impl Providers {
         if split(name).is_some_and(|(provider, _)| self.own.contains_key(provider)) {
             return None;
         }
-        let (provider, _, config) = self.find(name).ok().filter(|(_, _, config)| config.kind != Kind::Scripted)?;
+        let (provider, _, config) = self
+            .find(name)
+            .ok()
+            .filter(|(_, _, config)| config.kind != Kind::Scripted)?;
         key(provider, config).err().map(|error| (provider, error.to_string()))
     }
 
@@ -276,21 +298,36 @@ fn split(name: &str) -> Option<(&str, &str)> {
         ("claude", Kind::Anthropic),
         ("gemini", Kind::GoogleGenAi),
     ];
-    families.into_iter().find(|(start, _)| name.starts_with(start)).map(|(_, kind)| (kind.as_str(), name))
+    families
+        .into_iter()
+        .find(|(start, _)| name.starts_with(start))
+        .map(|(_, kind)| (kind.as_str(), name))
 }
 
 fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderConfig {
     let first = |names: &[&'static str]| {
-        names.iter().find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
+        names
+            .iter()
+            .find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
     };
     let base_url = first(kind.address_variables()).map(|(_, value)| value);
     let optional = base_url.is_some() || kind == Kind::Ollama;
     let api_key = match (first(kind.key_variables()), kind.key_variables().first()) {
-        (Some((name, value)), _) => Key::Env { name: name.to_owned(), value: Some(value.trim().to_owned().into()) },
-        (None, Some(name)) if !optional => Key::Env { name: (*name).to_owned(), value: None },
+        (Some((name, value)), _) => Key::Env {
+            name: name.to_owned(),
+            value: Some(value.trim().to_owned().into()),
+        },
+        (None, Some(name)) if !optional => Key::Env {
+            name: (*name).to_owned(),
+            value: None,
+        },
         (None, _) => Key::None,
     };
-    ProviderConfig { kind, base_url, api_key }
+    ProviderConfig {
+        kind,
+        base_url,
+        api_key,
+    }
 }
 
 /// The provider's key. Only public addresses insist on one: a gateway or a local server may do without, unless its owner
@@ -304,7 +341,9 @@ fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, 
         Key::Env { value: Some(key), .. } => Ok(Some(key.clone())),
         Key::File(path) => {
             let text = std::fs::read_to_string(path).map_err(|error| {
-                misconfigured(format!("the key of provider `{provider}` cannot be read from its key file: {error}"))
+                misconfigured(format!(
+                    "the key of provider `{provider}` cannot be read from its key file: {error}"
+                ))
             })?;
             match text.trim() {
                 "" => Err(misconfigured(format!("the key file of provider `{provider}` is empty"))),
@@ -312,12 +351,12 @@ fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, 
             }
         }
         Key::Inline(_) | Key::None if optional => Ok(None),
-        Key::Env { name, value: None } => {
-            Err(misconfigured(format!("provider `{provider}` needs a key: set {name} or its `api_key`")))
-        }
-        Key::Inline(_) | Key::None => {
-            Err(misconfigured(format!("provider `{provider}` needs a key: set its `api_key`")))
-        }
+        Key::Env { name, value: None } => Err(misconfigured(format!(
+            "provider `{provider}` needs a key: set {name} or its `api_key`"
+        ))),
+        Key::Inline(_) | Key::None => Err(misconfigured(format!(
+            "provider `{provider}` needs a key: set its `api_key`"
+        ))),
     }
 }
 

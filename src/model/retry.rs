@@ -66,8 +66,14 @@ impl RetryPolicy {
 
     fn pause(self, own: Duration, error: &ModelError) -> Duration {
         match error {
-            ModelError::RateLimited { retry_after: Some(wish), .. }
-            | ModelError::Unavailable { retry_after: Some(wish), .. } => (*wish).min(self.max_retry_after),
+            ModelError::RateLimited {
+                retry_after: Some(wish),
+                ..
+            }
+            | ModelError::Unavailable {
+                retry_after: Some(wish),
+                ..
+            } => (*wish).min(self.max_retry_after),
             ModelError::RateLimited { .. }
             | ModelError::Unavailable { .. }
             | ModelError::Refused { .. }
@@ -104,7 +110,9 @@ impl Retrying {
         match answer.next().await {
             Some(Ok(first)) => Ok(stream::once(async { Ok(first) }).chain(answer).boxed()),
             Some(Err(error)) => Err(error),
-            None => Err(ModelError::Interrupted { message: "the answer was empty".to_owned() }),
+            None => Err(ModelError::Interrupted {
+                message: "the answer was empty".to_owned(),
+            }),
         }
     }
 }

@@ -55,7 +55,10 @@ pub struct Scripted {
 impl Scripted {
     /// A scripted model of this name; `demo` plays the demonstration when it finds no script.
     pub fn new(model: impl Into<String>) -> Self {
-        Self { model: model.into(), failed: Mutex::new(HashMap::new()) }
+        Self {
+            model: model.into(),
+            failed: Mutex::new(HashMap::new()),
+        }
     }
 
     /// Whether this planned failure is still due; counts it when it is.
@@ -127,13 +130,20 @@ fn play(answer: Answer, request: &ModelRequest, model: &str) -> BoxStream<'stati
 }
 
 fn events(answer: Answer, request: &ModelRequest, model: &str) -> Vec<Result<ModelEvent, ModelError>> {
-    let calls: Vec<(String, PlannedCall)> =
-        answer.calls.iter().map(|call| (call.id.clone().unwrap_or_else(call_id), call.clone())).collect();
-    let mut events: Vec<Result<ModelEvent, ModelError>> =
-        pieces(&answer.text, answer.chunk).into_iter().map(|piece| Ok(ModelEvent::Text(piece))).collect();
+    let calls: Vec<(String, PlannedCall)> = answer
+        .calls
+        .iter()
+        .map(|call| (call.id.clone().unwrap_or_else(call_id), call.clone()))
+        .collect();
+    let mut events: Vec<Result<ModelEvent, ModelError>> = pieces(&answer.text, answer.chunk)
+        .into_iter()
+        .map(|piece| Ok(ModelEvent::Text(piece)))
+        .collect();
     if answer.drop {
         events.truncate(1);
-        events.push(Err(ModelError::Interrupted { message: "scripted drop".to_owned() }));
+        events.push(Err(ModelError::Interrupted {
+            message: "scripted drop".to_owned(),
+        }));
         return events;
     }
     for (index, (id, call)) in calls.iter().enumerate() {
@@ -144,11 +154,14 @@ fn events(answer: Answer, request: &ModelRequest, model: &str) -> Vec<Result<Mod
             args: String::new(),
         }));
         let size = answer.chunk.unwrap_or(ARGUMENT_PIECE);
-        events.extend(
-            pieces(&call.args, Some(size))
-                .into_iter()
-                .map(|args| Ok(ModelEvent::CallChunk { index, id: None, name: None, args })),
-        );
+        events.extend(pieces(&call.args, Some(size)).into_iter().map(|args| {
+            Ok(ModelEvent::CallChunk {
+                index,
+                id: None,
+                name: None,
+                args,
+            })
+        }));
     }
     events.push(Ok(ModelEvent::Done(Box::new(message(&answer, calls, request, model)))));
     events
@@ -170,11 +183,19 @@ fn message(answer: &Answer, planned: Vec<(String, PlannedCall)>, request: &Model
         }
     }
     let usage = usage(&answer.text, request);
-    let role = Role::Ai { tool_calls: calls, invalid_tool_calls: invalid, usage_metadata: Some(usage) };
+    let role = Role::Ai {
+        tool_calls: calls,
+        invalid_tool_calls: invalid,
+        usage_metadata: Some(usage),
+    };
     let mut message = Message::new(role, answer.text.clone());
-    message.response_metadata.insert("finish_reason".to_owned(), reason.into());
+    message
+        .response_metadata
+        .insert("finish_reason".to_owned(), reason.into());
     message.response_metadata.insert("model_name".to_owned(), model.into());
-    message.response_metadata.insert("model_provider".to_owned(), PROVIDER.into());
+    message
+        .response_metadata
+        .insert("model_provider".to_owned(), PROVIDER.into());
     message
 }
 
@@ -197,7 +218,10 @@ fn usage(text: &str, request: &ModelRequest) -> Value {
     })
 }
 
-#[expect(clippy::disallowed_methods, reason = "a call's id is a provider's affair and has no order")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a call's id is a provider's affair and has no order"
+)]
 fn call_id() -> String {
     let digits = Uuid::new_v4().simple().to_string();
     format!("call_{}", digits.get(..16).unwrap_or(&digits))

@@ -38,7 +38,9 @@ impl AddressRules {
         if text.len() > LONGEST {
             return Err(wrong(&format!("is longer than {LONGEST} bytes")));
         }
-        let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let url = Url::parse(text)
+            .ok()
+            .filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| wrong("must be an absolute http or https URL"))?;
         if self.require_https && url.scheme() != "https" {
             return Err(wrong("must begin with https://"));
@@ -67,12 +69,17 @@ impl AddressRules {
 
 /// A name or address in the one way of writing it.
 fn plain(host: &str) -> String {
-    host.trim_end_matches('.').trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
+    host.trim_end_matches('.')
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_ascii_lowercase()
 }
 
 fn is_covered(host: &str, allowed: &str) -> bool {
     match allowed.strip_prefix("*.") {
-        Some(parent) => host.strip_suffix(&plain(parent)).is_some_and(|below| below.ends_with('.') && below.len() > 1),
+        Some(parent) => host
+            .strip_suffix(&plain(parent))
+            .is_some_and(|below| below.ends_with('.') && below.len() > 1),
         None => host == plain(allowed),
     }
 }
@@ -204,9 +211,16 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused_and_not_repeated() {
         let long = format!("https://example.org/{}", "x".repeat(3000));
-        for url in
-            ["", "/hook", "hook", "ftp://example.org/", "file:///etc/passwd", "https://", "https://secret@", &long]
-        {
+        for url in [
+            "",
+            "/hook",
+            "hook",
+            "ftp://example.org/",
+            "file:///etc/passwd",
+            "https://",
+            "https://secret@",
+            &long,
+        ] {
             let invalid = AddressRules::default().check("webhook", url).expect_err("it is none");
             assert_eq!(invalid.field, "webhook");
             assert!(!invalid.reason.contains("secret"), "{invalid}");
@@ -215,7 +229,10 @@ mod tests {
 
     #[test]
     fn the_owner_may_allow_what_is_inside() {
-        let all = AddressRules { allow_private: true, ..AddressRules::default() };
+        let all = AddressRules {
+            allow_private: true,
+            ..AddressRules::default()
+        };
         assert!(!refused(&all, "http://127.0.0.1/"));
         let some = AddressRules {
             private_hosts: vec!["10.1.2.3".into(), "Hooks.localhost".into(), "::1".into()],
@@ -235,7 +252,11 @@ mod tests {
     #[test]
     fn the_owner_may_allow_some_hosts_only() {
         let hosts = vec!["*.example.org".into(), "hooks.example.com".into()];
-        let rules = AddressRules { allowed_hosts: hosts, require_https: true, ..AddressRules::default() };
+        let rules = AddressRules {
+            allowed_hosts: hosts,
+            require_https: true,
+            ..AddressRules::default()
+        };
         for (url, expected) in [
             ("https://a.example.org/", false),
             ("https://A.B.example.org./", false),
@@ -257,15 +278,37 @@ mod tests {
     #[tokio::test]
     async fn a_name_that_leads_inside_leads_nowhere() {
         assert_eq!(leads_to(AddressRules::default(), "localhost").await, None);
-        assert!(leads_to(AddressRules { allow_private: true, ..AddressRules::default() }, "localhost").await > Some(0));
         assert!(
-            leads_to(AddressRules { private_hosts: vec!["localhost".into()], ..AddressRules::default() }, "localhost")
-                .await
+            leads_to(
+                AddressRules {
+                    allow_private: true,
+                    ..AddressRules::default()
+                },
+                "localhost"
+            )
+            .await
+                > Some(0)
+        );
+        assert!(
+            leads_to(
+                AddressRules {
+                    private_hosts: vec!["localhost".into()],
+                    ..AddressRules::default()
+                },
+                "localhost"
+            )
+            .await
                 > Some(0)
         );
         assert_eq!(
-            leads_to(AddressRules { private_hosts: vec!["other".into()], ..AddressRules::default() }, "localhost")
-                .await,
+            leads_to(
+                AddressRules {
+                    private_hosts: vec!["other".into()],
+                    ..AddressRules::default()
+                },
+                "localhost"
+            )
+            .await,
             None
         );
     }

@@ -68,7 +68,11 @@ impl PeerState {
     /// What it asks humans. Older servers tell it with their tasks only.
     pub fn questions(&self) -> Vec<PeerInterrupt> {
         if self.interrupts.is_empty() {
-            return self.tasks.iter().flat_map(|task| task.interrupts.iter().cloned()).collect();
+            return self
+                .tasks
+                .iter()
+                .flat_map(|task| task.interrupts.iter().cloned())
+                .collect();
         }
         self.interrupts.clone()
     }

@@ -90,9 +90,16 @@ impl Peers {
     pub fn new(reach: Reach, spawn: Spawn) -> Result<Self, reqwest::Error> {
         let rules = Arc::new(reach.rules);
         // A redirect could carry secrets to where they were not meant to go.
-        let client = || Client::builder().redirect(redirect::Policy::none()).connect_timeout(CONNECT);
+        let client = || {
+            Client::builder()
+                .redirect(redirect::Policy::none())
+                .connect_timeout(CONNECT)
+        };
         // A proxy would lead past the rules.
-        let guarded = client().no_proxy().dns_resolver(Arc::new(Gate(Arc::clone(&rules)))).build()?;
+        let guarded = client()
+            .no_proxy()
+            .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))
+            .build()?;
         let ears = Arc::new(Semaphore::new(LISTENED_TO));
         Ok(Self {
             anywhere: client().build()?,
@@ -140,10 +147,19 @@ impl Peers {
         let client = if is_owners { &self.anywhere } else { &self.guarded };
         let timeout = self.patience.min(TIMEOUT);
         // Those that the configuration gives to this server, and over them those of the definition.
-        let mut all =
-            self.headers.get(&url.origin().ascii_serialization()).map(|all| all.0.clone()).unwrap_or_default();
+        let mut all = self
+            .headers
+            .get(&url.origin().ascii_serialization())
+            .map(|all| all.0.clone())
+            .unwrap_or_default();
         all.extend(given.iter().map(|(name, value)| (name.clone(), value.clone())));
-        Ok(Peer { client: client.clone(), url: Arc::new(url), headers: headers(&all)?, timeout, answers: self.answers })
+        Ok(Peer {
+            client: client.clone(),
+            url: Arc::new(url),
+            headers: headers(&all)?,
+            timeout,
+            answers: self.answers,
+        })
     }
 }
 
@@ -235,7 +251,8 @@ impl Peer {
     /// See [`PeerError`].
     pub async fn create_thread(&self, id: Uuid, metadata: &Map<String, Value>) -> Answer<PeerThread> {
         let body = json!({"thread_id": id, "if_exists": "do_nothing", "metadata": metadata});
-        self.ask(self.request(Method::POST, "threads").body(body.to_string())).await
+        self.ask(self.request(Method::POST, "threads").body(body.to_string()))
+            .await
     }
 
     /// A thread; none if there is none of this id.
@@ -261,7 +278,8 @@ impl Peer {
     /// # Errors
     /// See [`PeerError`].
     pub async fn run(&self, thread: Uuid, run: Uuid) -> Answer<Option<PeerRun>> {
-        self.find(self.request(Method::GET, &format!("threads/{thread}/runs/{run}"))).await
+        self.find(self.request(Method::GET, &format!("threads/{thread}/runs/{run}")))
+            .await
     }
 
     /// The newest runs of a thread, the newest first; none if there is no such thread.
@@ -293,7 +311,8 @@ impl Peer {
     /// # Errors
     /// See [`PeerError`].
     pub async fn state(&self, thread: Uuid) -> Answer<Option<PeerState>> {
-        self.find(self.request(Method::GET, &format!("threads/{thread}/state"))).await
+        self.find(self.request(Method::GET, &format!("threads/{thread}/state")))
+            .await
     }
 
     /// Listens to a run, from behind the event `after` on, or from its beginning.
@@ -301,24 +320,39 @@ impl Peer {
     /// # Errors
     /// See [`PeerError`].
     pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> Answer<PieceReader> {
-        let after = after.and_then(|id| HeaderValue::from_str(id).ok()).unwrap_or(HeaderValue::from_static("-1"));
+        let after = after
+            .and_then(|id| HeaderValue::from_str(id).ok())
+            .unwrap_or(HeaderValue::from_static("-1"));
         let url = self.address(&format!("threads/{thread}/runs/{run}/stream"));
-        let request = self.client.get(url).headers(self.headers.clone()).header(ACCEPT, "text/event-stream");
+        let request = self
+            .client
+            .get(url)
+            .headers(self.headers.clone())
+            .header(ACCEPT, "text/event-stream");
         let sent = tokio::time::timeout(self.timeout, self.send(request.header("last-event-id", after))).await;
         let response = sent.map_err(|_| PeerError::Unreachable("it took too long".to_owned()))??;
-        if response.head().status() == StatusCode::OK { Ok(response) } else { Err(self.refused(response).await) }
+        if response.head().status() == StatusCode::OK {
+            Ok(response)
+        } else {
+            Err(self.refused(response).await)
+        }
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request =
-            self.client.request(method, self.address(path)).headers(self.headers.clone()).timeout(self.timeout);
+        let request = self
+            .client
+            .request(method, self.address(path))
+            .headers(self.headers.clone())
+            .timeout(self.timeout);
         request.header(CONTENT_TYPE, "application/json")
     }
 
     /// A path below the address of the server, which may have a path of its own.
     fn address(&self, path: &str) -> Url {
         let mut url = Url::clone(&self.url);
-        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        let (path, query) = path
+            .split_once('?')
+            .map_or((path, None), |(path, query)| (path, Some(query)));
         let base = url.path().trim_end_matches('/').to_owned();
         url.set_path(&format!("{base}/{path}"));
         url.set_query(query);
@@ -328,12 +362,17 @@ impl Peer {
 
     async fn send(&self, request: RequestBuilder) -> Answer<PieceReader> {
         let request = request.header(USER_AGENT, concat!("adjutant/", env!("CARGO_PKG_VERSION")));
-        PieceReader::open(request, self.answers.pieces).await.map_err(PeerError::from)
+        PieceReader::open(request, self.answers.pieces)
+            .await
+            .map_err(PeerError::from)
     }
 
     async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<T> {
         let found = self.find(request).await?;
-        found.ok_or_else(|| PeerError::Refused { status: 404, said: "it knows nothing of that kind".to_owned() })
+        found.ok_or_else(|| PeerError::Refused {
+            status: 404,
+            said: "it knows nothing of that kind".to_owned(),
+        })
     }
 
     /// What the answer says; nothing when there is nothing of that kind.
@@ -344,7 +383,8 @@ impl Peer {
             status if status.is_success() => {
                 let body = read(response, self.answers.max_bytes).await?;
                 let read = read_foreign(&body);
-                read.map(Some).map_err(|error| PeerError::Misunderstood(error.to_string()))
+                read.map(Some)
+                    .map_err(|error| PeerError::Misunderstood(error.to_string()))
             }
             _ => Err(self.refused(response).await),
         }
@@ -355,14 +395,22 @@ impl Peer {
         let status = response.head().status().as_u16();
         let body = read(response, SHOWN_CHARS * 8).await.unwrap_or_default();
         let detail = |body: &Value| body.get("detail")?.as_str().map(str::to_owned);
-        let said = serde_json::from_slice::<Value>(&body).ok().and_then(|body| detail(&body));
+        let said = serde_json::from_slice::<Value>(&body)
+            .ok()
+            .and_then(|body| detail(&body));
         let mut said = said.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
         // A server that echoes what it was sent must not hand our secrets on.
         let secrets = self.headers.values().filter(|value| value.is_sensitive());
-        for secret in secrets.filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+        for secret in secrets
+            .filter_map(|value| value.to_str().ok())
+            .filter(|value| value.len() >= 4)
+        {
             said = said.replace(secret, "***");
         }
-        PeerError::Refused { status, said: said.chars().take(SHOWN_CHARS).collect() }
+        PeerError::Refused {
+            status,
+            said: said.chars().take(SHOWN_CHARS).collect(),
+        }
     }
 }
 

@@ -54,7 +54,12 @@ pub struct Delegate {
 impl Delegate {
     /// The agent `graph_id` of this server, which may take so many steps.
     pub fn new(peers: Peers, peer: Peer, graph_id: &str, step_limit: Option<u32>) -> Self {
-        Self { peers, peer, graph_id: graph_id.into(), step_limit }
+        Self {
+            peers,
+            peer,
+            graph_id: graph_id.into(),
+            step_limit,
+        }
     }
 }
 
@@ -73,14 +78,23 @@ impl Model for Delegate {
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
         let Some(errand) = request.errand else {
-            return Err(ModelError::Misconfigured { message: "nobody says who asks".to_owned() });
+            return Err(ModelError::Misconfigured {
+                message: "nobody says who asks".to_owned(),
+            });
         };
         let told = request.messages.iter().rev().find(|message| message.is_human());
         let told = told.map(|message| message.content.text()).unwrap_or_default();
         let (say, heard) = mpsc::channel(ROOM);
         let place = workplace(self.peer.clone(), errand.run);
         let (run, asked) = (Mutex::default(), AtomicBool::default());
-        let turn = Turn { place, key: key_of(&errand), to: self.clone(), errand, run, asked };
+        let turn = Turn {
+            place,
+            key: key_of(&errand),
+            to: self.clone(),
+            errand,
+            run,
+            asked,
+        };
         let end = Arc::new(turn).take(told, Speech::new(say.clone()));
         let work = async move { drop(say.send(end.await).await) }.boxed();
         Ok(stream::unfold((heard, Some(work)), |(mut heard, mut work)| async move {
@@ -101,7 +115,10 @@ impl Model for Delegate {
 
 /// Where a run from here has its work done.
 pub fn workplace(peer: Peer, run: RunId) -> Workplace {
-    Workplace { peer, thread: Uuid::new_v5(&run.0, b"thread") }
+    Workplace {
+        peer,
+        thread: Uuid::new_v5(&run.0, b"thread"),
+    }
 }
 
 /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
@@ -124,7 +141,10 @@ struct Turn {
 impl Turn {
     /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
     async fn take(self: Arc<Self>, told: String, mut speech: Speech) -> Result<ModelEvent, ModelError> {
-        let mut dismissal = Dismissal { turn: Arc::clone(&self), is_due: None };
+        let mut dismissal = Dismissal {
+            turn: Arc::clone(&self),
+            is_due: None,
+        };
         let working = self.work(told, &mut speech);
         let ended = match self.errand.time {
             None => working.await,
@@ -138,7 +158,10 @@ impl Turn {
         let run = match self.errand.answers.is_empty() {
             true => {
                 self.asked.store(true, Ordering::Relaxed);
-                let begun = self.place.begin(&self.notes(), self.order(Some(told), &[]), self.key()).await;
+                let begun = self
+                    .place
+                    .begin(&self.notes(), self.order(Some(told), &[]), self.key())
+                    .await;
                 begun.map_err(|not_begun| self.not_begun(&not_begun))?
             }
             false => self.answered(speech).await?,
@@ -153,7 +176,9 @@ impl Turn {
         }
         let questions = state.questions();
         if !questions.is_empty() {
-            return Ok(ModelEvent::Asks(questions.into_iter().map(question::passed_on).collect()));
+            return Ok(ModelEvent::Asks(
+                questions.into_iter().map(question::passed_on).collect(),
+            ));
         }
         let (heard, answer) = transcript(&state.values).map_err(|why| self.failed(why))?;
         speech.heard(heard).await;
@@ -236,7 +261,10 @@ impl Turn {
             stream_mode: vec!["messages-tuple"],
             stream_resumable: true,
             multitask_strategy: "reject",
-            config: steps.map(|limit| ("recursion_limit".to_owned(), limit.into())).into_iter().collect(),
+            config: steps
+                .map(|limit| ("recursion_limit".to_owned(), limit.into()))
+                .into_iter()
+                .collect(),
             ..RunOrder::default()
         }
     }
@@ -304,7 +332,11 @@ impl Turn {
     /// Why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, ModelError> {
         let thread = self.patiently(|| self.to.peer.thread(self.place.thread)).await?;
-        let what = if status == RunStatus::Timeout { "its run took too long there" } else { "its run failed there" };
+        let what = if status == RunStatus::Timeout {
+            "its run took too long there"
+        } else {
+            "its run failed there"
+        };
         let told = thread.and_then(|thread| failure(&thread));
         Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {told}")))
     }
@@ -314,18 +346,28 @@ impl Turn {
     where
         F: Future<Output = Result<T, PeerError>>,
     {
-        self.place.patiently(self.to.peers.patience, ask).await.map_err(|error| self.lost(&error))
+        self.place
+            .patiently(self.to.peers.patience, ask)
+            .await
+            .map_err(|error| self.lost(&error))
     }
 
     /// That the other server is of no use, or was not for too long.
     fn lost(&self, error: &PeerError) -> ModelError {
         let is_given_up = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
-        if is_given_up { self.given_up(error) } else { self.failed(&error.to_string()) }
+        if is_given_up {
+            self.given_up(error)
+        } else {
+            self.failed(&error.to_string())
+        }
     }
 
     fn failed(&self, why: &str) -> ModelError {
         let (graph_id, place) = (&self.to.graph_id, self.to.peer.place());
-        ModelError::Elsewhere { class: CLASS.to_owned(), message: format!("The agent `{graph_id}` at {place}: {why}.") }
+        ModelError::Elsewhere {
+            class: CLASS.to_owned(),
+            message: format!("The agent `{graph_id}` at {place}: {why}."),
+        }
     }
 
     fn given_up(&self, error: &PeerError) -> ModelError {
@@ -341,7 +383,10 @@ impl Turn {
         else {
             return self.failed("its time is over");
         };
-        ModelError::Elsewhere { class: "LimitExceededError".to_owned(), message }
+        ModelError::Elsewhere {
+            class: "LimitExceededError".to_owned(),
+            message,
+        }
     }
 
     /// Has the run stopped there, if there is one. False if one was asked for that cannot be seen yet.
@@ -369,7 +414,9 @@ impl Drop for Dismissal {
     fn drop(&mut self) {
         let errand = &self.turn.errand;
         // A server that leaves only stops waiting.
-        let is_due = self.is_due.unwrap_or_else(|| errand.stop.is_cancelled() && !errand.leave.is_cancelled());
+        let is_due = self
+            .is_due
+            .unwrap_or_else(|| errand.stop.is_cancelled() && !errand.leave.is_cancelled());
         if !is_due {
             return;
         }

@@ -9,9 +9,18 @@ use crate::domain::schema::Schema;
 /// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
 /// here like those of our own agents.
 pub fn passed_on(interrupt: PeerInterrupt) -> Question {
-    let PeerInterrupt { id, value, response_schema } = interrupt;
+    let PeerInterrupt {
+        id,
+        value,
+        response_schema,
+    } = interrupt;
     let schema = response_schema.filter(|schema| schema.is_object() && Schema::compile(schema).is_ok());
-    let list = |name: &str| value.get(name).and_then(Value::as_array).filter(|list| !list.is_empty());
+    let list = |name: &str| {
+        value
+            .get(name)
+            .and_then(Value::as_array)
+            .filter(|list| !list.is_empty())
+    };
     let (kind, calls, own) = match (list("action_requests"), list("review_configs")) {
         (Some(requests), Some(configs)) => {
             let id = |(at, request): (usize, &Value)| {
@@ -23,14 +32,22 @@ pub fn passed_on(interrupt: PeerInterrupt) -> Question {
         }
         (_, _) => (QuestionKind::Question, vec![], json!({})),
     };
-    Question { kind, schema: schema.unwrap_or(own), value, calls, passed_on: id }
+    Question {
+        kind,
+        schema: schema.unwrap_or(own),
+        value,
+        calls,
+        passed_on: id,
+    }
 }
 
 /// What a valid decision about so many calls looks like.
 fn decisions(count: usize, configs: &[Value]) -> Value {
     let position = |at: usize| {
         let allowed = configs.get(at).and_then(|config| config.get("allowed_decisions"));
-        let allowed = allowed.filter(|allowed| allowed.as_array().is_some_and(|all| !all.is_empty())).cloned();
+        let allowed = allowed
+            .filter(|allowed| allowed.as_array().is_some_and(|all| !all.is_empty()))
+            .cloned();
         let kinds = allowed.unwrap_or_else(|| json!(DecisionKind::ALL.map(DecisionKind::word)));
         json!({"type": "object", "required": ["type"], "properties": {"type": {"enum": kinds}}})
     };
@@ -52,7 +69,9 @@ pub fn resume(answers: &[(Question, Value)]) -> Value {
     {
         return only.clone();
     }
-    let by_id = answers.iter().filter_map(|(question, answer)| Some((question.passed_on.clone()?, answer.clone())));
+    let by_id = answers
+        .iter()
+        .filter_map(|(question, answer)| Some((question.passed_on.clone()?, answer.clone())));
     Value::Object(by_id.collect::<Map<_, _>>())
 }
 
@@ -69,7 +88,11 @@ mod tests {
     use super::*;
 
     fn asked(value: Value) -> Question {
-        passed_on(PeerInterrupt { id: Some("q1".to_owned()), value, response_schema: None })
+        passed_on(PeerInterrupt {
+            id: Some("q1".to_owned()),
+            value,
+            response_schema: None,
+        })
     }
 
     #[test]
@@ -86,7 +109,10 @@ mod tests {
     #[test]
     fn any_other_question_is_passed_on_as_it_is() {
         let question = asked(json!("Which one?"));
-        assert_eq!((question.kind, question.value.clone()), (QuestionKind::Question, json!("Which one?")));
+        assert_eq!(
+            (question.kind, question.value.clone()),
+            (QuestionKind::Question, json!("Which one?"))
+        );
         assert_eq!(question.check(&json!("that one")), Ok(()));
         assert_eq!(question.passed_on.as_deref(), Some("q1"));
     }
@@ -95,10 +121,19 @@ mod tests {
     fn answers_go_back_by_id_but_one_to_a_server_of_old_as_it_is() {
         let first = asked(json!("a?"));
         let id = "0123456789abcdef0123456789abcdef";
-        let named = Question { passed_on: Some(id.to_owned()), ..first.clone() };
+        let named = Question {
+            passed_on: Some(id.to_owned()),
+            ..first.clone()
+        };
         assert_eq!(resume(&[(named, json!(1))]), json!({id: 1}));
-        let second = Question { passed_on: Some("q2".to_owned()), ..first.clone() };
+        let second = Question {
+            passed_on: Some("q2".to_owned()),
+            ..first.clone()
+        };
         assert_eq!(resume(&[(first.clone(), json!(1))]), json!(1));
-        assert_eq!(resume(&[(first, json!(1)), (second, json!(2))]), json!({"q1": 1, "q2": 2}));
+        assert_eq!(
+            resume(&[(first, json!(1)), (second, json!(2))]),
+            json!({"q1": 1, "q2": 2})
+        );
     }
 }

@@ -49,7 +49,10 @@ pub struct NotBegun {
 
 impl From<PeerError> for NotBegun {
     fn from(error: PeerError) -> Self {
-        Self { error, is_certain: true }
+        Self {
+            error,
+            is_certain: true,
+        }
     }
 }
 
@@ -65,7 +68,8 @@ impl Workplace {
         order: RunOrder,
         (key, patience): (&str, Duration),
     ) -> Result<PeerRun, NotBegun> {
-        self.patiently(patience, || self.peer.create_thread(self.thread, notes)).await?;
+        self.patiently(patience, || self.peer.create_thread(self.thread, notes))
+            .await?;
         self.order(order, (key, patience)).await
     }
 
@@ -78,8 +82,10 @@ impl Workplace {
         let (since, mut pause, mut is_certain) = (Instant::now(), FIRST_PAUSE, true);
         loop {
             let left = patience.saturating_sub(since.elapsed());
-            let found =
-                self.patiently(left, || self.find(key)).await.map_err(|error| NotBegun { error, is_certain })?;
+            let found = self
+                .patiently(left, || self.find(key))
+                .await
+                .map_err(|error| NotBegun { error, is_certain })?;
             if let Some(run) = found {
                 return Ok(run);
             }
@@ -126,10 +132,19 @@ impl Workplace {
             let seen = run.sight();
             let seen = match run.status {
                 RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
-                RunStatus::Interrupted => return Ok(Some(Sight { used: self.used().await, ..seen })),
+                RunStatus::Interrupted => {
+                    return Ok(Some(Sight {
+                        used: self.used().await,
+                        ..seen
+                    }));
+                }
                 RunStatus::Error | RunStatus::Timeout => {
                     let thread = self.peer.thread(self.thread).await?;
-                    Sight { error: thread.and_then(|thread| failure(&thread)), used: self.used().await, ..seen }
+                    Sight {
+                        error: thread.and_then(|thread| failure(&thread)),
+                        used: self.used().await,
+                        ..seen
+                    }
                 }
                 RunStatus::Success => came_to(seen, self.peer.state(self.thread).await?),
             };
@@ -174,7 +189,10 @@ impl Workplace {
             stream_mode: vec!["values"],
             ..RunOrder::default()
         };
-        self.order(order, (key, Duration::ZERO)).await.map(drop).map_err(|not_begun| not_begun.error)
+        self.order(order, (key, Duration::ZERO))
+            .await
+            .map(drop)
+            .map_err(|not_begun| not_begun.error)
     }
 
     /// Asks until there is an answer, for as long as there is patience.
@@ -208,7 +226,11 @@ impl Workplace {
 pub(super) fn failure(thread: &PeerThread) -> Option<String> {
     let error = thread.error.as_ref()?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    let parts = [text(error), error.get("error").and_then(text), error.get("message").and_then(text)];
+    let parts = [
+        text(error),
+        error.get("error").and_then(text),
+        error.get("message").and_then(text),
+    ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(": ").chars().take(LONGEST_ERROR).collect())
 }
@@ -217,22 +239,44 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
 fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
     let Some(state) = state else {
         let error = "The thread of the task was deleted there.".to_owned();
-        return Sight { status: TaskStatus::Error, error: Some(error), ..seen };
+        return Sight {
+            status: TaskStatus::Error,
+            error: Some(error),
+            ..seen
+        };
     };
-    let seen = Sight { used: used_by(&state), ..seen };
+    let seen = Sight {
+        used: used_by(&state),
+        ..seen
+    };
     let questions = state.questions();
     if !questions.is_empty() {
-        return Sight { status: TaskStatus::Waiting, interrupts: kept_questions(questions), ..seen };
+        return Sight {
+            status: TaskStatus::Waiting,
+            interrupts: kept_questions(questions),
+            ..seen
+        };
     }
     let mut update = Update::none();
-    let messages = state.values.get("messages").and_then(Value::as_array).into_iter().flatten();
-    update.messages = messages.filter_map(|message| serde_json::from_value(message.clone()).ok()).collect();
+    let messages = state
+        .values
+        .get("messages")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    update.messages = messages
+        .filter_map(|message| serde_json::from_value(message.clone()).ok())
+        .collect();
     let structured = state.values.get("structured_response").cloned();
-    update.fields.extend(structured.map(|value| ("structured_response".to_owned(), value)));
+    update
+        .fields
+        .extend(structured.map(|value| ("structured_response".to_owned(), value)));
     let mut final_state = State::default();
     final_state.apply(&update);
     // One more than is told, so that it is seen that there is more.
-    let result = final_state.conclusion().map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
+    let result = final_state
+        .conclusion()
+        .map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
     let mut media = final_state.media();
     if size(&media) > MOST_KEPT {
         media = vec![
@@ -246,16 +290,26 @@ fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
 fn used_by(state: &PeerState) -> Option<Usage> {
     let messages = state.values.get("messages")?.as_array()?;
     let count = |kind: &str| {
-        let all = messages.iter().filter(|message| message.get("type").and_then(Value::as_str) == Some(kind));
+        let all = messages
+            .iter()
+            .filter(|message| message.get("type").and_then(Value::as_str) == Some(kind));
         u64::try_from(all.count()).unwrap_or(u64::MAX)
     };
     let tokens = |name: &str| {
-        let all = messages.iter().filter_map(|message| message.get("usage_metadata")?.get(name)?.as_u64());
+        let all = messages
+            .iter()
+            .filter_map(|message| message.get("usage_metadata")?.get(name)?.as_u64());
         all.fold(0, u64::saturating_add)
     };
     let (model_calls, tool_calls) = (count("ai"), count("tool"));
     let (input_tokens, output_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
-    Some(Usage { model_calls, tool_calls, input_tokens, output_tokens, ..Usage::default() })
+    Some(Usage {
+        model_calls,
+        tool_calls,
+        input_tokens,
+        output_tokens,
+        ..Usage::default()
+    })
 }
 
 /// The questions, as they are kept here.
@@ -300,11 +354,17 @@ mod tests {
             (seen.status, seen.result.as_deref(), seen.media.clone()),
             (TaskStatus::Success, Some("the text"), vec![image])
         );
-        let used = Usage { model_calls: 1, ..Usage::default() };
+        let used = Usage {
+            model_calls: 1,
+            ..Usage::default()
+        };
         assert_eq!(seen.used, Some(used));
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
         let seen = came_to(done(), Some(state(asks)));
-        assert_eq!((seen.status, seen.asked()), (TaskStatus::Waiting, vec![json!({"id": "q1", "value": "Which?"})]));
+        assert_eq!(
+            (seen.status, seen.asked()),
+            (TaskStatus::Waiting, vec![json!({"id": "q1", "value": "Which?"})])
+        );
         assert_eq!(came_to(done(), None).status, TaskStatus::Error);
     }
 

@@ -89,7 +89,13 @@ pub(super) async fn start_as(
     id: RunId,
     wish: &Wish,
     house: &House,
-    Occasion { worker, now, ttl, most_waiting, number }: Occasion,
+    Occasion {
+        worker,
+        now,
+        ttl,
+        most_waiting,
+        number,
+    }: Occasion,
 ) -> DbResult<Result<Admitted, StartError>> {
     let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
@@ -116,7 +122,12 @@ pub(super) async fn start_as(
     }
     let settings = settings(wish, &cast, &thread);
     if !house.has_checked_context(number, &cast.known.digest, &settings.context)
-        && let Some(Err(invalid)) = cast.known.agent.context.as_ref().map(|schema| schema.check(&settings.context))
+        && let Some(Err(invalid)) = cast
+            .known
+            .agent
+            .context
+            .as_ref()
+            .map(|schema| schema.check(&settings.context))
     {
         return Ok(Err(invalid.into()));
     }
@@ -125,7 +136,13 @@ pub(super) async fn start_as(
     if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, in_flight).await? {
         return Ok(Err(refusal));
     }
-    let displaced = displace(tx, wish.request.multitask, (thread.id, in_flight), (&*house.webhooks, now)).await?;
+    let displaced = displace(
+        tx,
+        wish.request.multitask,
+        (thread.id, in_flight),
+        (&*house.webhooks, now),
+    )
+    .await?;
     // Those that waited are withdrawn; those at work take their time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
     let claimed = worker.is_some() && !is_busy && run.due_at <= now;
@@ -141,7 +158,11 @@ pub(super) async fn start_as(
         db::rings::ring(tx, db::Ring::Queue).await?;
     }
     enter_thread(tx, &thread, &run, &cast.known, now).await?;
-    Ok(Ok(Admitted { run, claimed, displaced }))
+    Ok(Ok(Admitted {
+        run,
+        claimed,
+        displaced,
+    }))
 }
 
 /// Why a run may not even wait on its thread, if it may not.
@@ -182,7 +203,9 @@ async fn displace(
     // One after the other: together they may be large.
     let all = db::runs::ids_in_flight(tx, thread).await?;
     for id in &all {
-        let Some(old) = db::runs::get_by_id(tx, *id).await? else { continue };
+        let Some(old) = db::runs::get_by_id(tx, *id).await? else {
+            continue;
+        };
         if old.status == RunStatus::Pending {
             withdraw(tx, &old, action, (webhooks, now)).await?;
         } else {
@@ -211,7 +234,11 @@ async fn find_thread(
         return Ok(Err(StartError::NoThread(id)));
     }
     // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
-    let ttl = if wish.target == (Target::Stateless { keep: false }) { Some(TEMPORARY) } else { ttl };
+    let ttl = if wish.target == (Target::Stateless { keep: false }) {
+        Some(TEMPORARY)
+    } else {
+        ttl
+    };
     Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
 }
 
@@ -237,13 +264,21 @@ fn goes_on(wish: &Wish) -> bool {
 
 /// The run that is wished for, on this thread and with these settings.
 fn lay_out(id: RunId, wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
-    let Assistant { id: assistant, version, settings, .. } = &cast.assistant;
+    let Assistant {
+        id: assistant,
+        version,
+        settings,
+        ..
+    } = &cast.assistant;
     let mut metadata = settings.metadata.clone();
     metadata.extend(wish.metadata.clone());
     if let Some(Value::Object(more)) = wish.request.config.get("metadata") {
         metadata.extend(more.clone());
     }
-    let own = [("graph_id", settings.graph_id.clone()), ("assistant_id", assistant.to_string())];
+    let own = [
+        ("graph_id", settings.graph_id.clone()),
+        ("assistant_id", assistant.to_string()),
+    ];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
     let RunSettings { config, context } = run;
     let request = RunRequest {
@@ -299,7 +334,9 @@ async fn settle_questions(
     if known.on_pending_interrupt == OnPendingInterrupt::Reject {
         let open = resume::pending(tx, run.thread).await?;
         if !open.is_empty() {
-            return Ok(Err(StartError::QuestionPending(open.into_iter().map(|asked| asked.interrupt.id).collect())));
+            return Ok(Err(StartError::QuestionPending(
+                open.into_iter().map(|asked| asked.interrupt.id).collect(),
+            )));
         }
     }
     Ok(Ok(()))
@@ -312,9 +349,14 @@ async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known
             config.insert(key.to_owned(), value.clone());
         }
     }
-    config.entry("configurable").or_insert_with(|| Value::Object(serde_json::Map::new()));
+    config
+        .entry("configurable")
+        .or_insert_with(|| Value::Object(serde_json::Map::new()));
     let mut metadata = thread.metadata.clone();
-    for (key, value) in [("graph_id", known.graph_id.clone()), ("assistant_id", run.assistant.to_string())] {
+    for (key, value) in [
+        ("graph_id", known.graph_id.clone()),
+        ("assistant_id", run.assistant.to_string()),
+    ] {
         metadata.insert(key.to_owned(), value.into());
     }
     let change = db::threads::ThreadChange {
@@ -335,7 +377,11 @@ pub(super) async fn leave_thread(
     error: Option<Failure>,
     now: Timestamp,
 ) -> DbResult<()> {
-    let left = db::threads::Left { run: run.id, status, error };
+    let left = db::threads::Left {
+        run: run.id,
+        status,
+        error,
+    };
     db::threads::leave(tx, run.thread, &left, now).await?;
     Ok(())
 }
@@ -364,14 +410,24 @@ pub(super) async fn child(
                     return Ok(Err(refusal));
                 }
                 let (graph_id, definition) = (graph_id.clone(), Some(known.digest.clone()));
-                Some(Assigned { graph_id, version: 1, definition })
+                Some(Assigned {
+                    graph_id,
+                    version: 1,
+                    definition,
+                })
             }
             None => {
-                return Ok(Err(format!("The agent `{graph_id}` is not defined on this server. Do the work yourself.")));
+                return Ok(Err(format!(
+                    "The agent `{graph_id}` is not defined on this server. Do the work yourself."
+                )));
             }
         },
     };
-    let request = RunRequest { input: serde_json::to_value(&wish.order).ok(), agent, ..RunRequest::default() };
+    let request = RunRequest {
+        input: serde_json::to_value(&wish.order).ok(),
+        agent,
+        ..RunRequest::default()
+    };
     let run = Run {
         id: wish.id,
         thread: root.thread,
@@ -399,7 +455,10 @@ pub(super) async fn open_questions(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane
         let Some(head) = db::checkpoints::head(tx, thread, lane).await? else {
             continue;
         };
-        let machine = Machine { position: head.position, ..Machine::default() };
+        let machine = Machine {
+            position: head.position,
+            ..Machine::default()
+        };
         open.extend(machine.open_questions().cloned());
         lanes.extend(machine.parked_children().into_iter().rev().map(Lane::Child));
     }
@@ -436,7 +495,18 @@ pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Tim
     let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
     let (thread, lane, fact) = (run.thread, Lane::Main, &Fact::Undone);
-    db::events::insert(tx, &[PlacedFact { thread, seq, run: run.id, lane, fact, at: now }]).await?;
+    db::events::insert(
+        tx,
+        &[PlacedFact {
+            thread,
+            seq,
+            run: run.id,
+            lane,
+            fact,
+            at: now,
+        }],
+    )
+    .await?;
     db::checkpoints::restore_positions(tx, run.id).await?;
     db::interrupts::restore(tx, run.thread, run.id).await?;
     db::runs::restore_children(tx, run.id).await?;
@@ -470,7 +540,10 @@ pub(super) fn check_ahead(wish: &Wish, cast: &Cast, house: &House) -> Result<(),
     if !house.has_checked(0, &known.digest) {
         check(wish, &known.agent, house.sizes)?;
     }
-    let settings = cast.assistant.settings.laid_under(&wish.request.config, &wish.request.context);
+    let settings = cast
+        .assistant
+        .settings
+        .laid_under(&wish.request.config, &wish.request.context);
     match &known.agent.context {
         Some(schema) if !house.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)
@@ -494,7 +567,10 @@ pub(super) fn check(wish: &Wish, agent: &Agent, sizes: SizeLimits) -> Result<(),
                     sizes.check_files(&update)?;
                     agent.check_update(&update)
                 })
-                .map_err(|error| Invalid { field: format!("command.update.{}", error.field), ..error })?;
+                .map_err(|error| Invalid {
+                    field: format!("command.update.{}", error.field),
+                    ..error
+                })?;
         }
         Destination::of(&command.goto, &agent.plan)?;
     }

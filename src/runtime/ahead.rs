@@ -37,13 +37,17 @@ pub(super) struct Checked {
 impl House {
     /// Whether the input of a request was checked by this definition.
     pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
-        self.checked.iter().any(|checked| checked.number == number && checked.digest == *digest)
+        self.checked
+            .iter()
+            .any(|checked| checked.number == number && checked.digest == *digest)
     }
 
     /// Whether this is the context that was checked, by this definition.
     pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
         let is_this = |checked: &Checked| checked.number == number && checked.digest == *digest;
-        self.checked.iter().any(|checked| is_this(checked) && checked.context == *context)
+        self.checked
+            .iter()
+            .any(|checked| is_this(checked) && checked.context == *context)
     }
 }
 
@@ -56,10 +60,14 @@ impl Runs {
         let mut house = self.0.house();
         for number in (0..wishes.len()).filter(|number| self.may_take_long(&wishes[*number])) {
             let (all, registry, now) = (Arc::clone(wishes), Arc::clone(&self.0.registry), self.0.clock.now());
-            let found =
-                self.0.db.read(move |tx| Box::pin(async move { who_checks(tx, &all[number], &registry, now).await }));
+            let found = self
+                .0
+                .db
+                .read(move |tx| Box::pin(async move { who_checks(tx, &all[number], &registry, now).await }));
             // Whoever is not found is missed again when the run is admitted.
-            let Some((known, context)) = found.await.map_err(|error| (number, error.into()))? else { continue };
+            let Some((known, context)) = found.await.map_err(|error| (number, error.into()))? else {
+                continue;
+            };
             if !is_large(&wishes[number]) && size_of(&context) <= LARGE {
                 continue;
             }
@@ -74,7 +82,11 @@ impl Runs {
             // A check that broke off is made again in the write.
             let Ok(checked) = checking.await else { continue };
             let context = checked.map_err(|invalid| (number, invalid.into()))?;
-            house.checked.push(Checked { number, digest, context });
+            house.checked.push(Checked {
+                number,
+                digest,
+                context,
+            });
         }
         Ok(house)
     }
@@ -113,14 +125,24 @@ impl Runs {
         let known = found.await?.ok_or(StateWriteError::NoThread(thread))?;
         let sizes = self.0.sizes;
         let checking = db::off_thread(move |_| -> Result<CheckedWrite, Invalid> {
-            let StateWrite { values, as_node, checkpoint } = write;
+            let StateWrite {
+                values,
+                as_node,
+                checkpoint,
+            } = write;
             let update = crate::agent::identified(read_update(&values)?);
             sizes.check_files(&update)?;
             if let Some(known) = &known {
                 known.agent.check_update(&update)?;
             }
             let digest = known.map(|known| known.digest.clone());
-            Ok(CheckedWrite { update, as_node, checkpoint, digest, sizes })
+            Ok(CheckedWrite {
+                update,
+                as_node,
+                checkpoint,
+                digest,
+                sizes,
+            })
         });
         Ok(checking.await??)
     }
@@ -138,7 +160,11 @@ pub(super) struct CheckedWrite {
 
 /// Whether a request brings so much that checking it may take long.
 fn is_large(wish: &Wish) -> bool {
-    let update = wish.request.command.as_ref().and_then(|command| command.update.as_ref());
+    let update = wish
+        .request
+        .command
+        .as_ref()
+        .and_then(|command| command.update.as_ref());
     let brought: usize = wish.request.input.iter().chain(update).map(size::of_value).sum();
     brought + size_of(&wish.request.context) > LARGE
 }

@@ -47,7 +47,11 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn assistant_of(&self, thread: ThreadId) -> DbResult<Option<AssistantId>> {
-        let found = self.0.db.read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await })).await?;
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await }))
+            .await?;
         let named = found.and_then(|thread| thread.metadata.get("assistant_id")?.as_str()?.parse().ok());
         Ok(named)
     }
@@ -64,9 +68,20 @@ impl Runs {
                 return Err(RespondError::NoInterrupt(reply.interrupt.clone()));
             }
         }
-        let answers = replies.iter().map(|reply| (reply.interrupt.clone(), reply.answer.clone())).collect();
+        let answers = replies
+            .iter()
+            .map(|reply| (reply.interrupt.clone(), reply.answer.clone()))
+            .collect();
         let (assistant, resume) = (AssistantRef::Id(assistant), Some(Value::Object(answers)));
-        match self.start(Wish { assistant, resume, target: Target::Thread(thread), ..wish }).await {
+        match self
+            .start(Wish {
+                assistant,
+                resume,
+                target: Target::Thread(thread),
+                ..wish
+            })
+            .await
+        {
             Ok(run) => Ok(run),
             Err(error) => match replies.iter().find(|reply| is_about(&error, &reply.interrupt)) {
                 // Somebody was quicker.
@@ -82,7 +97,9 @@ impl Runs {
         let read = self.0.db.read(move |tx| {
             Box::pin(async move {
                 let asked = db::interrupts::find(tx, thread, &id).await?;
-                let Some(asked) = asked.filter(|asked| asked.status == AskedStatus::Pending) else { return Ok(false) };
+                let Some(asked) = asked.filter(|asked| asked.status == AskedStatus::Pending) else {
+                    return Ok(false);
+                };
                 let Some(place) = place else { return Ok(true) };
                 let own = match asked.lane {
                     Lane::Main => String::new(),
@@ -106,7 +123,11 @@ impl Runs {
         if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) = (&wish.target, &wish.request.input)
         {
             let thread = *thread;
-            let open = self.0.db.read(move |tx| Box::pin(async move { resume::pending(tx, thread).await })).await?;
+            let open = self
+                .0
+                .db
+                .read(move |tx| Box::pin(async move { resume::pending(tx, thread).await }))
+                .await?;
             if !open.is_empty() && !is_message(&open, input) {
                 wish.resume = wish.request.input.take();
             }

@@ -42,20 +42,35 @@ pub(super) async fn cast(
         return Ok(Err(StartError::NoAssistant(id.to_string())));
     };
     match agents.of_graph(&assistant.settings.graph_id) {
-        Some(known) => Ok(Ok(Cast { known: Arc::clone(known), assistant })),
-        None => Ok(Err(StartError::NoAgent { assistant: id, graph_id: assistant.settings.graph_id })),
+        Some(known) => Ok(Ok(Cast {
+            known: Arc::clone(known),
+            assistant,
+        })),
+        None => Ok(Err(StartError::NoAgent {
+            assistant: id,
+            graph_id: assistant.settings.graph_id,
+        })),
     }
 }
 
 /// The assistant that an agent has by itself, as it is made.
 pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
-    Assistant::automatic(graph_id, agent.name.as_deref().unwrap_or(graph_id), agent.description.as_deref(), now)
+    Assistant::automatic(
+        graph_id,
+        agent.name.as_deref().unwrap_or(graph_id),
+        agent.description.as_deref(),
+        now,
+    )
 }
 
 /// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody ever
 /// changed takes the name and the description of its definition.
 pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
-    if assistants::insert(tx, assistant).await? { Ok(()) } else { refresh(tx, assistant).await }
+    if assistants::insert(tx, assistant).await? {
+        Ok(())
+    } else {
+        refresh(tx, assistant).await
+    }
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
@@ -66,7 +81,11 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Err(error) if error.is_corrupt() => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
             // What nobody ever changed is known. Otherwise the agent runs again when somebody has deleted the assistant.
-            return if is_untouched { assistants::update(tx, ours).await } else { Ok(()) };
+            return if is_untouched {
+                assistants::update(tx, ours).await
+            } else {
+                Ok(())
+            };
         }
         Err(error) => return Err(error),
     };
@@ -81,8 +100,19 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
 async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
     let metadata = Filter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
-    let wanted = ThreadSearch { metadata, sort: ThreadSort::Id, ascending: true, limit, ..ThreadSearch::default() };
-    Ok(threads::search(tx, &wanted).await?.threads.into_iter().map(|thread| thread.id).collect())
+    let wanted = ThreadSearch {
+        metadata,
+        sort: ThreadSort::Id,
+        ascending: true,
+        limit,
+        ..ThreadSearch::default()
+    };
+    Ok(threads::search(tx, &wanted)
+        .await?
+        .threads
+        .into_iter()
+        .map(|thread| thread.id)
+        .collect())
 }
 
 impl Runs {
@@ -108,7 +138,11 @@ impl Runs {
                 if assistants::insert(tx, &assistant).await? {
                     return Ok(Ok(assistant));
                 }
-                let found = if or_take_it { assistants::find(tx, id).await? } else { None };
+                let found = if or_take_it {
+                    assistants::find(tx, id).await?
+                } else {
+                    None
+                };
                 Ok(found.ok_or(AssistantError::Exists(id)))
             })
         });
@@ -173,11 +207,20 @@ impl Runs {
     /// # Errors
     /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
     pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
-        if let Some(graph_id) = self.0.registry.records().keys().find(|graph_id| AssistantId::of_graph(graph_id) == id)
+        if let Some(graph_id) = self
+            .0
+            .registry
+            .records()
+            .keys()
+            .find(|graph_id| AssistantId::of_graph(graph_id) == id)
         {
             return Err(AssistantError::Automatic(graph_id.clone()));
         }
-        let found = self.0.db.read(move |tx| Box::pin(async move { assistants::find(tx, id).await })).await?;
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { assistants::find(tx, id).await }))
+            .await?;
         found.ok_or(AssistantError::NoAssistant(id))?;
         loop {
             if with_threads {
@@ -217,8 +260,17 @@ impl Runs {
         if self.0.registry.agents().of_graph(graph_id).is_some() {
             return Ok(());
         }
-        let known = self.0.registry.agents().all().map(|known| known.graph_id.clone()).collect();
-        Err(AssistantError::NoGraph { graph_id: graph_id.to_owned(), known })
+        let known = self
+            .0
+            .registry
+            .agents()
+            .all()
+            .map(|known| known.graph_id.clone())
+            .collect();
+        Err(AssistantError::NoGraph {
+            graph_id: graph_id.to_owned(),
+            known,
+        })
     }
 
     /// The assistants that the definitions have by themselves.
@@ -233,18 +285,30 @@ impl Runs {
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
     pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
-        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.drawing(levels))
+        self.0
+            .registry
+            .agents()
+            .of_graph(graph_id)
+            .map(|known| known.agent.drawing(levels))
     }
 
     /// What the state and the settings of this definition's agent look like. None without such a definition.
     pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
-        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.schemas())
+        self.0
+            .registry
+            .agents()
+            .of_graph(graph_id)
+            .map(|known| known.agent.schemas())
     }
 
     /// The subagents of this definition's agent, by their names: one level, or all of them (`a|b` for a subagent's
     /// subagent) if `recurse`; only the one of this namespace, if there is one. None without such a definition.
     pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
-        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.subagent_schemas(namespace, recurse))
+        self.0
+            .registry
+            .agents()
+            .of_graph(graph_id)
+            .map(|known| known.agent.subagent_schemas(namespace, recurse))
     }
 }
 

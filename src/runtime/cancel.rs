@@ -32,7 +32,11 @@ impl CancelAction {
 
     /// The action of this word; anything unknown keeps the work.
     pub fn from_word(word: &str) -> Self {
-        if word == Self::Rollback.word() { Self::Rollback } else { Self::Interrupt }
+        if word == Self::Rollback.word() {
+            Self::Rollback
+        } else {
+            Self::Interrupt
+        }
     }
 }
 
@@ -75,11 +79,9 @@ impl Runs {
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // Nobody is left who could be told how it went.
-        drop(
-            self.0
-                .shutdown
-                .spawn("cancel", async move { runs.cancel(thread, run, CancelAction::Interrupt).await.err() }),
-        );
+        drop(self.0.shutdown.spawn("cancel", async move {
+            runs.cancel(thread, run, CancelAction::Interrupt).await.err()
+        }));
     }
 
     /// Stops all runs that wait for their turn by now (`pending`), all that are at work (`running`), or both. False if
@@ -102,8 +104,14 @@ impl Runs {
     async fn stop_all(&self, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
-            let page = self.0.db.write(move |tx| Box::pin(some_running(tx, last, action))).await?;
-            let Some((thread, _)) = page.last() else { return Ok(last.is_some()) };
+            let page = self
+                .0
+                .db
+                .write(move |tx| Box::pin(some_running(tx, last, action)))
+                .await?;
+            let Some((thread, _)) = page.last() else {
+                return Ok(last.is_some());
+            };
             last = Some(*thread);
             for (_, run) in page {
                 self.0.stop(run, action);
@@ -116,7 +124,12 @@ impl Runs {
         let (now, mut any) = (self.0.clock.now(), false);
         loop {
             let webhooks = Arc::clone(&self.0.webhooks);
-            match self.0.db.write(move |tx| Box::pin(some_pending(tx, action, webhooks, now))).await? {
+            match self
+                .0
+                .db
+                .write(move |tx| Box::pin(some_pending(tx, action, webhooks, now)))
+                .await?
+            {
                 true => any = true,
                 false => return Ok(any),
             }
@@ -127,7 +140,9 @@ impl Runs {
 impl Worker {
     /// Undoes what a run did.
     pub(super) async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
-        self.metrics.work().run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
+        self.metrics
+            .work()
+            .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
         let (log, now) = (Arc::clone(&desk.log), self.clock.now());
         let last = log.is_open().then(|| log.reserve(1));
         let (desk, run) = (Arc::clone(desk), desk.run.clone());

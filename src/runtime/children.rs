@@ -23,7 +23,11 @@ impl Children {
     pub(super) fn enter(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
         let stop = Arc::new(stop);
         self.all().insert(run, Arc::clone(&stop));
-        AtWork { among: Arc::clone(self), run, stop }
+        AtWork {
+            among: Arc::clone(self),
+            run,
+            stop,
+        }
     }
 
     /// Tells a run to stop. False if it is not at work here.

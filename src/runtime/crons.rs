@@ -55,7 +55,17 @@ pub struct CronWish {
 impl CronWish {
     /// The cron that is wished for. It has no due time yet.
     fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
-        let Self { thread, schedule, end, enabled, keep_threads, mut request, metadata, mut payload, .. } = self;
+        let Self {
+            thread,
+            schedule,
+            end,
+            enabled,
+            keep_threads,
+            mut request,
+            metadata,
+            mut payload,
+            ..
+        } = self;
         mark(&mut request.config, id);
         payload.insert("assistant_id".to_owned(), json!(assistant));
         mark(open(&mut payload, "config"), id);
@@ -192,7 +202,11 @@ impl Runs {
                         return Ok(Err(CronError::Stale));
                     }
                     let mut new = match lay_out(tx, wish, &house, (old.id, now)).await? {
-                        Ok(new) => Cron { thread: old.thread, created_at: old.created_at, ..new },
+                        Ok(new) => Cron {
+                            thread: old.thread,
+                            created_at: old.created_at,
+                            ..new
+                        },
                         Err(refusal) => return Ok(Err(refusal)),
                     };
                     let is_woken = new.enabled && !found.enabled;
@@ -211,24 +225,43 @@ impl Runs {
         self.0.webhooks.check(&wish.request)?;
         // Which assistant is meant is found out by whoever looks at the wish.
         let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
-        let ahead = Wish { assistant: wish.assistant.clone(), ..wish_of(&cron) };
+        let ahead = Wish {
+            assistant: wish.assistant.clone(),
+            ..wish_of(&cron)
+        };
         let checked = self.checked_ahead(&Arc::new(vec![ahead])).await;
         checked.map_err(|(_, refusal)| CronError::of_check(refusal))
     }
 
     /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.
     async fn run_ahead(&self, id: CronId) -> DbResult<RunAhead> {
-        let found = self.0.db.read(move |tx| Box::pin(async move { db::crons::find(tx, id).await })).await;
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::crons::find(tx, id).await }))
+            .await;
         // One that is gone or cannot be read is met by the write.
         let Some(cron) = db::unless_corrupt(found)?.flatten() else {
-            return Ok(RunAhead { house: self.0.house(), request: None, refusal: None });
+            return Ok(RunAhead {
+                house: self.0.house(),
+                request: None,
+                refusal: None,
+            });
         };
         let checked = self.checked_ahead(&Arc::new(vec![wish_of(&cron)])).await;
         let request = Some(cron.request);
         match checked {
-            Ok(house) => Ok(RunAhead { house, request, refusal: None }),
+            Ok(house) => Ok(RunAhead {
+                house,
+                request,
+                refusal: None,
+            }),
             Err((_, StartError::Fault(error))) => Err(error),
-            Err((_, refusal)) => Ok(RunAhead { house: self.0.house(), request, refusal: Some(refusal) }),
+            Err((_, refusal)) => Ok(RunAhead {
+                house: self.0.house(),
+                request,
+                refusal: Some(refusal),
+            }),
         }
     }
 
@@ -237,7 +270,10 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_cron(&self, id: CronId) -> DbResult<bool> {
-        self.0.db.write(move |tx| Box::pin(async move { db::crons::delete(tx, id).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { db::crons::delete(tx, id).await }))
+            .await
     }
 
     /// Starts the runs of crons as they become due. Ends with the server.
@@ -263,7 +299,9 @@ impl Runs {
                 .db
                 .read(move |tx| Box::pin(async move { db::crons::due(tx, now, after, AT_ONCE).await }))
                 .await?;
-            let Some(last) = page.last().copied() else { return Ok(()) };
+            let Some(last) = page.last().copied() else {
+                return Ok(());
+            };
             after = Some(last);
             for due in page {
                 if let Err(error) = self.fire(due).await {

@@ -65,7 +65,11 @@ impl Registry {
     /// Takes over what files and clients define.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.known(&agent.graph_id, &agent.definition, &Provenance::File(agent.place.clone()));
+            let made = self.workshop.known(
+                &agent.graph_id,
+                &agent.definition,
+                &Provenance::File(agent.place.clone()),
+            );
             made.map_err(|error| OpenError::Agent(agent.graph_id.clone(), error))?;
         }
         let mut sources = self.sources.lock().await;
@@ -73,7 +77,9 @@ impl Registry {
         self.read_clients(&mut sources).await?;
         self.replace(&sources);
         let before = self.clock.now().minus(GRACE);
-        self.db.write(move |tx| Box::pin(async move { db::definitions::sweep(tx, before).await })).await?;
+        self.db
+            .write(move |tx| Box::pin(async move { db::definitions::sweep(tx, before).await }))
+            .await?;
         Ok(())
     }
 
@@ -95,37 +101,55 @@ impl Registry {
             })
         });
         let versions = write.await?;
-        sources.files = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();
+        sources.files = versions
+            .into_iter()
+            .map(|version| (version.graph_id.clone(), version))
+            .collect();
         (sources.oddities, sources.refusals) = (files.remarks, vec![]);
         Ok(())
     }
 
     async fn read_clients(&self, sources: &mut Sources) -> DbResult<()> {
         let read = self.db.read(move |tx| {
-            Box::pin(
-                async move { Ok((db::definitions::of_clients(tx).await?, db::definitions::last_change(tx).await?)) },
-            )
+            Box::pin(async move {
+                Ok((
+                    db::definitions::of_clients(tx).await?,
+                    db::definitions::last_change(tx).await?,
+                ))
+            })
         });
         let (versions, seen) = read.await?;
-        sources.clients = versions.into_iter().map(|version| (version.graph_id.clone(), version)).collect();
+        sources.clients = versions
+            .into_iter()
+            .map(|version| (version.graph_id.clone(), version))
+            .collect();
         sources.seen = seen;
         Ok(())
     }
 
     /// Whether clients may define agents.
     fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
-        if self.around().clients.enabled { Ok(()) } else { Err(DefinitionError::Disabled) }
+        if self.around().clients.enabled {
+            Ok(())
+        } else {
+            Err(DefinitionError::Disabled)
+        }
     }
 
     /// Takes over what clients of other servers have changed.
     async fn catch_up(&self) -> DbResult<()> {
-        let read = self.db.read(move |tx| Box::pin(async move { db::definitions::last_change(tx).await }));
+        let read = self
+            .db
+            .read(move |tx| Box::pin(async move { db::definitions::last_change(tx).await }));
         let last = read.await?;
         let mut sources = self.sources.lock().await;
         if sources.seen != last {
             self.read_clients(&mut sources).await?;
             self.replace(&sources);
-            tracing::info!(agents = sources.clients.len(), "definitions taken over from another server");
+            tracing::info!(
+                agents = sources.clients.len(),
+                "definitions taken over from another server"
+            );
         }
         Ok(())
     }
@@ -202,31 +226,46 @@ impl Runs {
         registry.are_clients_allowed()?;
         let Judgement { definition, findings } = self.judge_agent(graph_id, body);
         let Some(definition) = definition else {
-            return Err(DefinitionError::Unusable(findings.into_iter().map(Remark::from).collect()));
+            return Err(DefinitionError::Unusable(
+                findings.into_iter().map(Remark::from).collect(),
+            ));
         };
         let mut sources = registry.sources.lock().await;
         may_be_changed(&sources, graph_id)?;
-        let known = registry.workshop.known(graph_id, &definition, &Provenance::Client).map_err(|error| {
-            let finding = Finding::error(FieldPath::default(), error.to_string());
-            DefinitionError::Unusable(vec![finding.into()])
-        })?;
-        let brought = Brought { definition, now: registry.clock.now() };
+        let known = registry
+            .workshop
+            .known(graph_id, &definition, &Provenance::Client)
+            .map_err(|error| {
+                let finding = Finding::error(FieldPath::default(), error.to_string());
+                DefinitionError::Unusable(vec![finding.into()])
+            })?;
+        let brought = Brought {
+            definition,
+            now: registry.clock.now(),
+        };
         let key = graph_id.to_owned();
-        let write = registry.db.write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
+        let write = registry
+            .db
+            .write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
         match write.await?? {
             Some((version, change)) => {
                 let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
                 registry.follow(&mut sources, change, apply).await?;
             }
             // Another server may have brought it into use.
-            None if sources.clients.get(graph_id).is_none_or(|version| version.digest != known.digest) => {
+            None if sources
+                .clients
+                .get(graph_id)
+                .is_none_or(|version| version.digest != known.digest) =>
+            {
                 registry.read_clients(&mut sources).await?;
                 registry.replace(&sources);
             }
             None => {}
         }
         drop(sources);
-        self.agent(graph_id).ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
+        self.agent(graph_id)
+            .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
     }
 
     /// Removes an agent that a client defined, with the assistant that it has by itself. Runs that began go on.
@@ -248,8 +287,12 @@ impl Runs {
                 db::definitions::note_change(tx).await.map(Some)
             })
         });
-        let change = write.await?.ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))?;
-        registry.follow(&mut sources, change, |sources| drop(sources.clients.remove(graph_id))).await?;
+        let change = write
+            .await?
+            .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))?;
+        registry
+            .follow(&mut sources, change, |sources| drop(sources.clients.remove(graph_id)))
+            .await?;
         Ok(())
     }
 
@@ -258,11 +301,17 @@ impl Runs {
         let mut judgement = judge(graph_id, body, &self.0.registry.around());
         let (peers, webhooks) = (&self.0.registry.workshop.peers, &self.0.webhooks);
         let mut forbidden: Vec<Finding> = vec![];
-        let subagents = judgement.definition.iter().flat_map(|definition| definition.subagents.iter().enumerate());
+        let subagents = judgement
+            .definition
+            .iter()
+            .flat_map(|definition| definition.subagents.iter().enumerate());
         for (at, subagent) in subagents {
             let place = FieldPath::of(["subagents"]).then(at);
             let url = subagent.url.as_deref().and_then(|url| peers.check("url", url).err());
-            let webhook = subagent.webhook.as_deref().and_then(|url| webhooks.check_address(url).err());
+            let webhook = subagent
+                .webhook
+                .as_deref()
+                .and_then(|url| webhooks.check_address(url).err());
             for (field, invalid, section) in [("url", url, "peers"), ("webhook", webhook, "webhooks")] {
                 let message = |why: Invalid| format!("{}; the section `[{section}]` can allow it", why.reason);
                 forbidden.extend(invalid.map(|why| Finding::error(place.then(field), message(why))));
@@ -288,7 +337,15 @@ impl Runs {
     ) -> (Vec<AgentRecord>, usize) {
         let records = self.0.registry.records();
         let found: Vec<&AgentRecord> = records.values().filter(|record| wanted(record)).collect();
-        (found.iter().skip(offset).take(limit).map(|record| (*record).clone()).collect(), found.len())
+        (
+            found
+                .iter()
+                .skip(offset)
+                .take(limit)
+                .map(|record| (*record).clone())
+                .collect(),
+            found.len(),
+        )
     }
 
     /// Takes over what files define now. Runs that began keep to what they began with.
@@ -301,9 +358,15 @@ impl Runs {
     pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
         let registry = &self.0.registry;
         let mut around = registry.around();
-        around.agents.extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
+        around
+            .agents
+            .extend(files.agents.iter().map(|agent| agent.graph_id.clone()));
         around.mcp_servers = files.servers.keys().cloned().collect();
-        let mut misfits: Vec<_> = files.agents.iter().flat_map(|agent| self.misfits(agent, &around)).collect();
+        let mut misfits: Vec<_> = files
+            .agents
+            .iter()
+            .flat_map(|agent| self.misfits(agent, &around))
+            .collect();
         let (tools, servers) = (&registry.workshop.servers, files.all_servers());
         misfits.extend(tools.verify(&servers).err().map(|invalid| (None, misfit(invalid))));
         if !misfits.is_empty() {
@@ -341,12 +404,25 @@ impl Runs {
         let registry = &self.0.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, around);
         let provenance = Provenance::File(agent.place.clone());
-        let made = registry.workshop.known(&agent.graph_id, &agent.definition, &provenance).err();
+        let made = registry
+            .workshop
+            .known(&agent.graph_id, &agent.definition, &provenance)
+            .err();
         let unmade = made.map(|error| Finding::error(FieldPath::default(), error.to_string()));
-        let mistakes = found.into_iter().filter(|finding| finding.severity == Severity::Error).chain(unmade);
+        let mistakes = found
+            .into_iter()
+            .filter(|finding| finding.severity == Severity::Error)
+            .chain(unmade);
         let told = mistakes.map(|finding| {
-            let message = format!("{} (tools and providers are those with which the server began)", finding.message);
-            let remark = Remark { file: Some(agent.place.clone()), message, ..Remark::from(finding) };
+            let message = format!(
+                "{} (tools and providers are those with which the server began)",
+                finding.message
+            );
+            let remark = Remark {
+                file: Some(agent.place.clone()),
+                message,
+                ..Remark::from(finding)
+            };
             (Some(agent.graph_id.clone()), remark)
         });
         told.collect()
@@ -355,12 +431,22 @@ impl Runs {
 
 /// Why no agent of a file may have a server.
 fn misfit(invalid: Invalid) -> Remark {
-    Remark { field: invalid.field, ..Finding::error(FieldPath::default(), invalid.reason).into() }
+    Remark {
+        field: invalid.field,
+        ..Finding::error(FieldPath::default(), invalid.reason).into()
+    }
 }
 
 fn may_be_changed(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
-    match sources.files.get(graph_id).and_then(|version| version.provenance.file()) {
-        Some(place) => Err(DefinitionError::InFile { graph_id: graph_id.to_owned(), place: place.to_owned() }),
+    match sources
+        .files
+        .get(graph_id)
+        .and_then(|version| version.provenance.file())
+    {
+        Some(place) => Err(DefinitionError::InFile {
+            graph_id: graph_id.to_owned(),
+            place: place.to_owned(),
+        }),
         None => Ok(()),
     }
 }

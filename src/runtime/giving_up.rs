@@ -40,7 +40,11 @@ pub(super) async fn give_up(
 ) -> DbResult<Result<Teller, CancelError>> {
     let (thread, now) = (child.thread, occasion.now);
     db::threads::lock(tx, thread).await?;
-    let lanes: Vec<Lane> = db::runs::members(tx, child.id).await?.into_iter().map(Lane::Child).collect();
+    let lanes: Vec<Lane> = db::runs::members(tx, child.id)
+        .await?
+        .into_iter()
+        .map(Lane::Child)
+        .collect();
     let open = db::interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
     if !open.iter().any(|asked| lanes.contains(&asked.lane)) {
         return Ok(Err(CancelError::Over));
@@ -48,12 +52,17 @@ pub(super) async fn give_up(
     if action == CancelAction::Rollback {
         return Ok(Err(CancelError::NoUndo));
     }
-    let at_work = db::runs::in_flight(tx, thread).await?.into_iter().find(|run| run.status == RunStatus::Running);
+    let at_work = db::runs::in_flight(tx, thread)
+        .await?
+        .into_iter()
+        .find(|run| run.status == RunStatus::Running);
     let newest = match at_work {
         Some(_) => None,
         None => db::runs::newest(tx, thread).await?,
     };
-    let waits = newest.as_ref().is_some_and(|run| matches!(run.status, RunStatus::Success | RunStatus::Pending));
+    let waits = newest
+        .as_ref()
+        .is_some_and(|run| matches!(run.status, RunStatus::Success | RunStatus::Pending));
     let (teller, by) = match (&at_work, newest.filter(|_| waits)) {
         (Some(run), _) => {
             let wakes = clear_way_below(tx, thread, child.id, run.id).await?;
@@ -86,12 +95,26 @@ async fn start(
     children: &[RunId],
     (house, occasion): (&House, Occasion),
 ) -> DbResult<Option<Admitted>> {
-    let command = Command { given_up: children.to_vec(), ..Command::default() };
+    let command = Command {
+        given_up: children.to_vec(),
+        ..Command::default()
+    };
     let stream_mode = vec!["values".to_owned()];
-    let request = RunRequest { command: Some(command), stream_mode, ..RunRequest::default() };
+    let request = RunRequest {
+        command: Some(command),
+        stream_mode,
+        ..RunRequest::default()
+    };
     let metadata = Map::from_iter([("cancelled_run_ids".to_owned(), json!(children))]);
     let (target, assistant) = (Target::Thread(thread), AssistantRef::Id(assistant));
-    let wish = Wish { target, assistant, request, resume: None, metadata, after: Duration::ZERO };
+    let wish = Wish {
+        target,
+        assistant,
+        request,
+        resume: None,
+        metadata,
+        after: Duration::ZERO,
+    };
     match admission::start(tx, &wish, house, occasion).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
@@ -111,12 +134,27 @@ pub(super) async fn follow(tx: &mut Tx<'_>, desk: &Desk, at: Timestamp) -> DbRes
     }
     // It brings no files.
     let sizes = SizeLimits::default();
-    let house = House { registry: desk.registry.clone(), webhooks: desk.webhooks.clone(), sizes, checked: vec![] };
-    let occasion = Occasion { worker: None, now: at, ttl: None, most_waiting: u64::MAX, number: 0 };
+    let house = House {
+        registry: desk.registry.clone(),
+        webhooks: desk.webhooks.clone(),
+        sizes,
+        checked: vec![],
+    };
+    let occasion = Occasion {
+        worker: None,
+        now: at,
+        ttl: None,
+        most_waiting: u64::MAX,
+        number: 0,
+    };
     let started = start(tx, (run.thread, run.assistant), &children, (&house, occasion)).await?;
     if let Some(admitted) = started {
         for child in children {
-            let lanes: Vec<Lane> = db::runs::members(tx, child).await?.into_iter().map(Lane::Child).collect();
+            let lanes: Vec<Lane> = db::runs::members(tx, child)
+                .await?
+                .into_iter()
+                .map(Lane::Child)
+                .collect();
             db::interrupts::goes_on_by(tx, run.thread, &lanes, admitted.run.id).await?;
         }
     }
@@ -147,8 +185,12 @@ async fn untold(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
 async fn clear_way_below(tx: &mut Tx<'_>, thread: ThreadId, child: RunId, by: RunId) -> DbResult<RunId> {
     let mut at = child;
     loop {
-        let Lane::Child(caller) = resume::parent_lane(tx, at).await? else { return Ok(at) };
-        let is_at_work = db::runs::get_by_id(tx, caller).await?.is_none_or(|run| run.status == RunStatus::Running);
+        let Lane::Child(caller) = resume::parent_lane(tx, at).await? else {
+            return Ok(at);
+        };
+        let is_at_work = db::runs::get_by_id(tx, caller)
+            .await?
+            .is_none_or(|run| run.status == RunStatus::Running);
         if is_at_work {
             return Ok(at);
         }

@@ -58,7 +58,13 @@ impl LaneJournal {
     /// Shows what is not to be stored to those who are there.
     fn show(&self, body: EventBody) {
         let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
-        self.desk.log.say(|seq| Event { seq, run, at, origin, body });
+        self.desk.log.say(|seq| Event {
+            seq,
+            run,
+            at,
+            origin,
+            body,
+        });
     }
 
     pub(super) fn main(
@@ -68,8 +74,22 @@ impl LaneJournal {
     ) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
         let (run, began) = (desk.run.id, desk.clock.now());
-        let (stored, meter) = (Mutex::default(), budget.as_ref().map(|budget| Arc::clone(budget.meter())));
-        Self { desk, run, origin, segment: Mutex::new(segment), began, meter, budget, stored, stop, _at_work: None }
+        let (stored, meter) = (
+            Mutex::default(),
+            budget.as_ref().map(|budget| Arc::clone(budget.meter())),
+        );
+        Self {
+            desk,
+            run,
+            origin,
+            segment: Mutex::new(segment),
+            began,
+            meter,
+            budget,
+            stored,
+            stop,
+            _at_work: None,
+        }
     }
 
     fn child_journal(
@@ -134,7 +154,13 @@ impl LaneJournal {
                 Note::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
-            batch.events.push(Arc::new(Event { seq, run: self.desk.run.id, at, origin, body }));
+            batch.events.push(Arc::new(Event {
+                seq,
+                run: self.desk.run.id,
+                at,
+                origin,
+                body,
+            }));
         }
         batch
     }
@@ -176,7 +202,9 @@ impl LaneJournal {
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
                 batch.asked.extend(own.map(|interrupt| self.asked(interrupt, at, seq)));
             }
-            Fact::Ended { status, error, used, .. } => {
+            Fact::Ended {
+                status, error, used, ..
+            } => {
                 *used = batch.rest.and_then(|rest| self.totals(rest, batch.at)).map(Box::new);
                 batch.ended = Some((*status, error.clone(), machine.position.phase != Phase::Ended));
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
@@ -195,9 +223,20 @@ impl LaneJournal {
     }
 
     /// What was used by `at`, if `rest` is what is not in the meter.
-    fn totals(&self, Rest { own, others, under_way: _ }: Rest, at: Timestamp) -> Option<Totals> {
+    fn totals(
+        &self,
+        Rest {
+            own,
+            others,
+            under_way: _,
+        }: Rest,
+        at: Timestamp,
+    ) -> Option<Totals> {
         let own = self.meter.as_ref().map(|meter| meter.usage(at)).or(own)?;
-        Some(Totals { own, tree: (self.origin.lane == Lane::Main).then(|| own.plus(others)) })
+        Some(Totals {
+            own,
+            tree: (self.origin.lane == Lane::Main).then(|| own.plus(others)),
+        })
     }
 
     /// What is to be known of what was used when the run ends, besides what its meter says.
@@ -206,12 +245,22 @@ impl LaneJournal {
         let whole = self.budget.as_ref().map(Budget::whole);
         let under_way = whole.map_or(0, Meter::under_way);
         if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
-            return Ok(Rest { under_way, ..Rest::default() });
+            return Ok(Rest {
+                under_way,
+                ..Rest::default()
+            });
         }
-        let read = self.desk.db.read(move |tx| Box::pin(db::runs::usages_with_background(tx, run)));
+        let read = self
+            .desk
+            .db
+            .read(move |tx| Box::pin(db::runs::usages_with_background(tx, run)));
         let mut used = read.await?;
         let own = used.remove(&run).unwrap_or_default();
-        Ok(Rest { own: Some(own), under_way, others: used.into_values().fold(Usage::default(), Usage::plus) })
+        Ok(Rest {
+            own: Some(own),
+            under_way,
+            others: used.into_values().fold(Usage::default(), Usage::plus),
+        })
     }
 
     fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
@@ -243,9 +292,19 @@ impl LaneJournal {
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;
         }
-        let run = Run { status, error: error.cloned(), updated_at: at, ..run.clone() };
+        let run = Run {
+            status,
+            error: error.cloned(),
+            updated_at: at,
+            ..run.clone()
+        };
         let values = machine.state.values();
-        self.desk.webhooks.delivery(&Report { run: &run, began: Some(self.began), ended: at, values })
+        self.desk.webhooks.delivery(&Report {
+            run: &run,
+            began: Some(self.began),
+            ended: at,
+            values,
+        })
     }
 
     /// Counts what is stored now.
@@ -287,7 +346,10 @@ impl LaneJournal {
         let (mut tried, mut pauses) = (vec![], pauses().build());
         let mut batch = Arc::new(batch);
         let outcome = loop {
-            let before = tried.iter().filter(|_| batch.count > 0).map(|range: &Range<i64>| range.start);
+            let before = tried
+                .iter()
+                .filter(|_| batch.count > 0)
+                .map(|range: &Range<i64>| range.start);
             let error = match self.write(Arc::clone(&batch), before.collect()).await {
                 Ok(Written::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
                 Ok(Written::Before(first)) => {
@@ -302,13 +364,17 @@ impl LaneJournal {
                 Err(error) => error,
             };
             tried.push(batch.numbers());
-            let Some(pause) = pauses.next().filter(|_| error.is_transient()) else { break Err(error) };
+            let Some(pause) = pauses.next().filter(|_| error.is_transient()) else {
+                break Err(error);
+            };
             tracing::warn!(run = %self.desk.run.id, %error, "a step cannot be stored yet");
             tokio::time::sleep(pause).await;
             batch = Arc::new(batch.renumbered(self.desk.log.reserve(batch.count)));
         };
         for numbers in tried {
-            self.desk.log.abandon(numbers.start, usize::try_from(numbers.end - numbers.start).unwrap_or(0));
+            self.desk
+                .log
+                .abandon(numbers.start, usize::try_from(numbers.end - numbers.start).unwrap_or(0));
         }
         outcome
     }
@@ -317,7 +383,10 @@ impl LaneJournal {
     fn settle_segment(&self, first: i64, stored: &Batch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stored.numbers().end - stored.first;
-        if let Some(number) = segment.as_mut().filter(|number| (first..first + count).contains(*number)) {
+        if let Some(number) = segment
+            .as_mut()
+            .filter(|number| (first..first + count).contains(*number))
+        {
             *number += stored.first - first;
         }
     }
@@ -446,7 +515,16 @@ impl Journal for LaneJournal {
                 let journal = self.child_journal(&run, None, (at_work, &meter));
                 let known = self.known(&run).await?;
                 let machine = Machine::default();
-                let child = Child { id, machine, order, stop, meter, known, input: None, journal };
+                let child = Child {
+                    id,
+                    machine,
+                    order,
+                    stop,
+                    meter,
+                    known,
+                    input: None,
+                    journal,
+                };
                 Ok(ChildVerdict::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
@@ -471,13 +549,17 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let (is_to_stop, used) =
-                        (db::runs::is_to_stop(tx, child).await?, db::runs::usage(tx, child).await?);
+                    let (is_to_stop, used) = (
+                        db::runs::is_to_stop(tx, child).await?,
+                        db::runs::usage(tx, child).await?,
+                    );
                     Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
                 })
             })
         };
-        let found = patiently(self.desk.run.id, find).await.map_err(|error| fault(self.desk.run.id, &error))?;
+        let found = patiently(self.desk.run.id, find)
+            .await
+            .map_err(|error| fault(self.desk.run.id, &error))?;
         let known = match &found {
             Some((run, ..)) => self.known(run).await?,
             None => None,
@@ -494,8 +576,24 @@ impl Journal for LaneJournal {
             }
             let meter = Arc::new(Meter::new(used, self.desk.clock.now()));
             let journal = self.child_journal(&run, segment, (at_work, &meter));
-            let order = run.request.input.and_then(|order| serde_json::from_value(order).ok()).unwrap_or_default();
-            (run.lineage, Child { id: child, machine, order, stop, meter, known, input, journal })
+            let order = run
+                .request
+                .input
+                .and_then(|order| serde_json::from_value(order).ok())
+                .unwrap_or_default();
+            (
+                run.lineage,
+                Child {
+                    id: child,
+                    machine,
+                    order,
+                    stop,
+                    meter,
+                    known,
+                    input,
+                    journal,
+                },
+            )
         }))
     }
 
@@ -503,7 +601,10 @@ impl Journal for LaneJournal {
         // Enlisted before the look, or who gives it up right after it would not be heard.
         let waits = self.desk.parked.enter(child, CancellationToken::new());
         let read = || self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
-        if !patiently(self.desk.run.id, read).await.map_err(|error| fault(self.desk.run.id, &error))? {
+        if !patiently(self.desk.run.id, read)
+            .await
+            .map_err(|error| fault(self.desk.run.id, &error))?
+        {
             waits.stop().cancelled().await;
         }
         Ok(())
@@ -516,6 +617,8 @@ impl Journal for LaneJournal {
                 Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
             })
         };
-        patiently(self.desk.run.id, read).await.map_err(|error| fault(self.desk.run.id, &error))
+        patiently(self.desk.run.id, read)
+            .await
+            .map_err(|error| fault(self.desk.run.id, &error))
     }
 }

@@ -51,7 +51,13 @@ impl Worker {
     pub(super) async fn keep_lease(self: Arc<Self>) {
         // By a clock that nobody sets. What others go by is the clock of the database.
         let mut good_until = Instant::now() + self.lease;
-        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(self.heartbeat)).await.is_some() {
+        while self
+            .shutdown
+            .soft()
+            .run_until_cancelled(tokio::time::sleep(self.heartbeat))
+            .await
+            .is_some()
+        {
             let until = Instant::now() + self.lease;
             match self.beat().await {
                 Ok(cancels) => {
@@ -76,12 +82,18 @@ impl Worker {
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease).await?;
-                Ok((db::workers::has_company(tx, id).await?, db::runs::cancels_of(tx, id).await?))
+                Ok((
+                    db::workers::has_company(tx, id).await?,
+                    db::runs::cancels_of(tx, id).await?,
+                ))
             })
         });
         let (has_company, cancels) = write.await?;
         self.has_company.store(has_company, Ordering::Release);
-        Ok(cancels.into_iter().map(|(run, word)| (run, CancelAction::from_word(&word))).collect())
+        Ok(cancels
+            .into_iter()
+            .map(|(run, word)| (run, CancelAction::from_word(&word)))
+            .collect())
     }
 
     /// Hears what other processes on the same database ring. Ends with the server.

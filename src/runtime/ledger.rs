@@ -77,8 +77,16 @@ impl Ledger {
             })
         });
         write.await?;
-        let page = Mutex::new(Page { since: now, ..Page::default() });
-        Ok(Some(Arc::new(Self { db: desk.db.clone(), trees, share, page })))
+        let page = Mutex::new(Page {
+            since: now,
+            ..Page::default()
+        });
+        Ok(Some(Arc::new(Self {
+            db: desk.db.clone(),
+            trees,
+            share,
+            page,
+        })))
     }
 
     /// Writes down that the run is over, but for so many subagents that wait.
@@ -89,9 +97,13 @@ impl Ledger {
             (page.noted, page.since)
         };
         for tree in &self.trees {
-            let Some(mut used) = trees::lock(tx, tree.top).await? else { continue };
+            let Some(mut used) = trees::lock(tx, tree.top).await? else {
+                continue;
+            };
             let share = trees::share(tx, tree.top, self.share).await?.unwrap_or_default();
-            let under_way = i64::try_from(waiting).unwrap_or(i64::MAX).saturating_sub(share.under_way);
+            let under_way = i64::try_from(waiting)
+                .unwrap_or(i64::MAX)
+                .saturating_sub(share.under_way);
             let change = Change { under_way, ..noted };
             used.busy.covers(since, now);
             used.sum = used.sum.plus(change);
@@ -114,7 +126,10 @@ impl Ledger {
 
 impl std::fmt::Debug for Ledger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ledger").field("trees", &self.trees).field("share", &self.share).finish_non_exhaustive()
+        f.debug_struct("Ledger")
+            .field("trees", &self.trees)
+            .field("share", &self.share)
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,7 +141,11 @@ impl Pool for Ledger {
             return Ok(());
         }
         let (trees, share) = (self.trees.clone(), self.share);
-        let charge = Charge { noted, spending, in_background: false };
+        let charge = Charge {
+            noted,
+            spending,
+            in_background: false,
+        };
         let write = self
             .db
             .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
@@ -152,7 +171,10 @@ impl Pool for Ledger {
     fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
         let Left { at, seconds, limit } = self.page().left?;
         let left = (seconds - now.since(at).as_secs_f64()).max(0.0);
-        Some((Duration::try_from_secs_f64(left).ok()?, exceeded("wall_s", limit.to_string())))
+        Some((
+            Duration::try_from_secs_f64(left).ok()?,
+            exceeded("wall_s", limit.to_string()),
+        ))
     }
 
     fn trees(&self) -> &[LimitedTree] {
@@ -168,13 +190,19 @@ impl Pool for Ledger {
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
     (trees, share): (&[LimitedTree], RunId),
-    Charge { noted, spending, in_background }: Charge,
+    Charge {
+        noted,
+        spending,
+        in_background,
+    }: Charge,
     (since, now): (Timestamp, Timestamp),
 ) -> DbResult<Result<Option<Left>, Exceeded>> {
     let mut all: Vec<(RunId, TreeUsed)> = vec![];
     let mut left: Option<Left> = None;
     for tree in trees {
-        let Some(mut used) = trees::lock(tx, tree.top).await? else { continue };
+        let Some(mut used) = trees::lock(tx, tree.top).await? else {
+            continue;
+        };
         used.busy.covers(since, now);
         used.sum = used.sum.plus(noted);
         if let Some(spending) = spending {
@@ -185,17 +213,32 @@ pub(super) async fn charge(
         }
         if let Some(limit) = tree.limits.wall_s {
             let seconds = limit - used.busy.seconds();
-            left = left.filter(|left| left.seconds <= seconds).or(Some(Left { at: now, seconds, limit }));
+            left = left.filter(|left| left.seconds <= seconds).or(Some(Left {
+                at: now,
+                seconds,
+                limit,
+            }));
         }
         all.push((tree.top, used));
     }
     let spent = match spending {
-        Some(Spending::Child) if in_background => Change { children: 1, ..Change::default() },
+        Some(Spending::Child) if in_background => Change {
+            children: 1,
+            ..Change::default()
+        },
         Some(spending) => Change::of(spending),
         None => Change::default(),
     };
     for (tree, used) in all {
-        trees::set(tx, tree, &TreeUsed { sum: used.sum.plus(spent), ..used }).await?;
+        trees::set(
+            tx,
+            tree,
+            &TreeUsed {
+                sum: used.sum.plus(spent),
+                ..used
+            },
+        )
+        .await?;
         trees::add_to_share(tx, tree, share, &noted.plus(spent)).await?;
     }
     Ok(Ok(left))
@@ -245,13 +288,18 @@ async fn under_way(tx: &mut Tx<'_>, tree: &LimitedTree, used: &TreeUsed) -> DbRe
 }
 
 fn usage_of(used: &TreeUsed) -> Usage {
-    Usage { seconds: used.busy.seconds(), ..used.sum.usage() }
+    Usage {
+        seconds: used.busy.seconds(),
+        ..used.sum.usage()
+    }
 }
 
 /// Sets the share of a run to what is stored of its work. Nobody is under way yet.
 async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Change) -> DbResult<()> {
-    let (Some(mut whole), Some(before)) = (trees::lock(tx, tree.top).await?, trees::share(tx, tree.top, share).await?)
-    else {
+    let (Some(mut whole), Some(before)) = (
+        trees::lock(tx, tree.top).await?,
+        trees::share(tx, tree.top, share).await?,
+    ) else {
         return Ok(());
     };
     let change = used.minus(before);
@@ -264,7 +312,11 @@ async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Cha
 }
 
 fn exceeded(limit: &'static str, value: String) -> Exceeded {
-    Exceeded { limit, value, of_tree: true }
+    Exceeded {
+        limit,
+        value,
+        of_tree: true,
+    }
 }
 
 fn away(run: RunId, error: &DbError) -> Refused {

@@ -29,9 +29,23 @@ pub(super) struct End<'a> {
 
 /// The end that an event tells, after so long; none if it tells something else.
 pub(super) fn end_in(event: &Event, took: Duration) -> Option<End<'_>> {
-    let EventBody::Fact(Fact::Ended { status, error, waits, used }) = &event.body else { return None };
+    let EventBody::Fact(Fact::Ended {
+        status,
+        error,
+        waits,
+        used,
+    }) = &event.body
+    else {
+        return None;
+    };
     let used = used.as_ref().map(|totals| totals.tree.unwrap_or(totals.own));
-    Some(End { status: status.word(), error: error.as_ref(), waits: *waits, took: Some(took), used })
+    Some(End {
+        status: status.word(),
+        error: error.as_ref(),
+        waits: *waits,
+        took: Some(took),
+        used,
+    })
 }
 
 /// Says that a run ended.
@@ -54,7 +68,16 @@ pub(super) fn run_ended(run: &Run, end: &End<'_>) {
 
 /// Says that a run ended which was withdrawn before it began, or undone.
 pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
-    run_ended(run, &End { status, error: None, waits: false, took: None, used: None });
+    run_ended(
+        run,
+        &End {
+            status,
+            error: None,
+            waits: false,
+            took: None,
+            used: None,
+        },
+    );
 }
 
 /// Says that an agent waits for an answer.
@@ -78,7 +101,12 @@ pub(super) fn asked(asked: &Asked) {
 
 /// Says which questions a new run brings answers to.
 pub(super) fn answered(run: &Run) {
-    let answers = run.request.command.iter().filter_map(|command| command.resume.as_ref()).flatten();
+    let answers = run
+        .request
+        .command
+        .iter()
+        .filter_map(|command| command.resume.as_ref())
+        .flatten();
     for (interrupt, _) in answers {
         tracing::info!(interrupt = %interrupt.0, run = %run.id, thread = %run.thread, "interrupt answered");
     }

@@ -207,7 +207,11 @@ impl Runs {
         worker.sign_on().await?;
         if worker.db.engine() == Engine::Postgres {
             let soft = worker.shutdown.soft().clone();
-            spawn_essential(&worker.shutdown, "definitions", Arc::clone(&worker.registry).keep_up(soft));
+            spawn_essential(
+                &worker.shutdown,
+                "definitions",
+                Arc::clone(&worker.registry).keep_up(soft),
+            );
         }
         worker.sweep_copies(true).await?;
         spawn_essential(&worker.shutdown, "sweeper", Arc::clone(&worker).keep_sweeping());
@@ -245,10 +249,20 @@ impl Runs {
     /// When the database fails.
     pub async fn backlog(&self) -> DbResult<Backlog> {
         let now = self.0.clock.now();
-        let queue = self.0.db.read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await })).await?;
+        let queue = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await }))
+            .await?;
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
         let at_work = self.0.active().len();
-        Ok(Backlog { at_work, slots: self.0.slot_count, queued: queue.due, running: queue.running, oldest })
+        Ok(Backlog {
+            at_work,
+            slots: self.0.slot_count,
+            queued: queue.due,
+            running: queue.running,
+            oldest,
+        })
     }
 
     /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
@@ -267,12 +281,17 @@ impl Runs {
             Err(ResolveError::NoInterrupt) => return self.resolve_elsewhere(thread, &interrupt, answer).await,
             Err(error) => return Err(error),
         };
-        let request = RunRequest { stream_mode: vec!["values".to_owned()], ..RunRequest::default() };
+        let request = RunRequest {
+            stream_mode: vec!["values".to_owned()],
+            ..RunRequest::default()
+        };
         let wish = Wish {
             target: Target::Thread(thread),
             assistant: AssistantRef::Id(assistant),
             request,
-            resume: Some(Value::Object([(interrupt.0.clone(), answer.clone())].into_iter().collect())),
+            resume: Some(Value::Object(
+                [(interrupt.0.clone(), answer.clone())].into_iter().collect(),
+            )),
             metadata: Map::new(),
             after: Duration::ZERO,
         };
@@ -353,11 +372,19 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
-        for run in self.0.db.read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await })).await? {
+        for run in self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await }))
+            .await?
+        {
             self.stop_and_wait(&run).await?;
         }
         self.forget_deliveries(thread).await?;
-        self.0.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
+            .await
     }
 
     /// Stops the run if it is at work, then deletes it. False if there is none.
@@ -365,8 +392,11 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
-        let Some(found) =
-            self.0.db.read(move |tx| Box::pin(async move { db::runs::find(tx, thread, run).await })).await?
+        let Some(found) = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::find(tx, thread, run).await }))
+            .await?
         else {
             return Ok(false);
         };
@@ -377,7 +407,10 @@ impl Runs {
         if !found.status.is_final() {
             self.stop_and_wait(&found).await?;
         }
-        self.0.db.write(move |tx| Box::pin(async move { db::runs::delete(tx, thread, run).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { db::runs::delete(tx, thread, run).await }))
+            .await
     }
 
     async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
@@ -397,21 +430,34 @@ impl Runs {
         // A subagent is described in the definition of the next agent above it that has one.
         let mut owner = run.clone();
         while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
-            let read = self.0.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+            let read = self
+                .0
+                .db
+                .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
             let Some(found) = read.await? else { return Ok(None) };
             owner = found;
         }
-        let Some(known) = self.0.registry.of_run(&owner).await? else { return Ok(None) };
+        let Some(known) = self.0.registry.of_run(&owner).await? else {
+            return Ok(None);
+        };
         let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);
         if levels == 0 {
             return Ok(Some(known.agent.plan.clone()));
         }
-        let found = known.agent.subagents.as_ref().and_then(|all| all.get(run.lineage.agent(), levels));
+        let found = known
+            .agent
+            .subagents
+            .as_ref()
+            .and_then(|all| all.get(run.lineage.agent(), levels));
         Ok(found.map(|agent| agent.plan.clone()))
     }
 
     /// The hooks of the agent with this `graph_id`.
     pub fn plan_of(&self, graph_id: &str) -> Option<Plan> {
-        self.0.registry.agents().of_graph(graph_id).map(|known| known.agent.plan.clone())
+        self.0
+            .registry
+            .agents()
+            .of_graph(graph_id)
+            .map(|known| known.agent.plan.clone())
     }
 }

@@ -56,18 +56,37 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     if run.attempt > 1 || goes_on(&run.request) {
         let (thread, id) = (run.thread, run.id);
-        desk.db.write(move |tx| Box::pin(giving_up::deliver(tx, thread, id))).await?;
+        desk.db
+            .write(move |tx| Box::pin(giving_up::deliver(tx, thread, id)))
+            .await?;
     }
     let found = find(desk, run, answers).await?;
     desk.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
-    let Found { mut machine, segment, own, forked, .. } = found;
+    let Found {
+        mut machine,
+        segment,
+        own,
+        forked,
+        ..
+    } = found;
     let budget = budget(desk, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
-    let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: run.attempt, resumed })];
+    let mut notes = vec![Note::Fact(Fact::Started {
+        base: machine.head,
+        attempt: run.attempt,
+        resumed,
+    })];
     if own {
-        return Ok(Opening { machine, notes, segment, plan, only_notes: false, budget });
+        return Ok(Opening {
+            machine,
+            notes,
+            segment,
+            plan,
+            only_notes: false,
+            budget,
+        });
     }
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
     if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
@@ -81,7 +100,14 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
             abandon(desk, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
-        return Ok(Opening { machine, notes, segment, plan, only_notes, budget });
+        return Ok(Opening {
+            machine,
+            notes,
+            segment,
+            plan,
+            only_notes,
+            budget,
+        });
     }
     match &run.request.input {
         Some(input) => {
@@ -93,7 +119,14 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
         }
         None => machine.reopen(),
     }
-    Ok(Opening { machine, notes, segment, plan, only_notes: false, budget })
+    Ok(Opening {
+        machine,
+        notes,
+        segment,
+        plan,
+        only_notes: false,
+        budget,
+    })
 }
 
 /// What was used, by the main agent and by all together. Runs side by side are at work at the same time: what counts for
@@ -110,10 +143,20 @@ impl Spent {
         let stored = used.get(&run).copied().unwrap_or_default();
         // A task may have begun whose call has not come back.
         let begun = u64::try_from(db::trees::delegations(tx, run).await?).unwrap_or(0);
-        let own = Usage { children: stored.children.max(begun), ..stored };
+        let own = Usage {
+            children: stored.children.max(begun),
+            ..stored
+        };
         let whole = used.into_values().fold(Usage::default(), Usage::plus);
         let children = whole.children + (own.children - stored.children);
-        Ok(Self { own, whole: Usage { seconds: own.seconds, children, ..whole } })
+        Ok(Self {
+            own,
+            whole: Usage {
+                seconds: own.seconds,
+                children,
+                ..whole
+            },
+        })
     }
 
     /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input,
@@ -124,7 +167,10 @@ impl Spent {
         // Taken out, so that no two runs can lead to each other.
         while let Some(before) = asked.remove(&last) {
             let Self { own, whole } = Self::in_tree(tx, before).await?;
-            spent = Self { own: spent.own.plus(own), whole: spent.whole.plus(whole) };
+            spent = Self {
+                own: spent.own.plus(own),
+                whole: spent.whole.plus(whole),
+            };
             last = before;
         }
         Ok((spent, last))
@@ -134,12 +180,23 @@ impl Spent {
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
 async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     let (run, thread, now) = (desk.run.id, desk.run.thread, desk.clock.now());
-    let (again, resumes) = (desk.run.attempt > 1, desk.run.request.command.as_ref().is_some_and(Command::goes_on));
+    let (again, resumes) = (
+        desk.run.attempt > 1,
+        desk.run.request.command.as_ref().is_some_and(Command::goes_on),
+    );
     let (spent, (before, first)) = if again || resumes {
         let read = desk.db.read(move |tx| {
             Box::pin(async move {
-                let spent = if again { Spent::in_tree(tx, run).await? } else { Spent::default() };
-                let before = if resumes { Spent::before(tx, thread, run).await? } else { (Spent::default(), run) };
+                let spent = if again {
+                    Spent::in_tree(tx, run).await?
+                } else {
+                    Spent::default()
+                };
+                let before = if resumes {
+                    Spent::before(tx, thread, run).await?
+                } else {
+                    (Spent::default(), run)
+                };
                 Ok((spent, before))
             })
         });
@@ -152,7 +209,11 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
     limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
     // Whatever its definition says, no run is at work without end.
     let mut tree = limits.tree.take().unwrap_or_default();
-    tree.wall_s = tree.wall_s.into_iter().chain([desk.longest.as_secs_f64()]).reduce(f64::min);
+    tree.wall_s = tree
+        .wall_s
+        .into_iter()
+        .chain([desk.longest.as_secs_f64()])
+        .reduce(f64::min);
     limits.tree = Some(tree);
     let ledger = Ledger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
     if let Some(ledger) = &ledger {
@@ -160,17 +221,36 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
         drop(desk.ledger.set(Arc::clone(ledger)));
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn Pool>);
-    Ok(Budget::of_member(limits, meter, Meter::new(spent.whole, now).after(before.whole), pool))
+    Ok(Budget::of_member(
+        limits,
+        meter,
+        Meter::new(spent.whole, now).after(before.whole),
+        pool,
+    ))
 }
 
 /// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
 /// begin background tasks. All runs take them in the same order.
 fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
-    let mut trees = desk.run.request.background.as_ref().map(Ancestry::limited).unwrap_or_default();
+    let mut trees = desk
+        .run
+        .request
+        .background
+        .as_ref()
+        .map(Ancestry::limited)
+        .unwrap_or_default();
     let has_others = known.agent.subagents.as_ref().is_some_and(|roster| roster.refers());
     let begins_tasks = has_others || known.agent.toolbox.get(BACKGROUND_TOOLS[0]).is_some();
-    let own = known.agent.limits.tree.as_deref().filter(|tree| begins_tasks && **tree != Limits::default());
-    trees.extend(own.map(|limits| LimitedTree { top: first, limits: limits.clone() }));
+    let own = known
+        .agent
+        .limits
+        .tree
+        .as_deref()
+        .filter(|tree| begins_tasks && **tree != Limits::default());
+    trees.extend(own.map(|limits| LimitedTree {
+        top: first,
+        limits: limits.clone(),
+    }));
     trees.sort_by_key(|tree| tree.top);
     trees
 }
@@ -181,7 +261,10 @@ pub(super) async fn open_log(desk: &Desk) -> DbResult<bool> {
         return Ok(false);
     }
     let thread = desk.run.thread;
-    let max_seq = desk.db.read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await })).await?;
+    let max_seq = desk
+        .db
+        .read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await }))
+        .await?;
     desk.log.open(next_seq(&desk.run, max_seq));
     Ok(true)
 }
@@ -209,7 +292,10 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
 
 /// Whether who goes to `place` leaves behind what is under way, rather than going on with it.
 fn leaves(machine: &Machine, place: &Destination) -> bool {
-    !matches!((&machine.position.phase, place), (Phase::Tools { .. }, Destination::Tools { own: true, .. }))
+    !matches!(
+        (&machine.position.phase, place),
+        (Phase::Tools { .. }, Destination::Tools { own: true, .. })
+    )
 }
 
 /// Does what a command says. True if nothing is to be driven after it.
@@ -220,7 +306,11 @@ fn obey(
     plan: &Plan,
     notes: &mut Vec<Note>,
 ) -> bool {
-    let update = command.update.as_ref().and_then(|update| read_update(update).ok()).unwrap_or_default();
+    let update = command
+        .update
+        .as_ref()
+        .and_then(|update| read_update(update).ok())
+        .unwrap_or_default();
     let update = crate::agent::identified(update);
     // No step follows on the end that could store where the run stands.
     let ends = place == Some(&Destination::End);
@@ -242,7 +332,9 @@ fn obey(
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db.write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await })).await?;
+        desk.db
+            .write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await }))
+            .await?;
     }
     desk.db
         .read(move |tx| {
@@ -256,7 +348,13 @@ async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found
                     Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
                     None => db::checkpoints::machine_of(tx, thread, newest).await?,
                 };
-                Ok(Found { machine, segment, own, forked, max_seq })
+                Ok(Found {
+                    machine,
+                    segment,
+                    own,
+                    forked,
+                    max_seq,
+                })
             })
         })
         .await

@@ -48,7 +48,10 @@ enum Room {
 
 impl QueueRoom {
     pub(super) fn new(most: u64) -> Self {
-        Self { most, counted: Mutex::default() }
+        Self {
+            most,
+            counted: Mutex::default(),
+        }
     }
 
     /// Takes the places of `wanted` runs, if it is known that there are so many.
@@ -91,7 +94,10 @@ impl Runs {
             Room::None => Err(StartError::QueueFull(queue.most)),
             Room::Unknown => {
                 let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
-                let read = self.0.db.read(move |tx| Box::pin(async move { db::runs::count_pending(tx, most).await }));
+                let read = self
+                    .0
+                    .db
+                    .read(move |tx| Box::pin(async move { db::runs::count_pending(tx, most).await }));
                 match queue.recount(read.await?, wanted, Instant::now()) {
                     true => Ok(()),
                     false => Err(StartError::QueueFull(queue.most)),

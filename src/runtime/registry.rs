@@ -49,8 +49,14 @@ pub struct FileAgents {
 impl FileAgents {
     /// All MCP servers of files: those for all agents, and those that agents have for themselves.
     pub fn all_servers(&self) -> OwnedServers {
-        let common = self.servers.iter().map(|(name, server)| ((McpOwner::Everyone, name.clone()), server.clone()));
-        let own = self.agents.iter().flat_map(|agent| agent.definition.own_servers(&agent.graph_id));
+        let common = self
+            .servers
+            .iter()
+            .map(|(name, server)| ((McpOwner::Everyone, name.clone()), server.clone()));
+        let own = self
+            .agents
+            .iter()
+            .flat_map(|agent| agent.definition.own_servers(&agent.graph_id));
         common.chain(own).collect()
     }
 }
@@ -134,14 +140,28 @@ impl FileAgents {
     /// The names that metrics may have as labels: what is written in files, and never what clients choose.
     pub(super) fn labels(&self) -> FileNames {
         let mut known = FileNames::default();
-        for FileAgent { graph_id, definition, .. } in &self.agents {
+        for FileAgent {
+            graph_id, definition, ..
+        } in &self.agents
+        {
             let general = &definition.general_purpose_subagent;
-            known.agents.insert(definition.name.as_ref().unwrap_or(graph_id).clone());
-            known.agents.insert(general.name.as_deref().unwrap_or(GENERAL_PURPOSE).to_owned());
-            known.agents.extend(definition.subagents.iter().map(|subagent| subagent.name.clone()));
+            known
+                .agents
+                .insert(definition.name.as_ref().unwrap_or(graph_id).clone());
+            known
+                .agents
+                .insert(general.name.as_deref().unwrap_or(GENERAL_PURPOSE).to_owned());
+            known
+                .agents
+                .extend(definition.subagents.iter().map(|subagent| subagent.name.clone()));
             known.models.insert(definition.model.clone());
             known.models.extend(general.model.clone());
-            known.models.extend(definition.subagents.iter().filter_map(|subagent| subagent.model.clone()));
+            known.models.extend(
+                definition
+                    .subagents
+                    .iter()
+                    .filter_map(|subagent| subagent.model.clone()),
+            );
         }
         known
     }
@@ -181,7 +201,10 @@ impl Registry {
     pub(super) fn replace(&self, sources: &Sources) {
         let old = self.agents();
         let (mut records, mut agents) = (Records::new(), vec![]);
-        let clients = sources.clients.values().filter(|version| !sources.files.contains_key(&version.graph_id));
+        let clients = sources
+            .clients
+            .values()
+            .filter(|version| !sources.files.contains_key(&version.graph_id));
         for version in sources.files.values().chain(clients) {
             let mut remarks = self.remarks_on(version, sources);
             match self.usable(version, &old, &remarks) {
@@ -192,10 +215,17 @@ impl Registry {
             if !is_usable {
                 tracing::warn!(graph_id = version.graph_id, problem = %remarks[0], "an agent cannot run as it is defined");
             }
-            let record = AgentRecord { version: version.clone(), remarks, is_usable };
+            let record = AgentRecord {
+                version: version.clone(),
+                remarks,
+                is_usable,
+            };
             records.insert(version.graph_id.clone(), record);
         }
-        let new = Current { agents: Arc::new(agents.into_iter().collect()), records: Arc::new(records) };
+        let new = Current {
+            agents: Arc::new(agents.into_iter().collect()),
+            records: Arc::new(records),
+        };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
@@ -207,8 +237,10 @@ impl Registry {
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
         let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
-        let mut remarks: Vec<Remark> =
-            said.filter(|(about, _)| concerns(about)).map(|(_, remark)| remark.clone()).collect();
+        let mut remarks: Vec<Remark> = said
+            .filter(|(about, _)| concerns(about))
+            .map(|(_, remark)| remark.clone())
+            .collect();
         if sources.clients.contains_key(graph_id) {
             let message = "a client has defined an agent of this name, too; the file precedes";
             remarks.push(Finding::warning(FieldPath::default(), message).into());
@@ -219,21 +251,41 @@ impl Registry {
     /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
     /// makes its other abilities no worse.
     fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
-        let DefinitionVersion { graph_id, definition, .. } = version;
-        let referred = definition.subagents.iter().filter_map(|subagent| subagent.graph_id.clone());
-        let around = Surroundings { agents: referred.collect(), ..self.around() };
+        let DefinitionVersion {
+            graph_id, definition, ..
+        } = version;
+        let referred = definition
+            .subagents
+            .iter()
+            .filter_map(|subagent| subagent.graph_id.clone());
+        let around = Surroundings {
+            agents: referred.collect(),
+            ..self.around()
+        };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
         let gone = definition.strangers(&agents);
-        let gone = gone.into_iter().map(|finding| Finding { severity: Severity::Warning, ..finding });
+        let gone = gone.into_iter().map(|finding| Finding {
+            severity: Severity::Warning,
+            ..finding
+        });
         let misused = around.clients.check(definition);
-        check_agent(graph_id, definition, &around).into_iter().chain(misused).chain(gone).map(Remark::from).collect()
+        check_agent(graph_id, definition, &around)
+            .into_iter()
+            .chain(misused)
+            .chain(gone)
+            .map(Remark::from)
+            .collect()
     }
 
     /// What a definition may refer to now.
     pub(super) fn around(&self) -> Surroundings {
         let (agents, mcp_servers) = (self.records().keys().cloned().collect(), self.workshop.servers.common());
-        Surroundings { agents, mcp_servers, ..self.around.clone() }
+        Surroundings {
+            agents,
+            mcp_servers,
+            ..self.around.clone()
+        }
     }
 
     /// The agent of a definition; none if its remarks forbid it.
@@ -247,25 +299,38 @@ impl Registry {
         if is_wrong && version.provenance.file().is_none() {
             return Ok(None);
         }
-        let same = old.of_graph(&version.graph_id).filter(|known| known.digest == version.digest);
+        let same = old
+            .of_graph(&version.graph_id)
+            .filter(|known| known.digest == version.digest);
         if let Some(known) = same {
             return Ok(Some(Arc::clone(known)));
         }
-        let known = self.workshop.known(&version.graph_id, &version.definition, &version.provenance);
-        known.map(Some).map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
+        let known = self
+            .workshop
+            .known(&version.graph_id, &version.definition, &version.provenance);
+        known
+            .map(Some)
+            .map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
     }
 
     /// The agent that a run was admitted for, as it was defined then.
     pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<Known>>> {
         let agents = self.agents();
-        let Some(Assigned { graph_id, definition: Some(digest), .. }) = run.request.agent.clone() else {
+        let Some(Assigned {
+            graph_id,
+            definition: Some(digest),
+            ..
+        }) = run.request.agent.clone()
+        else {
             return Ok(agents.of_run(run).cloned());
         };
         if let Some(known) = self.at_hand(&graph_id, &digest) {
             return Ok(Some(known));
         }
         let this = Arc::clone(self);
-        let found = self.db.read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
+        let found = self
+            .db
+            .read(move |tx| Box::pin(async move { this.of_digest(tx, &graph_id, &digest).await }));
         Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
     }
 
@@ -279,7 +344,9 @@ impl Registry {
         if let Some(known) = self.at_hand(graph_id, digest) {
             return Ok(Some(known));
         }
-        let Some(definition) = db::definitions::find(tx, digest).await? else { return Ok(None) };
+        let Some(definition) = db::definitions::find(tx, digest).await? else {
+            return Ok(None);
+        };
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
         match self.workshop.known(graph_id, &definition, &provenance) {
             Ok(known) => {
@@ -300,7 +367,12 @@ impl Registry {
         if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
             return Some(Arc::clone(known));
         }
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_it).cloned()
+        self.past
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .find(is_it)
+            .cloned()
     }
 
     fn remember(&self, known: Arc<Known>) {
@@ -342,12 +414,16 @@ impl Registry {
             None => db::checkpoints::head(tx, thread, Lane::Main).await?,
         };
         let head = head.filter(|head| !matches!(head.position.phase, Phase::Start | Phase::Ended));
-        let Some(run) = head.and_then(|head| head.run) else { return Ok(known) };
+        let Some(run) = head.and_then(|head| head.run) else {
+            return Ok(known);
+        };
         let run = db::runs::get_by_id(tx, run).await?;
         let bound = match run.and_then(|run| run.request.agent) {
-            Some(Assigned { graph_id, definition: Some(digest), .. })
-                if graph_id == known.graph_id && digest != known.digest =>
-            {
+            Some(Assigned {
+                graph_id,
+                definition: Some(digest),
+                ..
+            }) if graph_id == known.graph_id && digest != known.digest => {
                 self.of_digest(tx, &graph_id, &digest).await?
             }
             Some(_) | None => None,

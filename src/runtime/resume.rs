@@ -34,17 +34,26 @@ pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> DbResu
     for (asked, answer) in &answers {
         db::interrupts::resolve(tx, run.thread, &asked.interrupt.id, answer, run.id, run.created_at).await?;
     }
-    Ok(Ok(answers.into_iter().map(|(asked, answer)| (asked.interrupt.id.clone(), answer)).collect()))
+    Ok(Ok(answers
+        .into_iter()
+        .map(|(asked, answer)| (asked.interrupt.id.clone(), answer))
+        .collect()))
 }
 
 /// Which answer is for which question.
 fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value)>, StartError> {
     let ids = || open.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
-    if let Some(by_id) = answer.as_object().filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key))) {
+    if let Some(by_id) = answer
+        .as_object()
+        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
+    {
         let find = |(id, answer): (&String, &Value)| {
             let asked = open.iter().find(|asked| asked.interrupt.id.0 == *id);
             let asked = asked.ok_or_else(|| {
-                Invalid::new(format!("command.resume.{id}"), "is not the id of a question that waits for an answer")
+                Invalid::new(
+                    format!("command.resume.{id}"),
+                    "is not the id of a question that waits for an answer",
+                )
             })?;
             Ok((asked, answer.clone()))
         };
@@ -74,7 +83,13 @@ fn in_order<'a>(open: &'a [Asked], list: &[Value]) -> Result<Vec<(&'a Asked, Val
         return Ok(open.iter().map(&mut take).collect());
     }
     if !are_decisions && list.len() == open.len() {
-        let answer = |one: &Value| if one.is_array() { json!({"decisions": one}) } else { one.clone() };
+        let answer = |one: &Value| {
+            if one.is_array() {
+                json!({"decisions": one})
+            } else {
+                one.clone()
+            }
+        };
         return Ok(open.iter().zip(list.iter().map(answer)).collect());
     }
     let wanted = format!(

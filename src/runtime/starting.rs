@@ -39,7 +39,10 @@ impl Runs {
     /// Why the requests cannot be granted, with the number of the first one.
     async fn prepared(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
-            self.0.webhooks.check(&wish.request).map_err(|error| (at, error.into()))?;
+            self.0
+                .webhooks
+                .check(&wish.request)
+                .map_err(|error| (at, error.into()))?;
         }
         let places = wishes.iter().filter(|wish| wish.resume.is_none()).count();
         if places > 0 {
@@ -56,7 +59,10 @@ impl Runs {
     pub(super) async fn kept<T>(&self, key: Option<Key>) -> DbResult<Option<Once<T>>> {
         let Some(key) = key else { return Ok(None) };
         let now = self.0.clock.now();
-        let found = self.0.db.read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
         Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
     }
 
@@ -76,7 +82,10 @@ impl Runs {
             let now = occasion.now;
             let kept = move |admitted: &Admitted| match shown {
                 Some(shown) => shown(std::slice::from_ref(&admitted.run)),
-                None => Kept::Run { thread: admitted.run.thread, run: admitted.run.id },
+                None => Kept::Run {
+                    thread: admitted.run.thread,
+                    run: admitted.run.id,
+                },
             };
             let write = runs.0.db.write_once(Some(key), now, kept, move |tx| {
                 Box::pin(async move {
@@ -87,7 +96,9 @@ impl Runs {
                     Ok(admitted)
                 })
             });
-            Ok(write.await?.map(|once| once.map(|admitted| runs.take_up(admitted, permit))))
+            Ok(write
+                .await?
+                .map(|once| once.map(|admitted| runs.take_up(admitted, permit))))
         });
         work.await?
     }
@@ -143,15 +154,33 @@ impl Runs {
     pub(super) fn occasion(&self) -> (Option<OwnedSemaphorePermit>, Occasion) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let worker = permit.is_some().then_some(self.0.id);
-        (permit, Occasion { worker, ..self.0.occasion() })
+        (
+            permit,
+            Occasion {
+                worker,
+                ..self.0.occasion()
+            },
+        )
     }
 
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
     pub(super) fn take_up(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
-        let Admitted { run, claimed, displaced } = admitted;
+        let Admitted {
+            run,
+            claimed,
+            displaced,
+        } = admitted;
         log_lines::answered(&run);
         if claimed {
-            self.0.begin(Claim { run: run.clone(), fence: 0, crashes: 0 }, true, permit);
+            self.0.begin(
+                Claim {
+                    run: run.clone(),
+                    fence: 0,
+                    crashes: 0,
+                },
+                true,
+                permit,
+            );
         } else {
             drop(permit);
             self.0.has_queued();

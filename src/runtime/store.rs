@@ -43,7 +43,11 @@ pub struct StoreSettings {
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        Self { default_ttl: None, refresh_on_read: true, sweep_interval: Duration::from_secs(300) }
+        Self {
+            default_ttl: None,
+            refresh_on_read: true,
+            sweep_interval: Duration::from_secs(300),
+        }
     }
 }
 
@@ -96,7 +100,12 @@ impl Store {
             Some(parts) => Some(Index::open(&db, parts).await?),
             None => None,
         };
-        Ok(Self(Arc::new(Inner { db, clock, settings, index })))
+        Ok(Self(Arc::new(Inner {
+            db,
+            clock,
+            settings,
+            index,
+        })))
     }
 
     /// Writes an item over whatever is there.
@@ -105,7 +114,10 @@ impl Store {
     /// See [`StoreError`]; nothing is written then.
     pub async fn put(&self, wish: ItemWish) -> Result<(), StoreError> {
         let (draft, now) = (self.draft(wish).await?, self.0.clock.now());
-        self.0.db.write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await })).await?;
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await }))
+            .await?;
         Ok(())
     }
 
@@ -131,7 +143,11 @@ impl Store {
     /// When the database fails.
     pub async fn get(&self, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
         let now = self.0.clock.now();
-        let found = self.0.db.read(move |tx| Box::pin(async move { items::find(tx, &address, now).await })).await?;
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { items::find(tx, &address, now).await }))
+            .await?;
         self.was_read(found.iter(), refresh).await?;
         Ok(found)
     }
@@ -142,7 +158,10 @@ impl Store {
     /// When the database fails.
     pub async fn delete(&self, address: ItemAddress) -> DbResult<bool> {
         let now = self.0.clock.now();
-        self.0.db.write(move |tx| Box::pin(async move { items::delete(tx, &address, now).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { items::delete(tx, &address, now).await }))
+            .await
     }
 
     /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and keys, or
@@ -180,7 +199,8 @@ impl Store {
             let reason = format!("has more than {MOST_COMPARED} texts below it; search in a narrower one");
             Invalid::new("namespace_prefix", reason)
         })?;
-        self.was_read(found.rows.iter().flatten().map(|found| &found.item), refresh).await?;
+        self.was_read(found.rows.iter().flatten().map(|found| &found.item), refresh)
+            .await?;
         Ok(found)
     }
 
@@ -190,7 +210,10 @@ impl Store {
     /// When the database fails.
     pub async fn namespaces(&self, wanted: NamespaceSearch) -> DbResult<Vec<Namespace>> {
         let now = self.0.clock.now();
-        self.0.db.read(move |tx| Box::pin(async move { items::list_namespaces(tx, &wanted, now).await })).await
+        self.0
+            .db
+            .read(move |tx| Box::pin(async move { items::list_namespaces(tx, &wanted, now).await }))
+            .await
     }
 
     /// Lets those of the items that do not stay for ever stay longer, if reading does that.
@@ -201,7 +224,10 @@ impl Store {
             return Ok(());
         }
         let now = self.0.clock.now();
-        self.0.db.write(move |tx| Box::pin(async move { items::refresh(tx, &ageing, now).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { items::refresh(tx, &ageing, now).await }))
+            .await
     }
 
     /// Removes expired items, again and again until the server stops. Other processes may do so as well.
@@ -221,7 +247,11 @@ impl Store {
         let mut all = 0;
         while !stop.is_cancelled() {
             let now = self.0.clock.now();
-            let swept = self.0.db.write(move |tx| Box::pin(async move { items::sweep(tx, now, SWEEP).await })).await?;
+            let swept = self
+                .0
+                .db
+                .write(move |tx| Box::pin(async move { items::sweep(tx, now, SWEEP).await }))
+                .await?;
             all += swept;
             if swept < u64::from(SWEEP) {
                 break;
@@ -240,7 +270,10 @@ fn told(error: StoreError) -> Failure {
         StoreError::Invalid(error) => Failure::new("InvalidItemError", error.to_string()),
         StoreError::Embedding(error) => {
             tracing::warn!(%error, "the embedding model of the store failed");
-            Failure::new(error.class(), "the embedding model of the store failed; nothing was stored")
+            Failure::new(
+                error.class(),
+                "the embedding model of the store failed; nothing was stored",
+            )
         }
         StoreError::Fault(error) => {
             tracing::error!(%error, "the database failed under a tool");
@@ -256,7 +289,10 @@ impl Items for Store {
     }
 
     async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
-        Self::search(self, inquiry, MOST_FOUND_BYTES).await.map(ListPart::into_items).map_err(told)
+        Self::search(self, inquiry, MOST_FOUND_BYTES)
+            .await
+            .map(ListPart::into_items)
+            .map_err(told)
     }
 
     async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {

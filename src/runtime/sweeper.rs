@@ -17,10 +17,16 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
 /// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
-pub(super) const TEMPORARY: Ttl = Ttl { after: Duration::from_secs(600), strategy: TtlStrategy::Delete };
+pub(super) const TEMPORARY: Ttl = Ttl {
+    after: Duration::from_secs(600),
+    strategy: TtlStrategy::Delete,
+};
 
 /// How long it is kept if whoever asked for the run may ask again what came of it.
-pub(super) const HELD: Ttl = Ttl { after: REMEMBERED, strategy: TtlStrategy::Delete };
+pub(super) const HELD: Ttl = Ttl {
+    after: REMEMBERED,
+    strategy: TtlStrategy::Delete,
+};
 
 /// How many threads are looked for at once.
 const AT_ONCE: i64 = 100;
@@ -38,7 +44,11 @@ pub struct Retention {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self { threads: None, checkpoints: None, interval: Duration::from_secs(60) }
+        Self {
+            threads: None,
+            checkpoints: None,
+            interval: Duration::from_secs(60),
+        }
     }
 }
 
@@ -62,7 +72,11 @@ impl Worker {
     /// [`db::copies::sweep`].
     pub(super) async fn sweep_copies(&self, at_start: bool) -> DbResult<()> {
         let now = self.clock.now();
-        while self.db.write(move |tx| Box::pin(db::copies::sweep(tx, at_start, now))).await? {
+        while self
+            .db
+            .write(move |tx| Box::pin(db::copies::sweep(tx, at_start, now)))
+            .await?
+        {
             tracing::info!("an unfinished copy of a thread was removed");
         }
         Ok(())
@@ -73,21 +87,37 @@ impl Worker {
         let now = self.clock.now();
         let mut swept = 0;
         loop {
-            let due = self.db.read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
-            let gone = self.take(due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now))).await?;
+            let due = self
+                .db
+                .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
+            let gone = self
+                .take(due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now)))
+                .await?;
             swept += gone;
             if gone == 0 {
                 break;
             }
         }
-        while self.db.write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE))).await? > 0 {}
+        while self
+            .db
+            .write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE)))
+            .await?
+            > 0
+        {}
         self.sweep_copies(false).await?;
-        let Some(ttl) = self.retention.checkpoints else { return Ok(swept) };
+        let Some(ttl) = self.retention.checkpoints else {
+            return Ok(swept);
+        };
         let until = now.minus(ttl.after);
         loop {
-            let due =
-                self.db.read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
-            let gone = self.take(due.await?, move |tx, thread| Box::pin(end_history(tx, thread, ttl, now))).await?;
+            let due = self
+                .db
+                .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
+            let gone = self
+                .take(due.await?, move |tx, thread| {
+                    Box::pin(end_history(tx, thread, ttl, now))
+                })
+                .await?;
             swept += gone;
             if gone == 0 {
                 return Ok(swept);
@@ -113,7 +143,10 @@ impl Worker {
             }
         }
         let thread = desk.run.thread;
-        let deleted = self.db.write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await })).await;
+        let deleted = self
+            .db
+            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
+            .await;
         // A server that stops leaves it, too.
         if let Err(error) = deleted
             && !matches!(error, DbError::Closed)
@@ -150,9 +183,13 @@ impl Worker {
 
 /// Does what is to become of a thread whose time is over. False if it is not over, or the thread is at work.
 async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<bool> {
-    let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
+    let Some(thread) = db::threads::lock(tx, id).await? else {
+        return Ok(false);
+    };
     let is_over = thread.expires_at.is_some_and(|at| at <= now);
-    let Some(ttl) = thread.ttl.filter(|_| is_over) else { return Ok(false) };
+    let Some(ttl) = thread.ttl.filter(|_| is_over) else {
+        return Ok(false);
+    };
     if !db::runs::count_in_flight(tx, id).await?.is_none() {
         return Ok(false);
     }
@@ -167,7 +204,9 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
 
 /// Takes the history of a thread away, or all of it. False if it changed since, or is at work.
 async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) -> DbResult<bool> {
-    let Some(thread) = db::threads::lock(tx, id).await? else { return Ok(false) };
+    let Some(thread) = db::threads::lock(tx, id).await? else {
+        return Ok(false);
+    };
     if thread.state_updated_at > now.minus(ttl.after) || !db::runs::count_in_flight(tx, id).await?.is_none() {
         return Ok(false);
     }

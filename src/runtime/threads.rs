@@ -68,7 +68,11 @@ impl Runs {
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
         let agents = self.0.registry.agents();
         let known = agents.last_on(&thread);
-        let history = History::replayed(known.as_ref().map(|known| &*known.agent), &wish.supersteps, self.0.sizes)?;
+        let history = History::replayed(
+            known.as_ref().map(|known| &*known.agent),
+            &wish.supersteps,
+            self.0.sizes,
+        )?;
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if !db::threads::insert(tx, &thread).await? {
@@ -80,7 +84,10 @@ impl Runs {
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
                 let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
-                Ok(Ok(NewThread { thread: stored, state: machine.head.map(|_| machine.state) }))
+                Ok(Ok(NewThread {
+                    thread: stored,
+                    state: machine.head.map(|_| machine.state),
+                }))
             })
         });
         Ok(write.await?)
@@ -121,7 +128,11 @@ impl Runs {
         shown: fn(&NewThread) -> Kept,
     ) -> DbResult<Option<Once<NewThread>>> {
         let now = self.0.clock.now();
-        let begun = self.0.db.write(move |tx| Box::pin(db::copies::begin(tx, from, to, now))).await?;
+        let begun = self
+            .0
+            .db
+            .write(move |tx| Box::pin(db::copies::begin(tx, from, to, now)))
+            .await?;
         let Some(mut copy) = begun else { return Ok(None) };
         loop {
             let read = self.0.db.read(move |tx| {
@@ -135,14 +146,20 @@ impl Runs {
             copy = read;
             let Some(piece) = piece else { break };
             let touched = self.0.clock.now();
-            self.0.db.write(move |tx| Box::pin(db::copies::store(tx, piece, touched))).await?;
+            self.0
+                .db
+                .write(move |tx| Box::pin(db::copies::store(tx, piece, touched)))
+                .await?;
         }
         let remains = copy.remains();
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, to, remains, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                Ok(Ok(NewThread { thread, state: machine.head.map(|_| machine.state) }))
+                Ok(Ok(NewThread {
+                    thread,
+                    state: machine.head.map(|_| machine.state),
+                }))
             })
         });
         let finished: Result<_, Infallible> = write.await?;

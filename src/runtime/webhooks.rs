@@ -112,7 +112,10 @@ impl Webhooks {
             .timeout(settings.timeout)
             .pool_max_idle_per_host(0)
             .build()?;
-        let key = settings.secret.as_ref().map(|secret| Key::new(secret).ok_or("the secret is empty or not Base64"));
+        let key = settings
+            .secret
+            .as_ref()
+            .map(|secret| Key::new(secret).ok_or("the secret is empty or not Base64"));
         Ok(Self {
             client,
             rules,
@@ -156,8 +159,17 @@ impl Webhooks {
         // A history that cannot be read does not keep a run from being cancelled.
         let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
         let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
-        let run = Run { status: RunStatus::Interrupted, updated_at: now, ..run.clone() };
-        let report = Report { run: &run, began: None, ended: now, values };
+        let run = Run {
+            status: RunStatus::Interrupted,
+            updated_at: now,
+            ..run.clone()
+        };
+        let report = Report {
+            run: &run,
+            began: None,
+            ended: now,
+            values,
+        };
         match self.delivery(&report) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
@@ -171,12 +183,18 @@ impl Webhooks {
 
     /// Sends a report once, and tells what the address answered.
     async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
-        let url =
-            self.rules.check("webhook", &delivery.url).map_err(|invalid| format!("the address {}", invalid.reason))?;
+        let url = self
+            .rules
+            .check("webhook", &delivery.url)
+            .map_err(|invalid| format!("the address {}", invalid.reason))?;
         let mut body: Map<String, Value> =
             serde_json::from_str(&delivery.body).map_err(|_| "the report cannot be read".to_owned())?;
         body.insert(SENT_AT.to_owned(), now.to_string().into());
-        let (body, id, second) = (Value::Object(body).to_string(), delivery.id.to_string(), now.millis() / 1000);
+        let (body, id, second) = (
+            Value::Object(body).to_string(),
+            delivery.id.to_string(),
+            now.millis() / 1000,
+        );
         let mut request = self
             .client
             .post(url)
@@ -212,7 +230,10 @@ fn told(error: &reqwest::Error) -> String {
         deepest = Some(inner.to_string());
         cause = inner.source();
     }
-    format!("it could not be sent: {}", deepest.as_deref().unwrap_or("no reason is known"))
+    format!(
+        "it could not be sent: {}",
+        deepest.as_deref().unwrap_or("no reason is known")
+    )
 }
 
 /// Headers that every report has.

@@ -95,7 +95,11 @@ pub(super) struct Active {
 
 impl Worker {
     pub(super) fn new(parts: super::Parts) -> Self {
-        let super::Ground { workshop, around, files: _ } = parts.ground;
+        let super::Ground {
+            workshop,
+            around,
+            files: _,
+        } = parts.ground;
         let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
         Self {
             id: WorkerId::mint(),
@@ -130,14 +134,25 @@ impl Worker {
 
     pub(super) fn house(&self) -> House {
         let (registry, webhooks) = (Arc::clone(&self.registry), Arc::clone(&self.webhooks));
-        House { registry, webhooks, sizes: self.sizes, checked: vec![] }
+        House {
+            registry,
+            webhooks,
+            sizes: self.sizes,
+            checked: vec![],
+        }
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
         let most_waiting = self.bounds.waiting_on_thread;
         let (now, ttl) = (self.clock.now(), self.retention.threads);
-        Occasion { worker: None, now, ttl, most_waiting, number: 0 }
+        Occasion {
+            worker: None,
+            now,
+            ttl,
+            most_waiting,
+            number: 0,
+        }
     }
 
     /// Begins runs as they become due. Ends with the server.
@@ -192,7 +207,10 @@ impl Worker {
             let now = self.clock.now();
             // Set again by whoever queues one while we look.
             self.queued.store(false, Ordering::Release);
-            let looked = self.db.write(move |tx| Box::pin(async move { claim_next(tx, worker, now).await })).await;
+            let looked = self
+                .db
+                .write(move |tx| Box::pin(async move { claim_next(tx, worker, now).await }))
+                .await;
             let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
             if more {
                 self.queued.store(true, Ordering::Release);
@@ -211,10 +229,16 @@ impl Worker {
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let run = &claim.run;
         let stop = self.shutdown.hard().child_token();
-        let active = Active { thread: run.thread, stop: stop.clone(), wanted: None };
+        let active = Active {
+            thread: run.thread,
+            stop: stop.clone(),
+            wanted: None,
+        };
         let late = self.enter(run.id, active);
         if fresh {
-            self.metrics.work().run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
+            self.metrics
+                .work()
+                .run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
         }
         let (this, id) = (Arc::clone(self), run.id);
         let desk = Arc::new(self.desk(claim));
@@ -280,13 +304,17 @@ impl Worker {
         // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
         if desk.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
-            return self.fail(desk, &Machine::default(), Failure::new("TooManyAttemptsError", text)).await;
+            return self
+                .fail(desk, &Machine::default(), Failure::new("TooManyAttemptsError", text))
+                .await;
         }
         let known = match self.registry.of_run(run).await {
             Ok(Some(known)) => known,
             Ok(None) => {
                 let text = "The agent of this run is not configured on this server any more.".to_owned();
-                return self.fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text)).await;
+                return self
+                    .fail(desk, &Machine::default(), Failure::new("AgentNotFoundError", text))
+                    .await;
             }
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
@@ -300,9 +328,20 @@ impl Worker {
                 return self.not_loaded(desk, &error).await;
             }
         };
-        let Opening { mut machine, notes, segment, plan, only_notes, budget } = opening;
+        let Opening {
+            mut machine,
+            notes,
+            segment,
+            plan,
+            only_notes,
+            budget,
+        } = opening;
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
-        let agent = if run.levels() == Some(0) { known.alone() } else { Arc::clone(&known.agent) };
+        let agent = if run.levels() == Some(0) {
+            known.alone()
+        } else {
+            Arc::clone(&known.agent)
+        };
         let driving = Loop {
             growth: Growth::new(self.sizes),
             agent: &agent,
@@ -317,8 +356,11 @@ impl Worker {
             leave: self.shutdown.soft().clone(),
             base: 0,
         };
-        let driven =
-            if only_notes { driving.close(&machine, notes).await } else { driving.drive(&mut machine, notes).await };
+        let driven = if only_notes {
+            driving.close(&machine, notes).await
+        } else {
+            driving.drive(&mut machine, notes).await
+        };
         match driven {
             Ok(Ending::Done | Ending::Failed(_) | Ending::Parked(_) | Ending::Paused) => {}
             Err(Stop::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
@@ -344,7 +386,11 @@ impl Worker {
         match opening::open_log(desk).await {
             Ok(true) => {
                 let (base, attempt) = (machine.head, desk.run.attempt);
-                notes.push(Note::Fact(Fact::Started { base, attempt, resumed: false }));
+                notes.push(Note::Fact(Fact::Started {
+                    base,
+                    attempt,
+                    resumed: false,
+                }));
             }
             Ok(false) => {}
             Err(error) => {
@@ -370,9 +416,9 @@ impl Worker {
                 let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
-            Some(CancelAction::Rollback) => {
-                patiently(desk.run.id, || self.roll_back(desk)).await.map_err(|error| error.to_string())
-            }
+            Some(CancelAction::Rollback) => patiently(desk.run.id, || self.roll_back(desk))
+                .await
+                .map_err(|error| error.to_string()),
             None => self.release(desk).await.map_err(|error| error.to_string()),
         };
         if let Err(error) = done {
@@ -385,7 +431,13 @@ impl Worker {
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
     /// belongs to its worker for as long as that lives.
     async fn give_back(&self, desk: &Arc<Desk>) {
-        while self.shutdown.soft().run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+        while self
+            .shutdown
+            .soft()
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await
+            .is_some()
+        {
             match self.release(desk).await {
                 Ok(()) => return,
                 Err(error) => tracing::warn!(run = %desk.run.id, %error, "could not give a run back yet"),
@@ -396,7 +448,9 @@ impl Worker {
     /// Gives a run back, for the next process to go on with.
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
         let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
-        self.db.write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await })).await
+        self.db
+            .write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await }))
+            .await
     }
 
     /// Tells a run to stop, be it the main agent's or a subagent's. False if it is not at work here.

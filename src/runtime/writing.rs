@@ -31,7 +31,13 @@ pub(super) async fn write(
     if !in_flight.is_empty() {
         return Ok(Err(StateWriteError::InFlight(in_flight)));
     }
-    let CheckedWrite { update, as_node, checkpoint, digest, sizes } = write;
+    let CheckedWrite {
+        update,
+        as_node,
+        checkpoint,
+        digest,
+        sizes,
+    } = write;
     let known = registry.of_thread(tx, &found).await?;
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)
@@ -45,7 +51,11 @@ pub(super) async fn write(
         Ok(base) => base,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let Base { mut machine, segment, last } = base;
+    let Base {
+        mut machine,
+        segment,
+        last,
+    } = base;
     if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
         return Ok(Err(Invalid::new("values", reason).into()));
@@ -77,7 +87,11 @@ pub(super) async fn write(
     db::interrupts::drop_pending(tx, thread, None, now).await?;
     let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
-        status: Some(if done { ThreadStatus::Idle } else { ThreadStatus::Interrupted }),
+        status: Some(if done {
+            ThreadStatus::Idle
+        } else {
+            ThreadStatus::Interrupted
+        }),
         error: Some(None),
         state_changed: true,
         ..Default::default()
@@ -109,14 +123,21 @@ async fn base(
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
     };
     let last = match machine.head {
-        Some(head) => db::checkpoints::node_of(tx, thread, head).await?.unwrap_or_else(|| START.to_owned()),
+        Some(head) => db::checkpoints::node_of(tx, thread, head)
+            .await?
+            .unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
     Ok(Ok(Base { machine, segment, last }))
 }
 
 fn knows(plan: &Plan, node: &str) -> bool {
-    let hooks = [&plan.before_agent, &plan.before_model, &plan.after_model, &plan.after_agent];
+    let hooks = [
+        &plan.before_agent,
+        &plan.before_model,
+        &plan.after_model,
+        &plan.after_agent,
+    ];
     [START, MODEL, TOOLS].contains(&node) || hooks.into_iter().flatten().any(|hook| hook == node)
 }
 
@@ -131,7 +152,11 @@ fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
 
 /// Whether all writes of a step are those of this node.
 fn is_of(superstep: &Superstep, node: &str) -> bool {
-    !superstep.updates.is_empty() && superstep.updates.iter().all(|write| write.node.as_deref() == Some(node))
+    !superstep.updates.is_empty()
+        && superstep
+            .updates
+            .iter()
+            .all(|write| write.node.as_deref() == Some(node))
 }
 
 fn brings_nothing(superstep: &Superstep) -> bool {
@@ -172,7 +197,9 @@ impl History {
                 };
                 let written = read_update(&write.values).map_err(wrong)?;
                 sizes.check_files(&written).map_err(wrong)?;
-                agent.map_or(Ok(()), |agent| agent.check_content(&written)).map_err(wrong)?;
+                agent
+                    .map_or(Ok(()), |agent| agent.check_content(&written))
+                    .map_err(wrong)?;
                 update.merge(written.ruled(&plan.rules));
                 last = write.node.clone().unwrap_or(last);
             }
@@ -213,7 +240,16 @@ impl History {
         });
         db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
         let status = (!self.is_done).then_some(ThreadStatus::Interrupted);
-        db::threads::set(tx, thread, db::threads::ThreadChange { status, ..Default::default() }, now).await?;
+        db::threads::set(
+            tx,
+            thread,
+            db::threads::ThreadChange {
+                status,
+                ..Default::default()
+            },
+            now,
+        )
+        .await?;
         Ok(())
     }
 }

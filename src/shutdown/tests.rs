@@ -75,15 +75,25 @@ async fn the_end_of_an_essential_task_stops_the_server() {
     let reason_of = async |future: futures::future::BoxFuture<'static, Result<(), String>>| {
         let shutdown = Shutdown::default();
         shutdown.spawn_essential("listener", future);
-        shutdown.finished().await.expect_err("the server stops because of the task").to_string()
+        shutdown
+            .finished()
+            .await
+            .expect_err("the server stops because of the task")
+            .to_string()
     };
 
-    assert_eq!(reason_of(async { Err("port lost".to_owned()) }.boxed()).await, "the task `listener` ended: port lost");
+    assert_eq!(
+        reason_of(async { Err("port lost".to_owned()) }.boxed()).await,
+        "the task `listener` ended: port lost"
+    );
     assert_eq!(
         reason_of(async { panic!("oh {}", "no") }.boxed()).await,
         "the task `listener` ended: it panicked: oh no"
     );
-    assert_eq!(reason_of(async { Ok(()) }.boxed()).await, "the task `listener` ended: it came to an end by itself");
+    assert_eq!(
+        reason_of(async { Ok(()) }.boxed()).await,
+        "the task `listener` ended: it came to an end by itself"
+    );
 }
 
 #[tokio::test]

@@ -23,11 +23,17 @@ pub struct ArgumentCheck {
 impl ArgumentCheck {
     /// A check against the parameters of `spec`.
     pub fn new(spec: &ToolSpec) -> Self {
-        Self { tool: spec.name.clone(), schema: spec.parameters.clone(), compiled: OnceLock::new() }
+        Self {
+            tool: spec.name.clone(),
+            schema: spec.parameters.clone(),
+            compiled: OnceLock::new(),
+        }
     }
 
     fn compiled(&self) -> Option<&Schema> {
-        self.compiled.get_or_init(|| Schema::compile(&self.schema).ok()).as_ref()
+        self.compiled
+            .get_or_init(|| Schema::compile(&self.schema).ok())
+            .as_ref()
     }
 
     /// Checks `args`. A schema that cannot be compiled checks nothing: it was refused when the tool was declared, or
@@ -70,17 +76,33 @@ pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
 /// One line for each field that `error` is about.
 fn complaints(error: &ValidationError<'_>) -> Vec<String> {
     let place = field(error);
-    let inside = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
+    let inside = |name: &str| {
+        if place.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{place}.{name}")
+        }
+    };
     if let ValidationErrorKind::Required { property } = error.kind() {
-        return vec![format!("- `{}`: is required, but missing", inside(property.as_str().unwrap_or_default()))];
+        return vec![format!(
+            "- `{}`: is required, but missing",
+            inside(property.as_str().unwrap_or_default())
+        )];
     }
     if let ValidationErrorKind::AdditionalProperties { unexpected }
     | ValidationErrorKind::UnevaluatedProperties { unexpected } = error.kind()
     {
-        return unexpected.iter().map(|name| format!("- `{}`: there is no such field", inside(name))).collect();
+        return unexpected
+            .iter()
+            .map(|name| format!("- `{}`: there is no such field", inside(name)))
+            .collect();
     }
     if let ValidationErrorKind::Type { kind } = error.kind() {
-        return vec![format!("- `{place}`: must be {}, but is {}", wanted(kind), kind_of(error.instance()))];
+        return vec![format!(
+            "- `{place}`: must be {}, but is {}",
+            wanted(kind),
+            kind_of(error.instance())
+        )];
     }
     if let ValidationErrorKind::Enum { options } = error.kind() {
         return vec![format!("- `{place}`: must be one of {options}")];
@@ -106,7 +128,11 @@ fn field(error: &ValidationError<'_>) -> String {
 fn wanted(kind: &TypeKind) -> String {
     match kind {
         TypeKind::Single(one) => one.to_string(),
-        TypeKind::Multiple(several) => several.iter().map(|one| one.to_string()).collect::<Vec<_>>().join(" or "),
+        TypeKind::Multiple(several) => several
+            .iter()
+            .map(|one| one.to_string())
+            .collect::<Vec<_>>()
+            .join(" or "),
     }
 }
 
@@ -139,7 +165,11 @@ mod tests {
             "required": ["to", "body"],
             "additionalProperties": false,
         });
-        let spec = ToolSpec { name: "send".to_owned(), description: String::new(), parameters };
+        let spec = ToolSpec {
+            name: "send".to_owned(),
+            description: String::new(),
+            parameters,
+        };
         let args = args.as_object().cloned().unwrap_or_default();
         ArgumentCheck::new(&spec).check(&args).err().unwrap_or_default()
     }
@@ -153,10 +183,22 @@ mod tests {
     fn each_wrong_field_has_a_line_that_names_it() {
         let cases = [
             (json!({"to": []}), "- `body`: is required, but missing\n"),
-            (json!({"to": [], "body": "", "cc": 1}), "- `cc`: there is no such field\n"),
-            (json!({"to": [{"name": 7}], "body": ""}), "- `to[0].name`: must be string, but is integer\n"),
-            (json!({"to": [], "body": "", "kind": "x"}), "- `kind`: must be one of [\"plain\",\"rich\"]\n"),
-            (json!({"to": [], "body": "too long"}), "- `body`: the value is longer than 5 characters\n"),
+            (
+                json!({"to": [], "body": "", "cc": 1}),
+                "- `cc`: there is no such field\n",
+            ),
+            (
+                json!({"to": [{"name": 7}], "body": ""}),
+                "- `to[0].name`: must be string, but is integer\n",
+            ),
+            (
+                json!({"to": [], "body": "", "kind": "x"}),
+                "- `kind`: must be one of [\"plain\",\"rich\"]\n",
+            ),
+            (
+                json!({"to": [], "body": "too long"}),
+                "- `body`: the value is longer than 5 characters\n",
+            ),
         ];
         for (args, line) in cases {
             let text = complaint(args);
@@ -168,7 +210,11 @@ mod tests {
 
     #[test]
     fn a_schema_that_is_none_checks_nothing() {
-        let spec = ToolSpec { name: "odd".to_owned(), description: String::new(), parameters: json!({"type": 7}) };
+        let spec = ToolSpec {
+            name: "odd".to_owned(),
+            description: String::new(),
+            parameters: json!({"type": 7}),
+        };
         assert_eq!(ArgumentCheck::new(&spec).check(&Map::new()), Ok(()));
     }
 }

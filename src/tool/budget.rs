@@ -37,7 +37,13 @@ struct Counts {
 impl Meter {
     /// Goes on from what was `used` before.
     pub fn new(used: Usage, since: Timestamp) -> Self {
-        Self { counts: Mutex::new(Counts { used, ..Counts::default() }), since }
+        Self {
+            counts: Mutex::new(Counts {
+                used,
+                ..Counts::default()
+            }),
+            since,
+        }
     }
 
     /// The same after what earlier runs used, whose work this one goes on with.
@@ -58,7 +64,10 @@ impl Meter {
     }
 
     fn at(&self, used: Usage, now: Timestamp) -> Usage {
-        Usage { seconds: used.seconds + now.since(self.since).as_secs_f64(), ..used }
+        Usage {
+            seconds: used.seconds + now.since(self.since).as_secs_f64(),
+            ..used
+        }
     }
 
     /// What was used by `now`, with what was used before.
@@ -128,7 +137,11 @@ pub struct Exceeded {
 
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whose = if self.of_tree { "this run and its subagents together" } else { "this run" };
+        let whose = if self.of_tree {
+            "this run and its subagents together"
+        } else {
+            "this run"
+        };
         write!(f, "The limit `{}` = {} of {whose} is reached.", self.limit, self.value)
     }
 }
@@ -143,14 +156,28 @@ impl Budget {
     pub fn of_member(limits: Limits, meter: Arc<Meter>, whole: Meter, pool: Option<Arc<dyn Pool>>) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
         let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR));
-        Self { limits: Arc::new(limits), meter, floor, tree: Arc::new(Whole { limits: of_tree, meter: whole, pool }) }
+        Self {
+            limits: Arc::new(limits),
+            meter,
+            floor,
+            tree: Arc::new(Whole {
+                limits: of_tree,
+                meter: whole,
+                pool,
+            }),
+        }
     }
 
     /// The budget of a subagent at level `depth` below an agent with this one.
     #[must_use]
     pub fn below(&self, limits: Limits, meter: Arc<Meter>, depth: u32) -> Self {
         let own = limits.depth.map_or(NO_FLOOR, |levels| depth.saturating_add(levels));
-        Self { limits: Arc::new(limits), meter, floor: self.floor.min(own), tree: Arc::clone(&self.tree) }
+        Self {
+            limits: Arc::new(limits),
+            meter,
+            floor: self.floor.min(own),
+            tree: Arc::clone(&self.tree),
+        }
     }
 
     /// Counts what is about to be done.
@@ -158,14 +185,23 @@ impl Budget {
     /// # Errors
     /// The limit that forbids it; nothing was counted then.
     pub fn spend(&self, spending: Spending, now: Timestamp) -> Result<(), Exceeded> {
-        let Whole { limits, meter: whole, pool: _ } = &*self.tree;
+        let Whole {
+            limits,
+            meter: whole,
+            pool: _,
+        } = &*self.tree;
         let (mut own, mut all) = (self.meter.counts(), whole.counts());
         let broken = |of_tree, limits: &Limits, used: Usage, under_way| {
             let broken = limits.broken_by(spending, &used, under_way);
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
         let in_background = own.in_background;
-        broken(false, &self.limits, self.meter.in_all(&own, now), own.under_way + in_background)?;
+        broken(
+            false,
+            &self.limits,
+            self.meter.in_all(&own, now),
+            own.under_way + in_background,
+        )?;
         broken(true, limits, whole.in_all(&all, now), all.under_way + in_background)?;
         own.spend(spending);
         all.spend(spending);
@@ -178,7 +214,11 @@ impl Budget {
     /// As [`Budget::spend`].
     pub fn spend_child(&self, depth: u32, now: Timestamp) -> Result<(), Exceeded> {
         if depth > self.floor {
-            return Err(Exceeded { limit: "depth", value: self.floor.to_string(), of_tree: true });
+            return Err(Exceeded {
+                limit: "depth",
+                value: self.floor.to_string(),
+                of_tree: true,
+            });
         }
         self.spend(Spending::Child, now)
     }
@@ -189,11 +229,19 @@ impl Budget {
         let left = |of_tree: bool, limits: &Limits, meter: &Meter| {
             let most = limits.wall_s?;
             let left = (most - meter.in_all(&meter.counts(), now).seconds).max(0.0);
-            let exceeded = Exceeded { limit: "wall_s", value: most.to_string(), of_tree };
+            let exceeded = Exceeded {
+                limit: "wall_s",
+                value: most.to_string(),
+                of_tree,
+            };
             Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
         };
         let together = self.pool().and_then(|pool| pool.time_left(now));
-        let all = [left(false, &self.limits, &self.meter), left(true, &self.tree.limits, &self.tree.meter), together];
+        let all = [
+            left(false, &self.limits, &self.meter),
+            left(true, &self.tree.limits, &self.tree.meter),
+            together,
+        ];
         all.into_iter().flatten().min_by_key(|(left, _)| *left)
     }
 
@@ -222,7 +270,11 @@ impl Budget {
         }
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let (input_tokens, output_tokens) = (whole(input), whole(output));
-        self.note(Change { input_tokens, output_tokens, ..Change::default() });
+        self.note(Change {
+            input_tokens,
+            output_tokens,
+            ..Change::default()
+        });
     }
 
     /// Notes that a subagent goes on that was set to work earlier, maybe by another process.
@@ -230,13 +282,19 @@ impl Budget {
         for meter in [&*self.meter, &self.tree.meter] {
             meter.counts().under_way += 1;
         }
-        self.note(Change { under_way: 1, ..Change::default() });
+        self.note(Change {
+            under_way: 1,
+            ..Change::default()
+        });
     }
 
     /// Notes that a subagent has come to its end.
     pub fn child_done(&self) {
         self.leaves();
-        self.note(Change { under_way: -1, ..Change::default() });
+        self.note(Change {
+            under_way: -1,
+            ..Change::default()
+        });
     }
 
     fn note(&self, change: Change) {
@@ -284,13 +342,23 @@ mod tests {
 
     #[test]
     fn what_one_uses_counts_for_all_and_what_is_refused_for_nobody() {
-        let tree = Limits { tool_calls: Some(3), ..Limits::default() };
-        let limits = Limits { tool_calls: Some(1), tree: Some(Box::new(tree)), ..Limits::default() };
+        let tree = Limits {
+            tool_calls: Some(3),
+            ..Limits::default()
+        };
+        let limits = Limits {
+            tool_calls: Some(1),
+            tree: Some(Box::new(tree)),
+            ..Limits::default()
+        };
         let main = Budget::of_main(limits, Arc::new(meter()), meter());
         let below = main.below(Limits::default(), Arc::new(meter()), 1);
         assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
         let refused = main.spend(Spending::ToolCall, NOW).unwrap_err();
-        assert_eq!(refused.to_string(), "The limit `tool_calls` = 1 of this run is reached.");
+        assert_eq!(
+            refused.to_string(),
+            "The limit `tool_calls` = 1 of this run is reached."
+        );
         assert_eq!(below.spend(Spending::ToolCall, NOW), Ok(()));
         assert_eq!(below.spend(Spending::ToolCall, NOW), Ok(()));
         let refused = below.spend(Spending::ToolCall, NOW).unwrap_err();
@@ -301,11 +369,22 @@ mod tests {
 
     #[test]
     fn what_earlier_runs_used_counts_and_is_not_told_again() {
-        let before = Usage { tool_calls: 2, seconds: 1.0, ..Usage::default() };
-        let limits = Limits { tool_calls: Some(3), wall_s: Some(2.5), ..Limits::default() };
+        let before = Usage {
+            tool_calls: 2,
+            seconds: 1.0,
+            ..Usage::default()
+        };
+        let limits = Limits {
+            tool_calls: Some(3),
+            wall_s: Some(2.5),
+            ..Limits::default()
+        };
         let main = Budget::of_main(limits, Arc::new(meter().after(before)), meter());
         assert_eq!(main.spend(Spending::ToolCall, NOW), Ok(()));
-        assert_eq!(main.spend(Spending::ToolCall, NOW).map_err(|refused| refused.limit), Err("tool_calls"));
+        assert_eq!(
+            main.spend(Spending::ToolCall, NOW).map_err(|refused| refused.limit),
+            Err("tool_calls")
+        );
         assert_eq!(main.meter().usage(NOW).tool_calls, 1);
         let (left, exceeded) = main.time_left(Timestamp(500_000)).unwrap();
         assert_eq!((left, exceeded.limit), (Duration::from_secs(1), "wall_s"));
@@ -313,26 +392,55 @@ mod tests {
 
     #[tokio::test]
     async fn what_takes_too_long_is_dropped() {
-        let limits = Limits { wall_s: Some(0.001), ..Limits::default() };
+        let limits = Limits {
+            wall_s: Some(0.001),
+            ..Limits::default()
+        };
         let main = Budget::of_main(limits, Arc::new(meter()), meter());
         let refused = main.in_time(NOW, std::future::pending::<()>()).await.unwrap_err();
-        assert_eq!(refused.to_string(), "The limit `wall_s` = 0.001 of this run is reached.");
+        assert_eq!(
+            refused.to_string(),
+            "The limit `wall_s` = 0.001 of this run is reached."
+        );
         assert_eq!(Budget::endless(NOW).in_time(NOW, async { 1 }).await, Ok(1));
     }
 
     #[test]
     fn levels_are_counted_from_the_agent_that_limits_them() {
         let main = Budget::of_main(Limits::default(), Arc::new(meter()), meter());
-        let first = main.below(Limits { depth: Some(1), ..Limits::default() }, Arc::new(meter()), 1);
-        let second = first.below(Limits { depth: Some(9), ..Limits::default() }, Arc::new(meter()), 2);
+        let first = main.below(
+            Limits {
+                depth: Some(1),
+                ..Limits::default()
+            },
+            Arc::new(meter()),
+            1,
+        );
+        let second = first.below(
+            Limits {
+                depth: Some(9),
+                ..Limits::default()
+            },
+            Arc::new(meter()),
+            2,
+        );
         assert_eq!((main.spend_child(1, NOW), first.spend_child(2, NOW)), (Ok(()), Ok(())));
-        assert_eq!(second.spend_child(3, NOW).map_err(|refused| refused.limit), Err("depth"));
+        assert_eq!(
+            second.spend_child(3, NOW).map_err(|refused| refused.limit),
+            Err("depth")
+        );
     }
 
     #[test]
     fn time_at_work_goes_on_from_what_was_used_before() {
-        let before = Usage { seconds: 2.0, ..Usage::default() };
-        let limits = Limits { wall_s: Some(3.0), ..Limits::default() };
+        let before = Usage {
+            seconds: 2.0,
+            ..Usage::default()
+        };
+        let limits = Limits {
+            wall_s: Some(3.0),
+            ..Limits::default()
+        };
         let main = Budget::of_main(limits, Arc::new(Meter::new(before, NOW)), meter());
         assert_eq!(main.spend(Spending::ModelCall, Timestamp(999_999)), Ok(()));
         let refused = main.spend(Spending::ModelCall, Timestamp(1_000_000));

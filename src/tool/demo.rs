@@ -39,7 +39,11 @@ pub fn built_in(name: &str, definition: &ToolDefinition) -> Option<Arc<dyn Tool>
     let spec = ToolSpec {
         name: name.to_owned(),
         description: given.unwrap_or(description).to_owned(),
-        parameters: if definition.parameters.is_null() { parameters } else { definition.parameters.clone() },
+        parameters: if definition.parameters.is_null() {
+            parameters
+        } else {
+            definition.parameters.clone()
+        },
     };
     Some(Arc::new(Demo {
         spec: Arc::new(spec),
@@ -85,7 +89,11 @@ impl Tool for Demo {
             Action::Lookup => lookup(argument(call, "query")),
             Action::Publish => publish(argument(call, "title"), argument(call, "text")),
         };
-        Ok(CallOutcome::Answer(Answer::message(Message::tool(call, ToolStatus::Success, text))))
+        Ok(CallOutcome::Answer(Answer::message(Message::tool(
+            call,
+            ToolStatus::Success,
+            text,
+        ))))
     }
 }
 
@@ -96,15 +104,37 @@ fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
 fn lookup(query: &str) -> String {
     /// A small encyclopaedia: a word, and what is known about it.
     const KNOWN: [(&str, &str); 6] = [
-        ("adjutant", "An adjutant is an officer who helps a commander by carrying out the details of the work."),
-        ("agent", "An agent is a model that works in a loop: it thinks, calls tools, reads the results, and goes on."),
-        ("checkpoint", "A checkpoint is a stored state from which work goes on after an interruption."),
-        ("delegat", "To delegate is to hand a piece of work to somebody else and to take back only the result."),
-        ("otter", "Otters hunt fish and crabs in rivers and along coasts; sea otters open shells with stones."),
-        ("rust", "Rust is a programming language that finds memory errors and data races when it compiles."),
+        (
+            "adjutant",
+            "An adjutant is an officer who helps a commander by carrying out the details of the work.",
+        ),
+        (
+            "agent",
+            "An agent is a model that works in a loop: it thinks, calls tools, reads the results, and goes on.",
+        ),
+        (
+            "checkpoint",
+            "A checkpoint is a stored state from which work goes on after an interruption.",
+        ),
+        (
+            "delegat",
+            "To delegate is to hand a piece of work to somebody else and to take back only the result.",
+        ),
+        (
+            "otter",
+            "Otters hunt fish and crabs in rivers and along coasts; sea otters open shells with stones.",
+        ),
+        (
+            "rust",
+            "Rust is a programming language that finds memory errors and data races when it compiles.",
+        ),
     ];
     let words = query.to_lowercase();
-    let facts: Vec<&str> = KNOWN.iter().filter(|(word, _)| words.contains(word)).map(|(_, fact)| *fact).collect();
+    let facts: Vec<&str> = KNOWN
+        .iter()
+        .filter(|(word, _)| words.contains(word))
+        .map(|(_, fact)| *fact)
+        .collect();
     if facts.is_empty() {
         let count = KNOWN.len();
         return format!("The demonstration's encyclopaedia has {count} entries, and none about \"{query}\".");
@@ -128,8 +158,11 @@ mod tests {
     #[test]
     fn every_built_in_tool_that_can_be_declared_exists_with_a_valid_schema() {
         for name in BUILT_IN {
-            let definition =
-                ToolDefinition { kind: ToolKind::Builtin, builtin: Some(name.to_owned()), ..ToolDefinition::default() };
+            let definition = ToolDefinition {
+                kind: ToolKind::Builtin,
+                builtin: Some(name.to_owned()),
+                ..ToolDefinition::default()
+            };
             let tool = built_in("mine", &definition).expect("the tool exists");
             assert_eq!(tool.spec().name, "mine");
             assert!(crate::domain::schema::Schema::compile(&tool.spec().parameters).is_ok());

@@ -44,7 +44,13 @@ impl ItemsInMemory {
         items.retain(|item| item.address != *address);
         if let ItemChange::Put(ItemDraft { address, value, .. }) = change {
             let (address, value, at) = (address.clone(), value.clone(), Timestamp(0));
-            items.push(Item { address, value, expires_at: None, created_at: at, updated_at: at });
+            items.push(Item {
+                address,
+                value,
+                expires_at: None,
+                created_at: at,
+                updated_at: at,
+            });
         }
     }
 }
@@ -53,14 +59,27 @@ impl ItemsInMemory {
 #[async_trait]
 impl Items for ItemsInMemory {
     async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure> {
-        Ok(self.0.lock().expect("nobody panics here").iter().find(|item| item.address == address).cloned())
+        Ok(self
+            .0
+            .lock()
+            .expect("nobody panics here")
+            .iter()
+            .find(|item| item.address == address)
+            .cloned())
     }
 
     async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
         let prefix = inquiry.wanted.prefix;
         let items = self.0.lock().expect("nobody panics here");
-        let within = items.iter().filter(|item| item.address.namespace.labels().starts_with(prefix.labels()));
-        Ok(within.map(|item| FoundItem { item: item.clone(), score: None }).collect())
+        let within = items
+            .iter()
+            .filter(|item| item.address.namespace.labels().starts_with(prefix.labels()));
+        Ok(within
+            .map(|item| FoundItem {
+                item: item.clone(),
+                score: None,
+            })
+            .collect())
     }
 
     async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {

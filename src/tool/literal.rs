@@ -63,13 +63,19 @@ fn python_number(number: &Number) -> String {
     let Some((mantissa, exponent)) = text.split_once('e') else {
         return text;
     };
-    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+    let (sign, digits) = exponent
+        .strip_prefix('-')
+        .map_or(('+', exponent), |digits| ('-', digits));
     format!("{mantissa}e{sign}{digits:0>2}")
 }
 
 /// In single quotes, unless it contains those and no double ones.
 fn quoted(content: &str) -> String {
-    let quote = if content.contains('\'') && !content.contains('"') { '"' } else { '\'' };
+    let quote = if content.contains('\'') && !content.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
     let mut text = String::with_capacity(content.len() + 2);
     text.push(quote);
     for letter in content.chars() {
@@ -122,7 +128,10 @@ mod tests {
     fn values_look_as_python_prints_them() {
         let cases = [
             (json!({"to": "a@b.c", "body": "hi"}), "{'to': 'a@b.c', 'body': 'hi'}"),
-            (json!([true, false, null, 1, -2, 0.5]), "[True, False, None, 1, -2, 0.5]"),
+            (
+                json!([true, false, null, 1, -2, 0.5]),
+                "[True, False, None, 1, -2, 0.5]",
+            ),
             (json!("it's"), "\"it's\""),
             (json!("it's \"so\""), "'it\\'s \"so\"'"),
             (json!("a\\b\n\t\u{1}é"), "'a\\\\b\\n\\t\\x01é'"),
@@ -137,7 +146,10 @@ mod tests {
     #[test]
     fn spaced_json_is_json() {
         let value = json!({"to": "a \"b\"", "list": [1, null, {"x": true}]});
-        assert_eq!(spaced_json(&value), r#"{"to": "a \"b\"", "list": [1, null, {"x": true}]}"#);
+        assert_eq!(
+            spaced_json(&value),
+            r#"{"to": "a \"b\"", "list": [1, null, {"x": true}]}"#
+        );
     }
 
     #[test]

@@ -91,8 +91,14 @@ pub struct Delegation {
 impl Delegation {
     /// Hands `work` to the subagent of this name. All that it is told is `work`.
     pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
-        let order = Order { description: work.into(), ..Order::default() };
-        Self { subagent: subagent.into(), order }
+        let order = Order {
+            description: work.into(),
+            ..Order::default()
+        };
+        Self {
+            subagent: subagent.into(),
+            order,
+        }
     }
 
     /// The same with this form of the result (`response_format`) in the place of the subagent's own.
@@ -192,13 +198,19 @@ impl Toolbox {
     /// The same without the tools of these names, whoever brings them.
     #[must_use]
     pub fn excluding(self, names: impl Iterator<Item = String>) -> Self {
-        Self { excluded: names.collect(), ..self }
+        Self {
+            excluded: names.collect(),
+            ..self
+        }
     }
 
     /// The same with these descriptions in the place of the tools' own.
     #[must_use]
     pub fn describing(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
-        Self { described: descriptions.collect(), ..self }
+        Self {
+            described: descriptions.collect(),
+            ..self
+        }
     }
 
     fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
@@ -217,10 +229,17 @@ impl Toolbox {
 
     /// All that there are now as the model sees them, in their order.
     pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
-        let all = self.specs.iter().cloned().chain(self.passing().map(|tool| Arc::clone(tool.spec())));
+        let all = self
+            .specs
+            .iter()
+            .cloned()
+            .chain(self.passing().map(|tool| Arc::clone(tool.spec())));
         let there = all.filter(|spec| !self.excluded.contains(&spec.name));
         let described = |spec: Arc<ToolSpec>| match self.described.get(&spec.name) {
-            Some(text) => Arc::new(ToolSpec { description: text.clone(), ..ToolSpec::clone(&spec) }),
+            Some(text) => Arc::new(ToolSpec {
+                description: text.clone(),
+                ..ToolSpec::clone(&spec)
+            }),
             None => spec,
         };
         there.map(described).collect()
@@ -271,7 +290,11 @@ mod tests {
 
     fn named(name: &str) -> Arc<dyn Tool> {
         let (name, description) = (name.to_owned(), "Its own words.".to_owned());
-        Arc::new(Named(Arc::new(ToolSpec { name, description, parameters: serde_json::json!({}) })))
+        Arc::new(Named(Arc::new(ToolSpec {
+            name,
+            description,
+            parameters: serde_json::json!({}),
+        })))
     }
 
     #[test]
@@ -281,8 +304,11 @@ mod tests {
         let toolbox = toolbox.excluding(["leaves", "goes"].map(str::to_owned).into_iter());
         let anew = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
         let toolbox = toolbox.describing(anew.into_iter());
-        let seen: Vec<String> =
-            toolbox.specs().iter().map(|spec| format!("{}: {}", spec.name, spec.description)).collect();
+        let seen: Vec<String> = toolbox
+            .specs()
+            .iter()
+            .map(|spec| format!("{}: {}", spec.name, spec.description))
+            .collect();
         assert_eq!(seen, ["stays: How stays.", "passes: How passes."]);
         assert_eq!(toolbox.names(), ["stays", "passes"]);
         assert!(toolbox.get("leaves").is_none() && toolbox.get("goes").is_none());
@@ -291,6 +317,9 @@ mod tests {
 
     #[test]
     fn a_model_that_called_an_unknown_tool_learns_which_there_are() {
-        assert_eq!(unknown("dig", ["ls", "task"]), "Error: dig is not a valid tool, try one of [ls, task].");
+        assert_eq!(
+            unknown("dig", ["ls", "task"]),
+            "Error: dig is not a valid tool, try one of [ls, task]."
+        );
     }
 }

@@ -42,7 +42,10 @@ const SHOWN_CHARS: usize = 2_000;
 /// # Errors
 /// When the system offers no TLS.
 pub fn client() -> Result<Client, reqwest::Error> {
-    Client::builder().redirect(redirect::Policy::none()).connect_timeout(Duration::from_secs(10)).build()
+    Client::builder()
+        .redirect(redirect::Policy::none())
+        .connect_timeout(Duration::from_secs(10))
+        .build()
 }
 
 /// A tool behind HTTP.
@@ -72,7 +75,10 @@ impl RemoteTool {
             ));
         }
         if definition.parameters.get("type").and_then(Value::as_str) != Some("object") {
-            return Err(Invalid::new("parameters", "must be a JSON Schema with \"type\": \"object\""));
+            return Err(Invalid::new(
+                "parameters",
+                "must be a JSON Schema with \"type\": \"object\"",
+            ));
         }
         Schema::compile(&definition.parameters)
             .map_err(|error| Invalid::new("parameters", format!("is not a JSON Schema: {error}")))?;
@@ -131,7 +137,9 @@ impl RemoteTool {
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
             .timeout(self.timeout);
-        let response = PieceReader::open(request, self.pieces).await.map_err(|error| self.unreachable(&error))?;
+        let response = PieceReader::open(request, self.pieces)
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         let status = response.head().status();
         if status == StatusCode::OK && is_in_lines(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;
@@ -241,9 +249,9 @@ impl RemoteTool {
             return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
         };
         if let Some(field) = answer.update.fields.keys().find(|field| is_private(field)) {
-            return Err(
-                self.misunderstood(&format!("the answer writes the field `{field}`, which belongs to the server"))
-            );
+            return Err(self.misunderstood(&format!(
+                "the answer writes the field `{field}`, which belongs to the server"
+            )));
         }
         Ok(result(call, content, answer.artifact, answer.update))
     }
@@ -259,18 +267,28 @@ impl RemoteTool {
         };
         // A connection that takes too long counts as no connection: the tool has not seen the call.
         if error.is_timeout() && !error.is_connect() {
-            let message =
-                format!("the tool `{name}` did not answer within {} s (its `timeout_s`)", self.timeout.as_secs_f64());
+            let message = format!(
+                "the tool `{name}` did not answer within {} s (its `timeout_s`)",
+                self.timeout.as_secs_f64()
+            );
             return Failure::new("ToolTimeoutError", message);
         }
-        let what = if error.is_connect() { "could not be reached" } else { "broke off its answer" };
+        let what = if error.is_connect() {
+            "could not be reached"
+        } else {
+            "broke off its answer"
+        };
         Failure::new("ToolConnectionError", format!("the tool `{name}` {what}"))
     }
 
     fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
         let body = without_secrets(String::from_utf8_lossy(body).into_owned(), &self.headers);
         let shown: String = body.chars().take(SHOWN_CHARS).collect();
-        let message = format!("the tool `{}` answered with status {}: {shown}", self.spec.name, status.as_u16());
+        let message = format!(
+            "the tool `{}` answered with status {}: {shown}",
+            self.spec.name,
+            status.as_u16()
+        );
         Failure::new("ToolHttpError", message)
     }
 
@@ -279,7 +297,10 @@ impl RemoteTool {
     }
 
     fn misunderstood(&self, why: &str) -> Failure {
-        Failure::new("ToolAnswerError", format!("the tool `{}` cannot be understood: {why}", self.spec.name))
+        Failure::new(
+            "ToolAnswerError",
+            format!("the tool `{}` cannot be understood: {why}", self.spec.name),
+        )
     }
 }
 
@@ -324,9 +345,15 @@ struct RemoteAnswer {
 
 /// Whether the answer comes line by line.
 fn is_in_lines(response: &Response) -> bool {
-    let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    ["application/x-ndjson", "application/jsonl"].iter().any(|lines| kind.eq_ignore_ascii_case(lines))
+    ["application/x-ndjson", "application/jsonl"]
+        .iter()
+        .any(|lines| kind.eq_ignore_ascii_case(lines))
 }
 
 /// A wish to delegate.
@@ -343,8 +370,15 @@ struct Wish {
 }
 
 fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Update) -> CallOutcome {
-    let role = Role::Tool { tool_call_id: call.id.clone(), artifact, status: ToolStatus::Success };
-    let message = Message { name: Some(call.name.clone()), ..Message::new(role, content) };
+    let role = Role::Tool {
+        tool_call_id: call.id.clone(),
+        artifact,
+        status: ToolStatus::Success,
+    };
+    let message = Message {
+        name: Some(call.name.clone()),
+        ..Message::new(role, content)
+    };
     let mut answer = Answer::message(message);
     answer.writes.merge(update);
     CallOutcome::Answer(answer)
@@ -353,14 +387,24 @@ fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Up
 /// The id as a header value; bytes that cannot stand in a header are written as `%xx`.
 fn key(id: &str) -> String {
     id.bytes()
-        .map(|byte| if byte.is_ascii_graphic() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if byte.is_ascii_graphic() {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }
 
 /// A text that a server sent, without the values of `headers`: one that echoes what it was sent must not hand our secrets to
 /// the model.
 pub(super) fn without_secrets(mut text: String, headers: &HeaderMap) -> String {
-    for secret in headers.values().filter_map(|value| value.to_str().ok()).filter(|value| value.len() >= 4) {
+    for secret in headers
+        .values()
+        .filter_map(|value| value.to_str().ok())
+        .filter(|value| value.len() >= 4)
+    {
         text = text.replace(secret, "***");
     }
     text

@@ -76,7 +76,11 @@ impl Scope {
     /// The entries of the context that are meant for this agent.
     pub fn own_context(&self) -> Map<String, Value> {
         let own = |key: &String| self.context_scoping.reaches(key, &self.agent);
-        self.context.iter().filter(|(key, _)| own(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+        self.context
+            .iter()
+            .filter(|(key, _)| own(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
     }
 
     /// The same scope for a hook or call that was answered.
@@ -87,7 +91,10 @@ impl Scope {
     /// The same scope for a hook that goes on with the answer to what it asked.
     pub fn answered_to(&self, asked: Option<&Interrupt>) -> Self {
         let question = asked.map(|asked| Arc::new(asked.question.clone()));
-        Self { question, ..self.answered(asked.and_then(|asked| asked.answer.clone())) }
+        Self {
+            question,
+            ..self.answered(asked.and_then(|asked| asked.answer.clone()))
+        }
     }
 }
 

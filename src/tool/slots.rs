@@ -25,7 +25,10 @@ pub struct CallSlot {
 impl CallSlots {
     /// Slots of a run that may make so many calls at once.
     pub fn new(per_run: usize, of_process: Arc<Semaphore>) -> Self {
-        Self { of_run: Arc::new(Semaphore::new(per_run.min(Semaphore::MAX_PERMITS))), of_process }
+        Self {
+            of_run: Arc::new(Semaphore::new(per_run.min(Semaphore::MAX_PERMITS))),
+            of_process,
+        }
     }
 
     /// Waits for a turn to call a tool.
@@ -33,12 +36,18 @@ impl CallSlots {
         // Neither is ever closed.
         let of_run = Arc::clone(&self.of_run).acquire_owned().await.ok();
         let of_process = Arc::clone(&self.of_process).acquire_owned().await.ok();
-        CallSlot { _of_run: of_run, _of_process: of_process }
+        CallSlot {
+            _of_run: of_run,
+            _of_process: of_process,
+        }
     }
 
     /// Waits for a turn to ask a model. A run asks one at a time, so only its subagents can be many.
     pub async fn for_model(&self) -> CallSlot {
-        CallSlot { _of_run: Arc::clone(&self.of_run).acquire_owned().await.ok(), _of_process: None }
+        CallSlot {
+            _of_run: Arc::clone(&self.of_run).acquire_owned().await.ok(),
+            _of_process: None,
+        }
     }
 }
 

@@ -35,9 +35,15 @@ enum Action {
 /// The tools of an agent whose items lie where `template` says; only those that read, if `read_only`.
 pub fn tools(template: &NamespaceTemplate, read_only: bool) -> Vec<Arc<dyn Tool>> {
     let all = [Action::Get, Action::Search, Action::Put, Action::Delete];
-    let wanted = all.into_iter().filter(|action| !read_only || matches!(action, Action::Get | Action::Search));
+    let wanted = all
+        .into_iter()
+        .filter(|action| !read_only || matches!(action, Action::Get | Action::Search));
     let tool = |action: Action| -> Arc<dyn Tool> {
-        Arc::new(StoreTool { spec: Arc::new(action.spec()), action, template: template.clone() })
+        Arc::new(StoreTool {
+            spec: Arc::new(action.spec()),
+            action,
+            template: template.clone(),
+        })
     };
     wanted.map(tool).collect()
 }
@@ -75,9 +81,12 @@ impl Action {
                 }),
                 json!(["key", "value"]),
             ),
-            Self::Delete => {
-                ("store_delete", "Removes an item from the long-term memory.", json!({"key": key}), json!(["key"]))
-            }
+            Self::Delete => (
+                "store_delete",
+                "Removes an item from the long-term memory.",
+                json!({"key": key}),
+                json!(["key"]),
+            ),
         };
         let mut properties = own.as_object().cloned().unwrap_or_default();
         properties.insert(
@@ -88,7 +97,11 @@ impl Action {
             }),
         );
         let parameters = json!({"type": "object", "properties": properties, "required": required});
-        ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters }
+        ToolSpec {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            parameters,
+        }
     }
 }
 
@@ -129,11 +142,26 @@ impl StoreTool {
         Ok(match self.action {
             Action::Get | Action::Search => (get(scope, address).await?, vec![]),
             Action::Put => {
-                let value = asked.get("value").and_then(Value::as_object).cloned().unwrap_or_default();
-                let wish = ItemWish { address, value, stay: Stay::default(), indexing: Indexing::default() };
-                (format!("Stored under `{key}`."), vec![ItemChange::Put(scope.store.draft(wish).await?)])
+                let value = asked
+                    .get("value")
+                    .and_then(Value::as_object)
+                    .cloned()
+                    .unwrap_or_default();
+                let wish = ItemWish {
+                    address,
+                    value,
+                    stay: Stay::default(),
+                    indexing: Indexing::default(),
+                };
+                (
+                    format!("Stored under `{key}`."),
+                    vec![ItemChange::Put(scope.store.draft(wish).await?)],
+                )
             }
-            Action::Delete => (format!("There is nothing under `{key}` any more."), vec![ItemChange::Delete(address)]),
+            Action::Delete => (
+                format!("There is nothing under `{key}` any more."),
+                vec![ItemChange::Delete(address)],
+            ),
         })
     }
 }
@@ -141,15 +169,24 @@ impl StoreTool {
 async fn get(scope: &Scope, address: ItemAddress) -> Result<String, Failure> {
     let key = address.key.clone();
     let found = scope.store.get(address).await?;
-    Ok(found.map_or_else(|| format!("There is nothing under `{key}`."), |item| Value::Object(item.value).to_string()))
+    Ok(found.map_or_else(
+        || format!("There is nothing under `{key}`."),
+        |item| Value::Object(item.value).to_string(),
+    ))
 }
 
 async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<String, Value>) -> Result<String, Failure> {
     let number = |name: &str, default: u32| {
-        asked.get(name).and_then(Value::as_u64).map_or(default, |given| u32::try_from(given).unwrap_or(u32::MAX))
+        asked
+            .get(name)
+            .and_then(Value::as_u64)
+            .map_or(default, |given| u32::try_from(given).unwrap_or(u32::MAX))
     };
     let filter = asked.get("filter").and_then(Value::as_object);
-    let filter = filter.map(|filter| Filter::read("filter", filter)).transpose().map_err(|error| invalid(&error))?;
+    let filter = filter
+        .map(|filter| Filter::read("filter", filter))
+        .transpose()
+        .map_err(|error| invalid(&error))?;
     let wanted = ItemSearch {
         prefix: place,
         filter: filter.unwrap_or_default(),
@@ -157,7 +194,14 @@ async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<Strin
         offset: number("offset", 0).min(i32::MAX.unsigned_abs()),
     };
     let query = asked.get("query").and_then(Value::as_str).map(str::to_owned);
-    let found = scope.store.search(Inquiry { wanted, query, refresh: None }).await?;
+    let found = scope
+        .store
+        .search(Inquiry {
+            wanted,
+            query,
+            refresh: None,
+        })
+        .await?;
     if found.is_empty() {
         return Ok("Nothing was found.".to_owned());
     }
@@ -166,7 +210,12 @@ async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<Strin
 
 /// An item as a model sees it: with its place below the agent's own namespace.
 fn shown(found: FoundItem, depth: usize) -> Value {
-    let Item { address, value, updated_at, .. } = found.item;
+    let Item {
+        address,
+        value,
+        updated_at,
+        ..
+    } = found.item;
     let place: Vec<&String> = address.namespace.labels().iter().skip(depth).collect();
     let mut shown =
         json!({"namespace": place, "key": address.key, "value": value, "updated_at": updated_at.to_string()});

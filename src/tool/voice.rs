@@ -39,7 +39,10 @@ struct Line {
 impl Default for Voice {
     fn default() -> Self {
         let (mouth, ear) = mpsc::channel(UNHEARD);
-        Self(Arc::new(Line { mouth, ear: Mutex::new(ear) }))
+        Self(Arc::new(Line {
+            mouth,
+            ear: Mutex::new(ear),
+        }))
     }
 }
 
@@ -57,7 +60,11 @@ impl Voice {
     /// Tells clients, who may want to show it at once, the next piece of the text that the call of this id will come to.
     /// Waits while too much is told at once.
     pub async fn tell_output(&self, call: &str, text: impl Into<String>) {
-        self.say(Word::Output { call: call.to_owned(), text: json_limits::without_nul(text.into()) }).await;
+        self.say(Word::Output {
+            call: call.to_owned(),
+            text: json_limits::without_nul(text.into()),
+        })
+        .await;
     }
 
     async fn say(&self, word: Word) {
@@ -72,7 +79,9 @@ impl Voice {
 
     /// What was told and not heard yet.
     pub fn unheard(&self) -> Vec<Word> {
-        let Ok(mut ear) = self.0.ear.try_lock() else { return vec![] };
+        let Ok(mut ear) = self.0.ear.try_lock() else {
+            return vec![];
+        };
         std::iter::from_fn(|| ear.try_recv().ok()).collect()
     }
 }

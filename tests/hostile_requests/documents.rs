@@ -68,12 +68,20 @@ pub(crate) fn small(chance: &mut Chance) -> Vec<u8> {
         9 => json!("\u{202e}\u{feff}\u{10ffff}\u{7f}\r\n\t").to_string().into_bytes(),
         10 => b"{\"a\":1,\"a\":2,\"\":3,\"__proto__\":{}}".to_vec(),
         11 => doubling(chance.below(30)).to_string().into_bytes(),
-        12 => json!({"$ref": "#", "$schema": "http://127.0.0.1:1/x", "pattern": "(a+)+$"}).to_string().into_bytes(),
-        13 => json!("x".repeat(chance.below(5000))).to_string().into_bytes(),
-        14 => json!(["", null, true, -1, 1.5, {}, []]).to_string().into_bytes(),
-        _ => json!(["../../etc/passwd", "'; drop table runs; --", "${HOME}", "%00", "http://169.254.169.254/"])
+        12 => json!({"$ref": "#", "$schema": "http://127.0.0.1:1/x", "pattern": "(a+)+$"})
             .to_string()
             .into_bytes(),
+        13 => json!("x".repeat(chance.below(5000))).to_string().into_bytes(),
+        14 => json!(["", null, true, -1, 1.5, {}, []]).to_string().into_bytes(),
+        _ => json!([
+            "../../etc/passwd",
+            "'; drop table runs; --",
+            "${HOME}",
+            "%00",
+            "http://169.254.169.254/"
+        ])
+        .to_string()
+        .into_bytes(),
     }
 }
 

@@ -28,7 +28,10 @@ pub(crate) struct Places {
 impl Places {
     /// The id of something that exists, for this variable of a path.
     pub(crate) fn id(&self, variable: &str) -> &str {
-        self.ids.iter().find(|(name, _)| *name == variable).map_or("nothing", |(_, id)| id)
+        self.ids
+            .iter()
+            .find(|(name, _)| *name == variable)
+            .map_or("nothing", |(_, id)| id)
     }
 }
 
@@ -37,17 +40,31 @@ pub(crate) async fn places(server: &Server) -> Places {
     let client = server.client();
     let document = client.get("/openapi.json").await;
     let operations = operations(&document);
-    assert!(operations.len() > 60, "the document has only {} operations", operations.len());
-    let thread = client.post("/threads", json!({})).await["thread_id"].as_str().unwrap().to_owned();
+    assert!(
+        operations.len() > 60,
+        "the document has only {} operations",
+        operations.len()
+    );
+    let thread = client.post("/threads", json!({})).await["thread_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let input = json!({"messages": [{"role": "user", "content": "hello"}]});
-    let run = client.post(&format!("/threads/{thread}/runs"), json!({"assistant_id": "plain", "input": input})).await;
+    let run = client
+        .post(
+            &format!("/threads/{thread}/runs"),
+            json!({"assistant_id": "plain", "input": input}),
+        )
+        .await;
     let run = run["run_id"].as_str().unwrap().to_owned();
     client.get(&format!("/threads/{thread}/runs/{run}/join")).await;
     let state = client.get(&format!("/threads/{thread}/state")).await;
     let checkpoint = state["checkpoint"]["checkpoint_id"].as_str().unwrap().to_owned();
     let assistant = client.post("/assistants", json!({"graph_id": "plain"})).await;
     let assistant = assistant["assistant_id"].as_str().unwrap().to_owned();
-    let cron = client.post("/runs/crons", json!({"assistant_id": "plain", "schedule": "0 0 1 1 *"})).await;
+    let cron = client
+        .post("/runs/crons", json!({"assistant_id": "plain", "schedule": "0 0 1 1 *"}))
+        .await;
     let cron = cron["cron_id"].as_str().unwrap().to_owned();
     let ids = vec![
         ("thread_id", thread),
@@ -67,10 +84,20 @@ fn operations(document: &Value) -> Vec<Operation> {
             let Some(operation) = item.get(method) else { continue };
             let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
             let in_query = parameters.iter().filter(|parameter| parameter["in"] == "query");
-            let query = in_query.filter_map(|parameter| parameter["name"].as_str()).map(str::to_owned).collect();
-            let body = operation.get("requestBody").map(|body| &body["content"]["application/json"]["schema"]);
+            let query = in_query
+                .filter_map(|parameter| parameter["name"].as_str())
+                .map(str::to_owned)
+                .collect();
+            let body = operation
+                .get("requestBody")
+                .map(|body| &body["content"]["application/json"]["schema"]);
             let fields = body.map(|schema| fields(document, schema));
-            all.push(Operation { method: method.to_uppercase(), path: path.clone(), query, fields });
+            all.push(Operation {
+                method: method.to_uppercase(),
+                path: path.clone(),
+                query,
+                fields,
+            });
         }
     }
     all
@@ -78,11 +105,17 @@ fn operations(document: &Value) -> Vec<Operation> {
 
 /// The names of the fields of an object with this schema, or of the items of a list of such.
 fn fields(document: &Value, schema: &Value) -> Vec<String> {
-    if let Some(name) = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next()) {
+    if let Some(name) = schema["$ref"]
+        .as_str()
+        .and_then(|reference| reference.rsplit('/').next())
+    {
         return fields(document, &document["components"]["schemas"][name]);
     }
     if schema["type"] == "array" {
         return fields(document, &schema["items"]);
     }
-    schema["properties"].as_object().map(|all| all.keys().cloned().collect()).unwrap_or_default()
+    schema["properties"]
+        .as_object()
+        .map(|all| all.keys().cloned().collect())
+        .unwrap_or_default()
 }

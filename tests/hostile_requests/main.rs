@@ -71,10 +71,22 @@ async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
     outside.await.unwrap();
     let answers = watch.finish().await;
 
-    assert!(sent.faults.is_empty(), "these were answered with a fault: {:#?}", sent.faults);
-    assert!(sent.answered > REQUESTS / 2, "only {} requests had an answer", sent.answered);
+    assert!(
+        sent.faults.is_empty(),
+        "these were answered with a fault: {:#?}",
+        sent.faults
+    );
+    assert!(
+        sent.answered > REQUESTS / 2,
+        "only {} requests had an answer",
+        sent.answered
+    );
     answers.check(PROMPT);
-    assert!(server.peak_memory() < MEMORY, "the server took {} MiB", server.peak_memory() / 1024 / 1024);
+    assert!(
+        server.peak_memory() < MEMORY,
+        "the server took {} MiB",
+        server.peak_memory() / 1024 / 1024
+    );
     everything_works(&server).await;
     nothing_is_left(&server, before).await;
     println!(
@@ -97,7 +109,10 @@ async fn everything_works(server: &Server) {
         let began = Instant::now();
         let input = json!({"messages": [{"role": "user", "content": "hello"}]});
         let values = client
-            .post(&format!("/threads/{thread}/runs/wait"), json!({"assistant_id": "plain", "input": input}))
+            .post(
+                &format!("/threads/{thread}/runs/wait"),
+                json!({"assistant_id": "plain", "input": input}),
+            )
             .await;
         fastest = fastest.min(began.elapsed());
         assert_eq!(values["messages"][1]["content"], "echo: hello");
@@ -120,7 +135,13 @@ async fn everything_works(server: &Server) {
             client.post(path, body).await;
         }
     }
-    for path in ["/interrupts?limit=1000", "/webhooks/deliveries?limit=1000", "/metrics", "/ok?check_db=1", "/info"] {
+    for path in [
+        "/interrupts?limit=1000",
+        "/webhooks/deliveries?limit=1000",
+        "/metrics",
+        "/ok?check_db=1",
+        "/info",
+    ] {
         client.get(path).await;
     }
     every_thread_can_be_read(&client).await;
@@ -130,8 +151,12 @@ async fn everything_works(server: &Server) {
 async fn every_thread_can_be_read(client: &server::Client) {
     let mut offset = 0;
     loop {
-        let page =
-            client.post("/threads/search", json!({"limit": 100, "offset": offset, "select": ["thread_id"]})).await;
+        let page = client
+            .post(
+                "/threads/search",
+                json!({"limit": 100, "offset": offset, "select": ["thread_id"]}),
+            )
+            .await;
         let page: Vec<Value> = page.as_array().unwrap().clone();
         for thread in page.iter().filter_map(|thread| thread["thread_id"].as_str()) {
             for part in ["", "/state", "/history?limit=5", "/runs", "/interrupts", "/storage"] {
@@ -156,7 +181,10 @@ async fn nothing_is_left(server: &Server, before: server::Resources) {
         if busy == json!(0) && now.is_about(before) {
             return;
         }
-        assert!(Instant::now() < deadline, "{busy} threads are busy; resources were {before:?} and are {now:?}");
+        assert!(
+            Instant::now() < deadline,
+            "{busy} threads are busy; resources were {before:?} and are {now:?}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

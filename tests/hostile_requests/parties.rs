@@ -74,14 +74,29 @@ pub(crate) fn agents() -> Vec<HostileAgent> {
     let mut all = vec![];
     for (_, word) in MANNERS {
         for provider in PROVIDERS {
-            all.push(HostileAgent { name: format!("{provider}_{word}"), prompt: "hello".to_owned() });
+            all.push(HostileAgent {
+                name: format!("{provider}_{word}"),
+                prompt: "hello".to_owned(),
+            });
         }
-        all.push(HostileAgent { name: format!("tool_{word}"), prompt: call(&format!("tool_{word}"), json!({"a": 1})) });
-        all.push(HostileAgent { name: format!("mcp_{word}"), prompt: call("anything", json!({})) });
+        all.push(HostileAgent {
+            name: format!("tool_{word}"),
+            prompt: call(&format!("tool_{word}"), json!({"a": 1})),
+        });
+        all.push(HostileAgent {
+            name: format!("mcp_{word}"),
+            prompt: call("anything", json!({})),
+        });
         let order = json!({"description": "Do it.", "subagent_type": "elsewhere"});
-        all.push(HostileAgent { name: format!("peer_{word}"), prompt: call("task", order) });
+        all.push(HostileAgent {
+            name: format!("peer_{word}"),
+            prompt: call("task", order),
+        });
     }
-    all.push(HostileAgent { name: "mcp_schema".to_owned(), prompt: call("find", json!({"a": 1})) });
+    all.push(HostileAgent {
+        name: "mcp_schema".to_owned(),
+        prompt: call("find", json!({"a": 1})),
+    });
     all
 }
 
@@ -180,7 +195,9 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         }
     };
     let text = String::from_utf8_lossy(&head[..body_at]).to_lowercase();
-    let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")?.trim().parse::<usize>().ok());
+    let length = text
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse::<usize>().ok());
     while head.len() < body_at + length.unwrap_or(0) {
         let read = stream.read(&mut buffer).await?;
         if read == 0 {
@@ -195,9 +212,18 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     if (party, word) == ("mcp", "schema") {
         return speak_mcp(&mut stream, &head[body_at..]).await;
     }
-    let manner = MANNERS.iter().find(|(_, known)| *known == word).map(|(manner, _)| *manner);
-    let Some(manner) = manner else { return write_json(&mut stream, &json!({})).await };
-    let kind = if party == "model" { "text/event-stream" } else { "application/json" };
+    let manner = MANNERS
+        .iter()
+        .find(|(_, known)| *known == word)
+        .map(|(manner, _)| *manner);
+    let Some(manner) = manner else {
+        return write_json(&mut stream, &json!({})).await;
+    };
+    let kind = if party == "model" {
+        "text/event-stream"
+    } else {
+        "application/json"
+    };
     behave(&mut stream, manner, party, kind).await
 }
 
@@ -223,7 +249,9 @@ async fn behave(stream: &mut TcpStream, manner: Manner, party: &str, kind: &str)
         Manner::RatherDeep => say(stream, &until_end, party, &nested(120)).await,
         Manner::Nul => say(stream, &until_end, party, "\"a\\u0000b\"").await,
         Manner::LongError => {
-            stream.write_all(head("500 Internal Server Error", "connection: close\r\n").as_bytes()).await?;
+            stream
+                .write_all(head("500 Internal Server Error", "connection: close\r\n").as_bytes())
+                .await?;
             repeat(stream, &b"x".repeat(65_536)).await
         }
         Manner::Silent => wait_for_end(stream).await,
@@ -234,7 +262,11 @@ async fn behave(stream: &mut TcpStream, manner: Manner, party: &str, kind: &str)
                 tokio::time::sleep(std::time::Duration::from_millis(200)).await;
             }
         }
-        Manner::Half => stream.write_all(head("200 OK", "content-length: 1000\r\n").as_bytes()).await,
+        Manner::Half => {
+            stream
+                .write_all(head("200 OK", "content-length: 1000\r\n").as_bytes())
+                .await
+        }
         Manner::Garbage => stream.write_all(b"\x00\x01\x02 SSH-2.0 \r\n\r\n").await,
         Manner::Redirects => {
             let text =
@@ -301,10 +333,16 @@ async fn speak_mcp(stream: &mut TcpStream, body: &[u8]) -> std::io::Result<()> {
         }
         Some("tools/call") => json!({"content": [{"type": "text", "text": "found"}]}),
         _ => {
-            return stream.write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+            return stream
+                .write_all(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                .await;
         }
     };
-    write_json(stream, &json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).await
+    write_json(
+        stream,
+        &json!({"jsonrpc": "2.0", "id": request["id"], "result": result}),
+    )
+    .await
 }
 
 async fn write_json(stream: &mut TcpStream, value: &Value) -> std::io::Result<()> {

@@ -26,13 +26,20 @@ pub(crate) enum Manner {
 pub(crate) fn request(chance: &mut Chance, places: &Places, host: &str) -> Request {
     let operation = chance.pick(&places.operations).clone();
     let target = target(chance, &operation, places);
-    let body = operation.fields.as_ref().map(|fields| body(chance, fields, &operation.path));
+    let body = operation
+        .fields
+        .as_ref()
+        .map(|fields| body(chance, fields, &operation.path));
     let manner = match chance.below(20) {
         0 => Manner::Stalls,
         1 => Manner::Ignores,
         _ => Manner::Reads,
     };
-    let method = if chance.once_in(100) { "PATCH" } else { operation.method.as_str() };
+    let method = if chance.once_in(100) {
+        "PATCH"
+    } else {
+        operation.method.as_str()
+    };
     let host = if chance.once_in(50) { "evil.example" } else { host };
     let mut bytes = format!("{method} {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n").into_bytes();
     headers(chance, &mut bytes);
@@ -43,8 +50,16 @@ pub(crate) fn request(chance: &mut Chance, places: &Places, host: &str) -> Reque
             "multipart/form-data",
             "application/json; charset=utf-7",
         ];
-        let kind = if chance.once_in(30) { *chance.pick(&kinds) } else { "application/json" };
-        let promised = if manner == Manner::Stalls { body.len() + 1000 } else { body.len() };
+        let kind = if chance.once_in(30) {
+            *chance.pick(&kinds)
+        } else {
+            "application/json"
+        };
+        let promised = if manner == Manner::Stalls {
+            body.len() + 1000
+        } else {
+            body.len()
+        };
         if chance.once_in(20) {
             bytes.extend_from_slice(format!("content-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes());
             bytes.extend_from_slice(format!("{promised:x}\r\n").as_bytes());
@@ -153,7 +168,11 @@ fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
         members.push([name, large(chance)].concat());
     }
     let object = [b"{".to_vec(), members.join(&b","[..]), b"}".to_vec()].concat();
-    if path == "/runs/batch" { [b"[".to_vec(), object, b"]".to_vec()].concat() } else { object }
+    if path == "/runs/batch" {
+        [b"[".to_vec(), object, b"]".to_vec()].concat()
+    } else {
+        object
+    }
 }
 
 /// A value that is right for a field of this name, where one is needed to get any further.

@@ -38,14 +38,24 @@ impl Server {
         // The shell sets the limit and becomes the program. The allocator must not take pages before they are needed.
         let mut command = Command::new("sh");
         let limit = MEMORY / 1024;
-        command.args(["-c", &format!("ulimit -d {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_adjutant")]);
+        command.args([
+            "-c",
+            &format!("ulimit -d {limit}; exec \"$0\" \"$@\""),
+            env!("CARGO_BIN_EXE_adjutant"),
+        ]);
         command.arg("--config").arg(&configuration).current_dir(folder);
-        command.env("MIMALLOC_ARENA_EAGER_COMMIT", "0").env("NO_COLOR", "1").env("ADJUTANT_LOG", "info");
+        command
+            .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
+            .env("NO_COLOR", "1")
+            .env("ADJUTANT_LOG", "info");
         let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut read = vec![];
         let base = loop {
-            let line = lines.next().unwrap_or_else(|| panic!("the server did not start: {read:#?}")).unwrap();
+            let line = lines
+                .next()
+                .unwrap_or_else(|| panic!("the server did not start: {read:#?}"))
+                .unwrap();
             if let Some(port) = port_in(&line) {
                 break format!("http://127.0.0.1:{port}");
             }
@@ -62,7 +72,10 @@ impl Server {
 
     /// A client of it.
     pub(crate) fn client(&self) -> Client {
-        Client { http: reqwest::Client::builder().no_proxy().build().unwrap(), base: self.base.clone() }
+        Client {
+            http: reqwest::Client::builder().no_proxy().build().unwrap(),
+            base: self.base.clone(),
+        }
     }
 
     /// The most memory that it had at any time, in bytes.
@@ -72,7 +85,9 @@ impl Server {
 
     /// What it holds now.
     pub(crate) fn resources(&self) -> Resources {
-        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count();
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))
+            .unwrap()
+            .count();
         let threads = usize::try_from(self.figure("Threads:")).unwrap();
         Resources { descriptors, threads }
     }
@@ -81,7 +96,10 @@ impl Server {
     fn figure(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
         let status = status.expect("the server is alive");
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says so");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .expect("the kernel says so");
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
@@ -124,7 +142,13 @@ impl Client {
 
     /// The answer to a POST.
     pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
-        let response = self.http.post(format!("{}{path}", self.base)).json(&body).send().await.unwrap();
+        let response = self
+            .http
+            .post(format!("{}{path}", self.base))
+            .json(&body)
+            .send()
+            .await
+            .unwrap();
         Self::read(path, response).await
     }
 
@@ -137,11 +161,25 @@ impl Client {
 
     /// Stops all runs, and removes what would begin new ones.
     pub(crate) async fn cancel_everything(&self) {
-        let crons = self.post("/runs/crons/search", json!({"limit": 1000, "select": ["cron_id"]})).await;
-        for cron in crons.as_array().unwrap().iter().filter_map(|cron| cron["cron_id"].as_str()) {
-            self.http.delete(format!("{}/runs/crons/{cron}", self.base)).send().await.unwrap();
+        let crons = self
+            .post("/runs/crons/search", json!({"limit": 1000, "select": ["cron_id"]}))
+            .await;
+        for cron in crons
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|cron| cron["cron_id"].as_str())
+        {
+            self.http
+                .delete(format!("{}/runs/crons/{cron}", self.base))
+                .send()
+                .await
+                .unwrap();
         }
-        let cancel = self.http.post(format!("{}/runs/cancel", self.base)).json(&json!({"status": "all"}));
+        let cancel = self
+            .http
+            .post(format!("{}/runs/cancel", self.base))
+            .json(&json!({"status": "all"}));
         let status = cancel.send().await.unwrap().status();
         // 404 is the answer when there is nothing to stop.
         assert!(status.is_success() || status == 404, "/runs/cancel: {status}");

@@ -57,7 +57,8 @@ pub(crate) async fn send(server: &Server, places: &Places, count: usize, chance:
             *sent.statuses.entry(status).or_default() += 1;
             if status == 500 && sent.faults.len() < 10 {
                 let end = request.bytes.len().min(600);
-                sent.faults.push(String::from_utf8_lossy(&request.bytes[..end]).into_owned());
+                sent.faults
+                    .push(String::from_utf8_lossy(&request.bytes[..end]).into_owned());
             }
         });
     }
@@ -82,7 +83,10 @@ async fn exchange(address: &str, request: &Request) -> Option<u16> {
         Manner::Reads => {}
     }
     let mut head = vec![0; 4096];
-    let read = timeout(PATIENCE, stream.read(&mut head)).await.expect("the server answers").ok()?;
+    let read = timeout(PATIENCE, stream.read(&mut head))
+        .await
+        .expect("the server answers")
+        .ok()?;
     let line = String::from_utf8_lossy(&head[..read]).into_owned();
     let status = line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
     // Streams stay open; some of what they say is enough.
@@ -105,7 +109,11 @@ pub(crate) fn watch(base: String) -> Watch {
         let mut times = vec![];
         while !*stopped.borrow() {
             let began = Instant::now();
-            let response = http.get(format!("{base}/ok")).send().await.expect("the server is there");
+            let response = http
+                .get(format!("{base}/ok"))
+                .send()
+                .await
+                .expect("the server is there");
             assert!(response.status().is_success(), "/ok answered {}", response.status());
             times.push(began.elapsed());
             let _ = timeout(Duration::from_millis(20), stopped.changed()).await;

@@ -8,7 +8,9 @@ use crate::support::{Engine, TestServer, on_both_engines};
 
 /// Where the parts of a page come from.
 fn parts(page: &str) -> Vec<&str> {
-    let after = ["src=\"", "href=\""].into_iter().flat_map(|attribute| page.split(attribute).skip(1));
+    let after = ["src=\"", "href=\""]
+        .into_iter()
+        .flat_map(|attribute| page.split(attribute).skip(1));
     after.filter_map(|text| text.split('"').next()).collect()
 }
 
@@ -39,14 +41,21 @@ async fn the_page_that_shows_the_document_needs_nobody_else() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let page = client.get("/docs").await;
-    assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")), "{page:?}");
+    assert!(
+        page.header("content-type")
+            .is_some_and(|kind| kind.starts_with("text/html")),
+        "{page:?}"
+    );
     let page = page.ok();
     let page = page.as_str().expect("a page");
     let parts: Vec<&str> = parts(page).into_iter().filter(|part| !part.ends_with('/')).collect();
     assert!(parts.len() > 2, "{page}");
     for part in parts {
         assert!(!part.contains("//"), "{part} comes from elsewhere");
-        client.get(&format!("/docs/{}", part.trim_start_matches("./"))).await.ok();
+        client
+            .get(&format!("/docs/{}", part.trim_start_matches("./")))
+            .await
+            .ok();
     }
     let document = client.get("/openapi.json").await.ok();
     assert!(document["paths"]["/threads/{thread_id}/runs/stream"]["post"].is_object());
@@ -56,7 +65,11 @@ async fn the_page_that_shows_the_document_needs_nobody_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_there_is_not_found_whatever_the_method() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
-    for (method, path) in [(Method::GET, "/no/such/path"), (Method::DELETE, "/ok"), (Method::PUT, "/threads")] {
+    for (method, path) in [
+        (Method::GET, "/no/such/path"),
+        (Method::DELETE, "/ok"),
+        (Method::PUT, "/threads"),
+    ] {
         let answer = reply(server.client().request(method, path)).await;
         assert_eq!(answer.refused(404), "Not Found", "{path}");
     }

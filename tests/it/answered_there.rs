@@ -23,7 +23,11 @@ async fn peer_of(server: &TestServer) -> Peer {
 /// Somebody whose subagent waits for an answer, and somebody who sees the question on the other server.
 async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::Display) -> (Human, Human) {
     let alice = server.human("onlooker").await;
-    alice.asks(script().calls(far("t1", work)).says("done")).await.finishes().await;
+    alice
+        .asks(script().calls(far("t1", work)).says("done"))
+        .await
+        .finishes()
+        .await;
     let path = json!({"metadata": {"parent_thread_id": alice.thread}});
     let threads = peer.server.client().post("/threads/search", path).await.ok();
     let thread = threads[0]["thread_id"].as_str().expect("an id");
@@ -42,7 +46,9 @@ fn sent(peer: &Peer) -> usize {
 
 /// Whom the only open question is about.
 async fn asked_about(human: &Human) -> Option<Value> {
-    let [question] = &human.questions().await[..] else { return None };
+    let [question] = &human.questions().await[..] else {
+        return None;
+    };
     Some(question.requests()[0]["args"]["to"].clone())
 }
 

@@ -15,7 +15,10 @@ fn finding() -> Value {
 async fn desk(client: &Client, format: Value) {
     let analyst = json!({"name": "analyst", "description": "Returns a finding.", "system_prompt": "Analyse.",
         "response_format": format});
-    client.put("/agents/desk", json!({"model": "scripted:lab", "subagents": [analyst]})).await.ok();
+    client
+        .put("/agents/desk", json!({"model": "scripted:lab", "subagents": [analyst]}))
+        .await
+        .ok();
 }
 
 fn answer(id: &str, args: Value) -> Value {

@@ -11,7 +11,11 @@ fn finding() -> Value {
 
 /// Has a tool delegate `work`, whose result is to have this form.
 fn spawn(id: &str, who: &str, work: impl ToString, format: Value) -> Value {
-    call(id, "spawn", json!({"description": work.to_string(), "subagent_type": who, "response_format": format}))
+    call(
+        id,
+        "spawn",
+        json!({"description": work.to_string(), "subagent_type": who, "response_format": format}),
+    )
 }
 
 fn finds(summary: &str) -> Script {

@@ -34,11 +34,20 @@ fn id(path: &str) -> &str {
 
 /// Which tools get to know what about the caller, as the tool server was told.
 fn contexts(server: &TestServer) -> Vec<Value> {
-    server.tools.calls_of("lookup").iter().map(|call| call["context"].clone()).collect()
+    server
+        .tools
+        .calls_of("lookup")
+        .iter()
+        .map(|call| call["context"].clone())
+        .collect()
 }
 
 fn texts(list: &Value, field: &str) -> Vec<String> {
-    list.as_array().unwrap().iter().map(|item| item[field].as_str().unwrap().to_owned()).collect()
+    list.as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item[field].as_str().unwrap().to_owned())
+        .collect()
 }
 
 on_both_engines! {

@@ -37,7 +37,11 @@ pub(crate) fn boss(more: &str) -> String {
 
 /// The beginning of a task: `description` is all that the agent is told, so its script.
 pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value {
-    call(id, "start_async_task", json!({"description": description.to_string(), "subagent_type": agent}))
+    call(
+        id,
+        "start_async_task",
+        json!({"description": description.to_string(), "subagent_type": agent}),
+    )
 }
 
 /// A call about a task.
@@ -48,15 +52,21 @@ pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
 /// What the state knows of the tasks, in the order of their beginning.
 async fn tasks(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
-    let mut tasks: Vec<Value> =
-        values["async_tasks"].as_object().into_iter().flatten().map(|(_, task)| task.clone()).collect();
+    let mut tasks: Vec<Value> = values["async_tasks"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(_, task)| task.clone())
+        .collect();
     tasks.sort_by_key(|task| task["created_at"].to_string());
     tasks
 }
 
 pub(crate) async fn the_task(human: &Human) -> Value {
     let tasks = tasks(human).await;
-    let [task] = tasks.as_slice() else { panic!("not one task: {tasks:#?}") };
+    let [task] = tasks.as_slice() else {
+        panic!("not one task: {tasks:#?}")
+    };
     task.clone()
 }
 
@@ -96,7 +106,9 @@ async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Va
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("the long text");
-    alice.says(script().calls(start("a1", agent, work)).says("it is under way")).await;
+    alice
+        .says(script().calls(start("a1", agent, work)).says("it is under way"))
+        .await;
     let task = the_task(&alice).await;
     server.tools.called("lookup", 1).await;
     (alice, task)
@@ -107,7 +119,10 @@ pub(crate) async fn answered(human: &Human, call: Value) -> String {
     let tool = call["name"].as_str().expect("a call has a name").to_owned();
     let said = transcript(&human.says(script().calls(call).says("so it is")).await);
     // Behind it may stand what came of other work meanwhile.
-    said.iter().rfind(|line| line.starts_with(&tool)).unwrap_or_else(|| panic!("no answer of {tool} {said:#?}")).clone()
+    said.iter()
+        .rfind(|line| line.starts_with(&tool))
+        .unwrap_or_else(|| panic!("no answer of {tool} {said:#?}"))
+        .clone()
 }
 
 on_both_engines! {

@@ -12,7 +12,12 @@ pub(crate) const INSTANTS: [u64; 7] = [0, 3_000, 8_000, 15_000, 30_000, 70_000, 
 
 /// What a server answers that may be dead or beginning at this moment; nothing then.
 async fn seen(human: &Human, path: &str) -> Option<Value> {
-    let reply = human.client().request(reqwest::Method::GET, &human.path(path)).send().await.ok()?;
+    let reply = human
+        .client()
+        .request(reqwest::Method::GET, &human.path(path))
+        .send()
+        .await
+        .ok()?;
     reply.error_for_status().ok()?.json().await.ok()
 }
 
@@ -28,20 +33,39 @@ pub(crate) async fn all_is_told_once(works: &TestServer, alice: &Human) {
     assert_eq!(task["status"], "success");
     let wanted = json!({"metadata": {"parent_thread_id": alice.thread}});
     assert_eq!(works.client().post("/threads/count", wanted).await.ok(), 1);
-    let runs = Human::at(works.client(), "", task["thread_id"].as_str().expect("an id")).runs().await;
-    assert_eq!((runs.len(), &runs[0]["run_id"], &runs[0]["status"]), (1, &task["run_id"], &json!("success")));
+    let runs = Human::at(works.client(), "", task["thread_id"].as_str().expect("an id"))
+        .runs()
+        .await;
+    assert_eq!(
+        (runs.len(), &runs[0]["run_id"], &runs[0]["status"]),
+        (1, &task["run_id"], &json!("success"))
+    );
     let told = notifications(alice).await;
-    assert_eq!((told.len(), &told[0]["task_id"], &told[0]["status"]), (1, &task["task_id"], &json!("success")));
+    assert_eq!(
+        (told.len(), &told[0]["task_id"], &told[0]["status"]),
+        (1, &task["task_id"], &json!("success"))
+    );
     let messages = alice.state().await["values"]["messages"].clone();
     let is_news = |message: &&Value| message["additional_kwargs"]["deepagents_notification"].is_object();
-    let news = messages.as_array().and_then(|all| all.iter().find(is_news)).expect("the message");
-    assert!(news["content"].as_str().is_some_and(|text| text.contains("the long text")), "{news:#}");
+    let news = messages
+        .as_array()
+        .and_then(|all| all.iter().find(is_news))
+        .expect("the message");
+    assert!(
+        news["content"]
+            .as_str()
+            .is_some_and(|text| text.contains("the long text")),
+        "{news:#}"
+    );
 }
 
 /// A message that has a task begun whose agent calls a tool.
 fn wish(id: &str) -> String {
     let work = script().calls(lookup("l1", id)).says("the long text");
-    script().calls(start("a1", "writer", work)).says("it is under way").to_string()
+    script()
+        .calls(start("a1", "writer", work))
+        .says("it is under way")
+        .to_string()
 }
 
 on_both_engines! {
@@ -89,7 +113,9 @@ on_both_engines! {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_on_one_database_tell_an_outcome_once() {
-    let Some(server) = TestServer::start(Engine::Postgres).await else { return };
+    let Some(server) = TestServer::start(Engine::Postgres).await else {
+        return;
+    };
     server.is_configured_with(&boss("")).await;
     let twin = server.gets_a_twin().await;
     let mut people = vec![];
@@ -103,7 +129,11 @@ async fn two_servers_on_one_database_tell_an_outcome_once() {
     server.tools.let_go("lookup");
     for alice in &people {
         all_is_told_once(&server, alice).await;
-        assert_eq!(alice.runs().await.len(), 2, "one run was asked for, and one told the news");
+        assert_eq!(
+            alice.runs().await.len(),
+            2,
+            "one run was asked for, and one told the news"
+        );
     }
     twin.leaves().await;
     server.finish().await;

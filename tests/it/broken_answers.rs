@@ -14,7 +14,9 @@ fn hesitates() -> Value {
 /// What was said, as clients of the thread's stream take it in.
 fn said(frames: &[Frame]) -> Vec<(String, Value)> {
     let spoken = frames.iter().filter(|frame| frame.event == "messages");
-    spoken.map(|frame| (name(frame).to_owned(), data(frame).clone())).collect()
+    spoken
+        .map(|frame| (name(frame).to_owned(), data(frame).clone()))
+        .collect()
 }
 
 /// The texts of models, as clients of a run's stream put them together.

@@ -8,7 +8,9 @@ use crate::support::{Engine, TestServer};
 
 /// What a browser asks before it lets a page send a request with these headers.
 async fn preflight(client: &Client, origin: &str, headers: &str) -> HeaderMap {
-    let request = client.request(Method::OPTIONS, "/threads/search").header("origin", origin);
+    let request = client
+        .request(Method::OPTIONS, "/threads/search")
+        .header("origin", origin);
     let request = request.header("access-control-request-method", "POST");
     let request = request.header("access-control-request-headers", headers);
     let request = request.header("access-control-request-private-network", "true");
@@ -38,11 +40,22 @@ async fn a_page_from_anywhere_may_send_the_headers_of_the_sdk() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_may_read_where_its_run_is_and_whether_there_is_more() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
-    let request = server.client().request(Method::GET, "/ok").header("origin", "https://chat.example.org");
+    let request = server
+        .client()
+        .request(Method::GET, "/ok")
+        .header("origin", "https://chat.example.org");
     let response = request.send().await.expect("an answer");
     let exposed = text(response.headers(), "access-control-expose-headers").expect("some are exposed");
-    for header in ["content-location", "location", "x-pagination-total", "x-pagination-next"] {
-        assert!(exposed.split(',').any(|name| name == header), "{header} is not in {exposed}");
+    for header in [
+        "content-location",
+        "location",
+        "x-pagination-total",
+        "x-pagination-next",
+    ] {
+        assert!(
+            exposed.split(',').any(|name| name == header),
+            "{header} is not in {exposed}"
+        );
     }
     assert!(text(response.headers(), "vary").is_some_and(|vary| vary.to_lowercase().contains("origin")));
     server.finish().await;
@@ -59,13 +72,18 @@ async fn only_the_origins_that_are_named_are_let_in() {
         .await;
     let client = server.client();
     let friend = preflight(&client, "https://chat.example.org", "x-api-key").await;
-    assert_eq!(text(&friend, "access-control-allow-origin"), Some("https://chat.example.org"));
+    assert_eq!(
+        text(&friend, "access-control-allow-origin"),
+        Some("https://chat.example.org")
+    );
     assert_eq!(text(&friend, "access-control-allow-credentials"), Some("true"));
     assert_eq!(text(&friend, "access-control-allow-private-network"), Some("true"));
     assert_eq!(text(&friend, "access-control-max-age"), Some("600"));
     let stranger = preflight(&client, "https://evil.example.org", "x-api-key").await;
     assert_eq!(text(&stranger, "access-control-allow-origin"), None);
-    let request = client.request(Method::GET, "/ok").header("origin", "https://chat.example.org");
+    let request = client
+        .request(Method::GET, "/ok")
+        .header("origin", "https://chat.example.org");
     let response = request.send().await.expect("an answer");
     let exposed = text(response.headers(), "access-control-expose-headers").expect("some are exposed");
     assert!(exposed.ends_with("x-trace"), "{exposed}");

@@ -23,7 +23,11 @@ impl Example {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/coming-from/{name}.toml"));
         let arguments = ["--config", file.to_str().expect("a path of text")];
         let (base, child) = run_in_a_folder(&arguments, folder.path());
-        Self { child, client: Client::new(&base), _folder: folder }
+        Self {
+            child,
+            client: Client::new(&base),
+            _folder: folder,
+        }
     }
 
     async fn human(&self, agent: &str) -> Human {
@@ -45,19 +49,36 @@ async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_sha
     let verdict = json!({"verdict": "sound", "confidence": 0.5});
     let calls = [
         task("t1", "researcher", script().says("it is x")),
-        task("t2", "critic", script().calls(call("v1", "Verdict", verdict.clone())).says("unseen")),
+        task(
+            "t2",
+            "critic",
+            script().calls(call("v1", "Verdict", verdict.clone())).says("unseen"),
+        ),
         task("t3", "general-purpose", script().says("done too")),
         call("m1", "send_email", json!({"to": "a@b.c", "body": "x"})),
     ];
-    alice.asks(script().calls_all(calls).says("over")).await.finishes().await;
+    alice
+        .asks(script().calls_all(calls).says("over"))
+        .await
+        .finishes()
+        .await;
     let question = alice.question().await;
-    assert_eq!((question.agent(), &question.requests()[0]["name"]), ("research", &json!("send_email")));
+    assert_eq!(
+        (question.agent(), &question.requests()[0]["name"]),
+        ("research", &json!("send_email"))
+    );
     alice.rejects(&question, "not today").await.finishes().await;
     let said = alice.transcript().await;
     // What was rejected is told first: it did not have to run.
     assert!(said[2].contains("not today"), "{}", said[2]);
-    assert_eq!((said[3].as_str(), said[5].as_str()), ("task: it is x", "task: done too"));
-    assert_eq!(serde_json::from_str::<serde_json::Value>(said[4].trim_start_matches("task: ")).ok(), Some(verdict));
+    assert_eq!(
+        (said[3].as_str(), said[5].as_str()),
+        ("task: it is x", "task: done too")
+    );
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(said[4].trim_start_matches("task: ")).ok(),
+        Some(verdict)
+    );
     assert_eq!(said.last().map(String::as_str), Some("ai: over"));
 }
 
@@ -70,11 +91,20 @@ async fn what_ran_with_synaptic_may_leave_the_type_out_and_nests_three_deep() {
         Some(who) => call(id, "task", json!({"description": what, "agent_type": who})),
     };
     let third = script().says("three").to_string();
-    let second = script().calls(order("t3", third, Some("nobody"))).says("two").to_string();
-    let first = script().calls(order("t2", second, Some("writer"))).says("one").to_string();
+    let second = script()
+        .calls(order("t3", third, Some("nobody")))
+        .says("two")
+        .to_string();
+    let first = script()
+        .calls(order("t2", second, Some("writer")))
+        .says("one")
+        .to_string();
     let run = alice.asks(script().calls(order("t1", first, None)).says("done")).await;
     run.finishes().await;
-    assert_eq!(alice.transcript().await[1..], ["ai calls task", "task: one", "ai: done"]);
+    assert_eq!(
+        alice.transcript().await[1..],
+        ["ai calls task", "task: one", "ai: done"]
+    );
     let tree = example.client.get(&format!("{}/tree", run.path)).await.ok().to_string();
     for agent in ["general-purpose", "writer"] {
         assert!(tree.contains(agent), "{agent} is missing in {tree}");
@@ -86,16 +116,37 @@ async fn what_ran_with_sagents_asks_from_within_and_ends_with_the_tool_it_was_to
     let example = Example::begins("sagents");
     let alice = example.human("desk").await;
     let order = |id: &str, who: &str, what: String| call(id, "task", json!({"instructions": what, "task_name": who}));
-    let search = script().calls(call("s1", "internet_search", json!({"query": "x"}))).says("found nothing").to_string();
-    let report = call("w1", "write_file", json!({"file_path": "/report.md", "content": "all is well"}));
+    let search = script()
+        .calls(call("s1", "internet_search", json!({"query": "x"})))
+        .says("found nothing")
+        .to_string();
+    let report = call(
+        "w1",
+        "write_file",
+        json!({"file_path": "/report.md", "content": "all is well"}),
+    );
     let report = script().calls(report).says("unseen").to_string();
     let calls = [order("t1", "researcher", search), order("t2", "reporter", report)];
-    alice.asks(script().calls_all(calls).says("done")).await.finishes().await;
+    alice
+        .asks(script().calls_all(calls).says("done"))
+        .await
+        .finishes()
+        .await;
     let question = alice.question().await;
-    assert_eq!((question.agent(), &question.requests()[0]["name"]), ("researcher", &json!("internet_search")));
+    assert_eq!(
+        (question.agent(), &question.requests()[0]["name"]),
+        ("researcher", &json!("internet_search"))
+    );
     alice.rejects(&question, "no need").await.finishes().await;
     let said = alice.transcript().await;
-    assert_eq!((said[2].as_str(), said.last().map(String::as_str)), ("task: found nothing", Some("ai: done")));
-    assert!(said[3].contains("/report.md") && !said[3].contains("unseen"), "{}", said[3]);
+    assert_eq!(
+        (said[2].as_str(), said.last().map(String::as_str)),
+        ("task: found nothing", Some("ai: done"))
+    );
+    assert!(
+        said[3].contains("/report.md") && !said[3].contains("unseen"),
+        "{}",
+        said[3]
+    );
     assert!(alice.state().await["values"]["files"].get("/report.md").is_some());
 }

@@ -19,9 +19,17 @@ fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/contract");
     let mut command = Command::new(named);
     // What it writes beside its findings goes away with the test.
-    command.current_dir(place).env("PYTHONDONTWRITEBYTECODE", "1").env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"));
-    command.arg("--config-file").arg(folder.join("schemathesis.toml")).arg("run");
-    command.arg(format!("{}/openapi.json", server.client().base())).args(["--no-color", "--max-examples", "20"]);
+    command
+        .current_dir(place)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"));
+    command
+        .arg("--config-file")
+        .arg(folder.join("schemathesis.toml"))
+        .arg("run");
+    command
+        .arg(format!("{}/openapi.json", server.client().base()))
+        .args(["--no-color", "--max-examples", "20"]);
     // What does not depend on the database is asked once.
     let phases = match server.engine {
         Engine::Sqlite => "examples,coverage",
@@ -36,7 +44,12 @@ async fn tidy(server: &TestServer) {
     let client = server.client();
     let all = json!({"limit": 1000, "select": ["cron_id"]});
     let crons = client.post("/runs/crons/search", all).await.ok();
-    for id in crons.as_array().expect("a list").iter().filter_map(|cron| cron["cron_id"].as_str()) {
+    for id in crons
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|cron| cron["cron_id"].as_str())
+    {
         client.delete(&format!("/runs/crons/{id}")).await.ok();
     }
     eventually(async || {

@@ -58,7 +58,12 @@ enum When {
 
 impl Kill {
     fn by(chance: &mut Chance, number: u64, measure: &Measure) -> Self {
-        let Seen { called, answered, events, resumed } = measure.seen;
+        let Seen {
+            called,
+            answered,
+            events,
+            resumed,
+        } = measure.seen;
         let took = u64::try_from(measure.took.as_micros()).expect("a short run");
         let when = match number % 5 {
             0 => When::After(Duration::from_micros(chance.below(took))),
@@ -100,7 +105,11 @@ async fn measured(house: &Arc<House>, chance: Chance) -> Measure {
     assert!(outcome.effects.values().all(|times| *times == 1), "{outcome:#?}");
     assert_eq!(outcome.asked.len(), 2, "{outcome:#?}");
     assert_eq!(outcome.children.len(), 2, "{outcome:#?}");
-    Measure { outcome, took, seen: house.desk.seen() }
+    Measure {
+        outcome,
+        took,
+        seen: house.desk.seen(),
+    }
 }
 
 /// Has the run done and the server killed meanwhile. Everything that is wrong afterwards.
@@ -111,11 +120,20 @@ async fn disturbed(house: Arc<House>, kill: Kill, chance: Chance, mark: String, 
     let striking = tokio::spawn(kill.strikes(Arc::clone(&house)));
     client.has_its_way(&wish).await;
     // An instant that did not come in this run, as when fewer events were seen, comes now.
-    house.desk.note(|seen| *seen = Seen { called: u64::MAX, answered: u64::MAX, events: u64::MAX, resumed: u64::MAX });
+    house.desk.note(|seen| {
+        *seen = Seen {
+            called: u64::MAX,
+            answered: u64::MAX,
+            events: u64::MAX,
+            resumed: u64::MAX,
+        }
+    });
     striking.await.expect("the killer does not fail");
     client.has_its_way(&wish).await;
     let effects = house.desk.effects();
-    scene::complaints(&client, &mark, &effects, &right).await.expect("nobody disturbs any more")
+    scene::complaints(&client, &mark, &effects, &right)
+        .await
+        .expect("nobody disturbs any more")
 }
 
 /// The experiments of one house. Their failures.
@@ -127,7 +145,13 @@ async fn experiments(engine: Engine, seed: u64, numbers: Vec<u64>) -> Option<Vec
     for number in numbers {
         let mut chance = Chance::of(seed, number);
         let kill = Kill::by(&mut chance, number, &measure);
-        let story = disturbed(Arc::clone(&house), kill.clone(), chance, format!("m{number}"), measure.outcome.clone());
+        let story = disturbed(
+            Arc::clone(&house),
+            kill.clone(),
+            chance,
+            format!("m{number}"),
+            measure.outcome.clone(),
+        );
         let told = match tokio::time::timeout(PATIENCE, tokio::spawn(story)).await {
             Ok(Ok(complaints)) => complaints,
             Ok(Err(panic)) => vec![panic.to_string()],
@@ -135,7 +159,10 @@ async fn experiments(engine: Engine, seed: u64, numbers: Vec<u64>) -> Option<Vec
         };
         if !told.is_empty() {
             let log = house.log();
-            failures.push(format!("experiment {number}, {kill:?}:\n- {}\n{log}", told.join("\n- ")));
+            failures.push(format!(
+                "experiment {number}, {kill:?}:\n- {}\n{log}",
+                told.join("\n- ")
+            ));
             // What is broken would break the next experiments too.
             break;
         }
@@ -171,7 +198,12 @@ async fn a_run_survives_its_server(engine: Engine) {
         failures.extend(told);
     }
     drop(turn);
-    assert!(failures.is_empty(), "seed {seed}: {} runs did not survive\n{}", failures.len(), failures.join("\n\n"));
+    assert!(
+        failures.is_empty(),
+        "seed {seed}: {} runs did not survive\n{}",
+        failures.len(),
+        failures.join("\n\n")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

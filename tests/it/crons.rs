@@ -27,7 +27,10 @@ fn wish(schedule: &str, more: Value) -> Value {
 }
 
 fn id(cron: &Value) -> String {
-    cron["cron_id"].as_str().unwrap_or_else(|| panic!("a cron: {cron}")).to_owned()
+    cron["cron_id"]
+        .as_str()
+        .unwrap_or_else(|| panic!("a cron: {cron}"))
+        .to_owned()
 }
 
 async fn show(client: &Client, cron: &Value) -> Value {
@@ -37,7 +40,10 @@ async fn show(client: &Client, cron: &Value) -> Value {
 /// When the next run is due.
 async fn next(client: &Client, cron: &Value) -> String {
     let shown = show(client, cron).await;
-    shown["next_run_date"].as_str().unwrap_or("never").replace(":00.000000+00:00", "")
+    shown["next_run_date"]
+        .as_str()
+        .unwrap_or("never")
+        .replace(":00.000000+00:00", "")
 }
 
 /// Returns when the thread has so many runs and all are over.
@@ -54,7 +60,13 @@ async fn has_run(human: &Human, times: usize) {
 /// The threads that a cron gave its runs and that are still there.
 async fn threads_of(client: &Client, cron: &Value) -> usize {
     let wanted = json!({"metadata": {"cron_id": cron["cron_id"]}, "limit": 1000});
-    client.post("/threads/search", wanted).await.ok().as_array().unwrap().len()
+    client
+        .post("/threads/search", wanted)
+        .await
+        .ok()
+        .as_array()
+        .unwrap()
+        .len()
 }
 
 /// Makes all crons due at once, whatever their schedules say.
@@ -62,8 +74,18 @@ pub(crate) async fn all_are_due(server: &TestServer) {
     const SQL: &str = "update crons set due_at = 1";
     let url = server.database_url();
     match server.engine {
-        Engine::Sqlite => _ = query(SQL).execute(&mut SqliteConnection::connect(&url).await.unwrap()).await.unwrap(),
-        Engine::Postgres => _ = query(SQL).execute(&mut PgConnection::connect(&url).await.unwrap()).await.unwrap(),
+        Engine::Sqlite => {
+            _ = query(SQL)
+                .execute(&mut SqliteConnection::connect(&url).await.unwrap())
+                .await
+                .unwrap()
+        }
+        Engine::Postgres => {
+            _ = query(SQL)
+                .execute(&mut PgConnection::connect(&url).await.unwrap())
+                .await
+                .unwrap()
+        }
     }
 }
 
@@ -366,11 +388,17 @@ async fn two_servers_on_one_database_meet_each_due_time_once() {
         let twin = server.gets_a_twin().await;
         let client = server.client();
         let alice = server.human("agent").await;
-        let on_thread = client.post(&alice.path("/runs/crons"), wish("* * * * *", json!({}))).await.ok();
+        let on_thread = client
+            .post(&alice.path("/runs/crons"), wish("* * * * *", json!({})))
+            .await
+            .ok();
         let mut crons = vec![];
         for _ in 0..10 {
             crons.push(
-                twin.client.post("/runs/crons", wish("* * * * *", json!({"on_run_completed": "keep"}))).await.ok(),
+                twin.client
+                    .post("/runs/crons", wish("* * * * *", json!({"on_run_completed": "keep"})))
+                    .await
+                    .ok(),
             );
         }
         for round in 1..=4 {

@@ -18,7 +18,10 @@ fn mute() -> Value {
 
 /// What the assistant that belongs to a definition is called.
 async fn assistants(client: &Client, graph_id: &str) -> Vec<Value> {
-    let found = client.post("/assistants/search", json!({"graph_id": graph_id})).await.ok();
+    let found = client
+        .post("/assistants/search", json!({"graph_id": graph_id}))
+        .await
+        .ok();
     found.as_array().unwrap().clone()
 }
 
@@ -36,7 +39,10 @@ async fn asks_to_mail(client: &Client, agent: &str) -> String {
 async fn allows(client: &Client, agent: &str, thread: &str) -> String {
     let answer = json!({"assistant_id": agent, "command": {"resume": {"decisions": [{"type": "approve"}]}}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), answer).await.ok();
-    values["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned()
+    values["messages"].as_array().unwrap().last().unwrap()["content"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 /// What comes of trying to send a mail with an agent that has no such tool.
@@ -46,7 +52,11 @@ async fn fails_to_mail(client: &Client, agent: &str) {
     let run = json!({"assistant_id": agent, "input": {"messages": [{"role": "user", "content": plan}]}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), run).await.ok();
     let answer = &values["messages"][2];
-    assert_eq!((&answer["type"], &answer["status"]), (&json!("tool"), &json!("error")), "{values:#}");
+    assert_eq!(
+        (&answer["type"], &answer["status"]),
+        (&json!("tool"), &json!("error")),
+        "{values:#}"
+    );
 }
 
 on_both_engines! {

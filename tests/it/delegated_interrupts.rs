@@ -30,8 +30,14 @@ fn approval() -> Value {
     json!({"decisions": [{"type": "approve"}]})
 }
 
-const DONE: [&str; 6] =
-    ["human: …", "ai calls task, task, task", "task: ann knows", "task: it is x", "task: bob knows", "ai: all done"];
+const DONE: [&str; 6] = [
+    "human: …",
+    "ai calls task, task, task",
+    "task: ann knows",
+    "task: it is x",
+    "task: bob knows",
+    "ai: all done",
+];
 
 on_both_engines! {
     async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {

@@ -36,13 +36,23 @@ fn office(more: &str) -> String {
 fn wish(query: &str) -> String {
     let work = script().calls(lookup("l1", query)).says("the long text");
     let deputy = script().calls(start("a1", "writer", work)).says("it is seen to");
-    script().calls(task("t1", "deputy", deputy)).says("delegated").to_string()
+    script()
+        .calls(task("t1", "deputy", deputy))
+        .says("delegated")
+        .to_string()
 }
 
 /// The threads of the tasks of a conversation.
 async fn threads(server: &TestServer, human: &Human) -> Vec<Value> {
     let wanted = json!({"metadata": {"parent_thread_id": human.thread}});
-    server.client().post("/threads/search", wanted).await.ok().as_array().unwrap().clone()
+    server
+        .client()
+        .post("/threads/search", wanted)
+        .await
+        .ok()
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 on_both_engines! {

@@ -63,7 +63,10 @@ struct Block {
 impl Document {
     fn read(path: &str) -> Self {
         let text = fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-        Self { path: path.to_owned(), text }
+        Self {
+            path: path.to_owned(),
+            text,
+        }
     }
 
     fn blocks(&self) -> Vec<Block> {
@@ -73,10 +76,16 @@ impl Document {
         while let Some((at, line)) = lines.next() {
             let indent = line.len() - line.trim_start().len();
             if let Some(language) = line.trim_start().strip_prefix("```") {
-                let inside = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```");
+                let inside = lines
+                    .by_ref()
+                    .map(|(_, line)| line)
+                    .take_while(|line| line.trim() != "```");
                 let inside = inside.map(|line| line.get(indent..).unwrap_or_default());
                 let text = inside.fold(String::new(), |text, line| text + line + "\n");
-                let mark = before.trim().strip_prefix("<!-- test: ").and_then(|mark| mark.strip_suffix(" -->"));
+                let mark = before
+                    .trim()
+                    .strip_prefix("<!-- test: ")
+                    .and_then(|mark| mark.strip_suffix(" -->"));
                 let mark = mark.unwrap_or_default().to_owned();
                 let place = format!("{}:{}", self.path, at + 1);
                 if mark == "output" {
@@ -84,7 +93,13 @@ impl Document {
                     session.output = text.lines().map(str::to_owned).collect();
                     continue;
                 }
-                blocks.push(Block { place, language: language.trim().to_owned(), mark, text, output: vec![] });
+                blocks.push(Block {
+                    place,
+                    language: language.trim().to_owned(),
+                    mark,
+                    text,
+                    output: vec![],
+                });
             }
             before = line;
         }
@@ -113,7 +128,9 @@ impl Document {
         for line in self.prose() {
             let mut rest = line;
             while let Some((_, after)) = rest.split_once("](") {
-                let Some((link, after)) = after.split_once(')') else { break };
+                let Some((link, after)) = after.split_once(')') else {
+                    break;
+                };
                 links.push(link.to_owned());
                 rest = after;
             }
@@ -129,7 +146,8 @@ impl Block {
 
     /// What the mark says of `key`.
     fn said<'b>(&'b self, key: &'b str) -> impl Iterator<Item = &'b str> {
-        self.words().filter_map(move |word| word.strip_prefix(key)?.strip_prefix('='))
+        self.words()
+            .filter_map(move |word| word.strip_prefix(key)?.strip_prefix('='))
     }
 
     fn is(&self, kind: &str) -> bool {
@@ -139,14 +157,18 @@ impl Block {
     /// The configuration that the mark names; empty without one.
     fn around(&self) -> String {
         let names = self.said("with");
-        names.map(|name| Document::read(&format!("tests/documents/{name}.toml")).text + "\n").collect()
+        names
+            .map(|name| Document::read(&format!("tests/documents/{name}.toml")).text + "\n")
+            .collect()
     }
 }
 
 /// The name that a heading has in links: its letters, digits and hyphens, with hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let letters = heading.trim().to_lowercase();
-    let letters = letters.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    let letters = letters
+        .chars()
+        .filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
     letters.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
 }
 
@@ -154,8 +176,9 @@ fn anchor(heading: &str) -> String {
 fn pages() -> Vec<String> {
     let entries = fs::read_dir(root().join("docs")).expect("the folder of the pages");
     let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
-    let mut names: Vec<String> =
-        names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "md")).collect();
+    let mut names: Vec<String> = names
+        .filter(|name| Path::new(name).extension().is_some_and(|end| end == "md"))
+        .collect();
     names.sort();
     assert!(names.len() > 10, "there are few pages: {names:?}");
     names
@@ -187,7 +210,12 @@ fn files_of(name: &str) -> Vec<(String, String)> {
                 folders.push(path);
                 continue;
             }
-            let inside = path.strip_prefix(&top).expect("it is inside").to_str().expect("a path of text").to_owned();
+            let inside = path
+                .strip_prefix(&top)
+                .expect("it is inside")
+                .to_str()
+                .expect("a path of text")
+                .to_owned();
             files.push((inside, fs::read_to_string(&path).expect("a text")));
         }
     }
@@ -196,7 +224,9 @@ fn files_of(name: &str) -> Vec<(String, String)> {
 
 /// The variables that a configuration takes from the environment, in braces.
 fn variables(text: &str) -> impl Iterator<Item = &str> {
-    text.split("${").skip(1).filter_map(|rest| rest.split(['}', ':']).next())
+    text.split("${")
+        .skip(1)
+        .filter_map(|rest| rest.split(['}', ':']).next())
 }
 
 /// A folder with an empty program for each that an example starts.
@@ -278,16 +308,27 @@ impl Drop for Demonstration {
 /// Plays the sessions in these languages, each against a server of its own.
 async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: &str) {
     let blocks = blocks_marked("session");
-    let blocks: Vec<&Block> = blocks.iter().filter(|block| languages.contains(&block.language.as_str())).collect();
+    let blocks: Vec<&Block> = blocks
+        .iter()
+        .filter(|block| languages.contains(&block.language.as_str()))
+        .collect();
     assert!(!blocks.is_empty(), "no session is in {languages:?}");
     for block in blocks {
         let server = Demonstration::begins(&block.around());
         let mut command = Command::new(program);
-        command.args([options, &block.text.replace(BASE, &server.base)]).current_dir(server.folder.path());
-        command.env("BASE", &server.base).env("JSON", "content-type: application/json");
+        command
+            .args([options, &block.text.replace(BASE, &server.base)])
+            .current_dir(server.folder.path());
+        command
+            .env("BASE", &server.base)
+            .env("JSON", "content-type: application/json");
         println!("{}", block.place);
         let said = runs_to_its_end(command).await;
-        assert!(!said.contains("\"detail\""), "{}: something was refused:\n{said}", block.place);
+        assert!(
+            !said.contains("\"detail\""),
+            "{}: something was refused:\n{said}",
+            block.place
+        );
         for line in &block.output {
             let quoted = serde_json::to_string(line).expect("JSON");
             let found = said.contains(line.as_str()) || said.contains(quoted.trim_matches('"'));
@@ -318,7 +359,9 @@ async fn the_bodies_of_requests_are_taken() {
     let client = Client::new(&server.base);
     for block in blocks_marked("send") {
         let words: Vec<&str> = block.words().collect();
-        let [_, "POST", path] = words[..] else { panic!("{}: `{}` is no POST", block.place, block.mark) };
+        let [_, "POST", path] = words[..] else {
+            panic!("{}: `{}` is no POST", block.place, block.mark)
+        };
         let thread = client.post("/threads", json!({})).await.ok();
         let path = path.replace("THREAD", thread["thread_id"].as_str().expect("an id"));
         let body: Value = serde_json::from_str(&block.text).unwrap_or_else(|error| panic!("{}: {error}", block.place));
@@ -336,7 +379,10 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
         let known = kinds.contains(&first) || first.starts_with("file=") || first.starts_with("excerpt=");
         let configuration = block.language != "toml" || first == "check" || first.starts_with("file=");
         if LANGUAGES.contains(&block.language.as_str()) && !(known && configuration) {
-            without.push(format!("{}: a block in {} with the mark `{}`", block.place, block.language, block.mark));
+            without.push(format!(
+                "{}: a block in {} with the mark `{}`",
+                block.place, block.language, block.mark
+            ));
         }
         assert!(LANGUAGES.contains(&block.language.as_str()) || ["", "text"].contains(&block.language.as_str()));
     }
@@ -346,9 +392,12 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
 #[test]
 fn every_configuration_can_be_used() {
     let blocks = blocks_marked("check");
-    let wrong = blocks
-        .iter()
-        .filter_map(|block| mistakes(&block.place, &[("adjutant.toml".to_owned(), block.around() + &block.text)]));
+    let wrong = blocks.iter().filter_map(|block| {
+        mistakes(
+            &block.place,
+            &[("adjutant.toml".to_owned(), block.around() + &block.text)],
+        )
+    });
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -384,7 +433,12 @@ fn every_excerpt_is_in_its_file() {
         for path in block.said("excerpt") {
             let whole = Document::read(path);
             let lines: BTreeSet<&str> = whole.text.lines().map(str::trim).collect();
-            for line in block.text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "// …") {
+            for line in block
+                .text
+                .lines()
+                .map(str::trim)
+                .filter(|line| !line.is_empty() && *line != "// …")
+            {
                 assert!(lines.contains(line), "{}: `{line}` is not in {path}", block.place);
             }
         }
@@ -398,7 +452,11 @@ fn every_link_leads_to_a_document_and_a_heading() {
         let folder = Path::new(&document.path).parent().expect("a folder").to_path_buf();
         for link in document.links().into_iter().filter(|link| !link.contains("://")) {
             let (file, heading) = link.split_once('#').unwrap_or((link.as_str(), ""));
-            let path = if file.is_empty() { PathBuf::from(&document.path) } else { folder.join(file) };
+            let path = if file.is_empty() {
+                PathBuf::from(&document.path)
+            } else {
+                folder.join(file)
+            };
             if !root().join(&path).exists() {
                 broken.push(format!("{}: {link}: there is no such file", document.path));
             } else if !heading.is_empty() {
@@ -434,7 +492,9 @@ fn the_readme_is_short() {
 fn fields_of(configuration: &str) -> Vec<String> {
     let text = format!("{configuration}\nno_such_field = 1\n");
     let told = mistakes("", &[("adjutant.toml".to_owned(), text)]).expect("a mistake");
-    let allowed = told.split_once("allowed are: ").and_then(|(_, names)| names.lines().next());
+    let allowed = told
+        .split_once("allowed are: ")
+        .and_then(|(_, names)| names.lines().next());
     let allowed = allowed.unwrap_or_else(|| panic!("{configuration}: no fields are told in {told}"));
     allowed.split(", ").map(str::to_owned).collect()
 }
@@ -445,12 +505,18 @@ fn every_field_of_a_definition_is_in_a_table_of_its_page() {
     let subagent = format!("{agent}\n[[agents.described.subagents]]\nname = \"a\"\ndescription = \"d\"");
     let parts = [
         ("docs/agents.md", agent.to_owned()),
-        ("docs/agents.md", format!("{agent}\n[agents.described.general_purpose_subagent]")),
+        (
+            "docs/agents.md",
+            format!("{agent}\n[agents.described.general_purpose_subagent]"),
+        ),
         ("docs/agents.md", format!("{agent}\n[agents.described.limits]")),
         ("docs/agents.md", format!("{agent}\n[agents.described.state.x]")),
         ("docs/agents.md", format!("{agent}\n[[agents.described.permissions]]")),
         ("docs/subagents.md", subagent.clone()),
-        ("docs/subagents.md", format!("{subagent}\n[agents.described.subagents.inherit]")),
+        (
+            "docs/subagents.md",
+            format!("{subagent}\n[agents.described.subagents.inherit]"),
+        ),
         ("docs/models.md", "[profiles.openai]".to_owned()),
     ];
     for (path, configuration) in parts {
@@ -458,7 +524,10 @@ fn every_field_of_a_definition_is_in_a_table_of_its_page() {
         for field in fields_of(&configuration) {
             let rows = page.prose().filter(|line| line.starts_with('|'));
             let mut cells = rows.filter_map(|row| row.split('|').nth(1));
-            assert!(cells.any(|cell| cell.contains(&format!("`{field}`"))), "{path} has no row for `{field}`");
+            assert!(
+                cells.any(|cell| cell.contains(&format!("`{field}`"))),
+                "{path} has no row for `{field}`"
+            );
         }
     }
 }

@@ -20,7 +20,9 @@ async fn killed_at_work(server: &TestServer, digger: &str) -> (Human, Run) {
     server.moves_into_a_process().await;
     let alice = server.human("built").await;
     server.tools.hold("dig");
-    let run = alice.asks(script().calls(task("t1", digger, "deep")).says("done")).await;
+    let run = alice
+        .asks(script().calls(task("t1", digger, "deep")).says("done"))
+        .await;
     server.tools.called("dig", 1).await;
     server.is_killed_and_started_again().await;
     server.tools.let_go("dig");
@@ -235,8 +237,10 @@ on_both_engines! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_example_serves_over_a_socket() {
     let folder = tempfile::tempdir().expect("a directory");
-    let text =
-        example::CONFIGURATION.replace("sqlite://desk.db", &format!("sqlite://{}/desk.db", folder.path().display()));
+    let text = example::CONFIGURATION.replace(
+        "sqlite://desk.db",
+        &format!("sqlite://{}/desk.db", folder.path().display()),
+    );
     let server = example::desk().config_text(text).start().await.expect("it starts");
     let shutdown = server.shutdown().clone();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -245,7 +249,18 @@ async fn the_example_serves_over_a_socket() {
     let wish = json!({"assistant_id": "desk", "input": {"messages": [{"role": "user", "content": "Count the words of this."}]}});
     let values = client.post("/runs/wait", wish).await.ok();
     let said = crate::support::transcript(&values);
-    assert_eq!(said[1..], ["ai calls count_words", "count_words: 5 words", "ai: That makes 5 words."]);
+    assert_eq!(
+        said[1..],
+        [
+            "ai calls count_words",
+            "count_words: 5 words",
+            "ai: That makes 5 words."
+        ]
+    );
     shutdown.begin();
-    serving.await.expect("no panic").expect("not dropped").expect("a good end");
+    serving
+        .await
+        .expect("no panic")
+        .expect("not dropped")
+        .expect("a good end");
 }

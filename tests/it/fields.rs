@@ -11,7 +11,11 @@ fn note(id: &str, update: Value) -> Value {
 
 /// A subagent that writes into the state.
 fn scribe(id: &str, update: Value) -> Value {
-    task(id, "scribe", script().calls(note(&format!("{id}-note"), update)).says("noted"))
+    task(
+        id,
+        "scribe",
+        script().calls(note(&format!("{id}-note"), update)).says("noted"),
+    )
 }
 
 on_both_engines! {

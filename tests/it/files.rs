@@ -13,16 +13,25 @@ fn write(id: &str, path: &str, content: &str) -> Value {
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
-    files.into_iter().map(|(path, file)| (path, file["content"].clone())).collect()
+    files
+        .into_iter()
+        .map(|(path, file)| (path, file["content"].clone()))
+        .collect()
 }
 
 /// Makes the calls one after the other and returns their results.
 async fn results(human: &Human, calls: impl IntoIterator<Item = Value>) -> Vec<String> {
     let is_new = human.record().await["values"].is_null();
     let before = if is_new { 0 } else { human.transcript().await.len() };
-    human.says(calls.into_iter().fold(script(), Script::calls).says("done")).await;
+    human
+        .says(calls.into_iter().fold(script(), Script::calls).says("done"))
+        .await;
     let said = human.transcript().await;
-    said[before..].iter().filter(|line| !line.starts_with("ai") && !line.starts_with("human")).cloned().collect()
+    said[before..]
+        .iter()
+        .filter(|line| !line.starts_with("ai") && !line.starts_with("human"))
+        .cloned()
+        .collect()
 }
 
 on_both_engines! {

@@ -29,7 +29,13 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 fn program(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.args(arguments).current_dir(folder).stdin(Stdio::null());
-    for variable in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "ADJUTANT_LOG", "NO_COLOR"] {
+    for variable in [
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "OPENAI_API_BASE",
+        "ADJUTANT_LOG",
+        "NO_COLOR",
+    ] {
         command.env_remove(variable);
     }
     command
@@ -55,9 +61,17 @@ impl Served {
     /// Starts it, and reads up to the line that says where it listens.
     fn begins(folder: &Path, arguments: &[&str]) -> Self {
         let arguments = [&["--listen", "127.0.0.1:0"], arguments].concat();
-        let mut child = program(folder, &arguments).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut child = program(folder, &arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
         let log = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut served = Self { child, log, said: String::new(), client: Client::new("") };
+        let mut served = Self {
+            child,
+            log,
+            said: String::new(),
+            client: Client::new(""),
+        };
         let line = served.reads_until(|line| port_in(line).is_some());
         served.client = Client::new(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
         served
@@ -67,7 +81,12 @@ impl Served {
     fn reads_until(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.log.read_line(&mut line).expect("text"), 0, "it ended:\n{}", self.said);
+            assert_ne!(
+                self.log.read_line(&mut line).expect("text"),
+                0,
+                "it ended:\n{}",
+                self.said
+            );
             self.said.push_str(&line);
             if is_wanted(&line) {
                 return line;
@@ -78,7 +97,13 @@ impl Served {
     /// All that it says until it has ended, after it was told to.
     fn stops(mut self) -> String {
         let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill can be called").success());
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &id])
+                .status()
+                .expect("kill can be called")
+                .success()
+        );
         self.log.read_to_string(&mut self.said).expect("text");
         assert!(self.child.wait().expect("an end").success(), "{}", self.said);
         std::mem::take(&mut self.said)
@@ -96,11 +121,18 @@ impl Drop for Served {
 fn memory_and_skills_lie_beside_a_configuration_that_is_named_by_its_bare_name_or_not_at_all() {
     let lines = format!("{AGENT}memory = [\"AGENTS.md\"]\nskills = [\"skills\"]\n");
     let skill = "---\nname: lists\ndescription: How lists are written.\n---\nShort lines.\n";
-    let files = [("adjutant.toml", lines.as_str()), ("AGENTS.md", "Be brief."), ("skills/lists/SKILL.md", skill)];
+    let files = [
+        ("adjutant.toml", lines.as_str()),
+        ("AGENTS.md", "Be brief."),
+        ("skills/lists/SKILL.md", skill),
+    ];
     let folder = folder(&files);
     for arguments in [vec!["check"], vec!["check", "--config", "adjutant.toml"]] {
         let (output, said) = ends(folder.path(), &arguments);
-        assert!(output.status.success() && said.contains("0 errors, 0 warnings"), "{arguments:?}: {said}");
+        assert!(
+            output.status.success() && said.contains("0 errors, 0 warnings"),
+            "{arguments:?}: {said}"
+        );
     }
     for arguments in [vec![], vec!["--config", "adjutant.toml"]] {
         Served::begins(folder.path(), &arguments).stops();
@@ -113,7 +145,10 @@ fn what_an_agent_lacks_at_its_first_run_is_said_by_check_and_once_at_the_start()
         [mcp_servers.docs]\ncommand = \"no-such-program-anywhere\"\n";
     let folder = folder(&[("adjutant.toml", lines)]);
     let (output, said) = ends(folder.path(), &["check"]);
-    assert!(output.status.success() && said.contains("0 errors, 2 warnings"), "{said}");
+    assert!(
+        output.status.success() && said.contains("0 errors, 2 warnings"),
+        "{said}"
+    );
     let key = "warning: providers.openai: provider `openai` needs a key: set OPENAI_API_KEY or its `api_key`; without it \
         these fail: agent one, agent two";
     assert!(said.contains(key), "{said}");
@@ -123,7 +158,10 @@ fn what_an_agent_lacks_at_its_first_run_is_said_by_check_and_once_at_the_start()
     let served = Served::begins(folder.path(), &[]);
     let said = served.stops();
     assert_eq!(said.matches("OPENAI_API_KEY").count(), 1, "{said}");
-    assert!(said.contains("the program `no-such-program-anywhere` is not in PATH"), "{said}");
+    assert!(
+        said.contains("the program `no-such-program-anywhere` is not in PATH"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -132,11 +170,17 @@ fn a_database_that_refuses_is_told_before_the_port_is_bound() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let listen = taken.local_addr().expect("an address").to_string();
     // Given back at once: whoever connects is refused.
-    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("an address");
+    let nobody = TcpListener::bind("127.0.0.1:0")
+        .expect("a free port")
+        .local_addr()
+        .expect("an address");
     let url = format!("postgres://somebody:s3cret@{nobody}/db");
     let (output, said) = ends(folder.path(), &["--listen", &listen, "--database-url", &url]);
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains(&nobody.to_string()) && said.contains("Connection refused"), "{said}");
+    assert!(
+        said.contains(&nobody.to_string()) && said.contains("Connection refused"),
+        "{said}"
+    );
     assert!(!said.contains("cannot listen") && !said.contains("s3cret"), "{said}");
 }
 
@@ -148,29 +192,54 @@ fn folders_of_a_database_are_made_below_the_working_directory_only() {
     let url = format!("sqlite://{}/a.db", missing.display());
     let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0", "--database-url", &url]);
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains(&format!("there is no folder {}", missing.display())), "{said}");
+    assert!(
+        said.contains(&format!("there is no folder {}", missing.display())),
+        "{said}"
+    );
     assert!(!elsewhere.path().join("not").exists(), "it was made");
     for up in ["sqlite://../not-there/a.db", "sqlite://data/../../not-there/a.db"] {
         let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0", "--database-url", up]);
-        assert!(!output.status.success() && said.contains("there is no folder"), "{said}");
+        assert!(
+            !output.status.success() && said.contains("there is no folder"),
+            "{said}"
+        );
     }
 
     std::fs::create_dir(folder.path().join("a-folder")).expect("it can be made");
-    let (_, said) = ends(folder.path(), &["--listen", "127.0.0.1:0", "--database-url", "sqlite://a-folder"]);
-    assert!(said.contains("the file a-folder cannot be opened for writing: Is a directory"), "{said}");
+    let (_, said) = ends(
+        folder.path(),
+        &["--listen", "127.0.0.1:0", "--database-url", "sqlite://a-folder"],
+    );
+    assert!(
+        said.contains("the file a-folder cannot be opened for writing: Is a directory"),
+        "{said}"
+    );
 
     Served::begins(folder.path(), &["--database-url", "sqlite://data/of/mine/a.db"]).stops();
-    let absolute =
-        format!("sqlite://{}/b.db", folder.path().canonicalize().expect("it is there").join("more").display());
+    let absolute = format!(
+        "sqlite://{}/b.db",
+        folder
+            .path()
+            .canonicalize()
+            .expect("it is there")
+            .join("more")
+            .display()
+    );
     Served::begins(folder.path(), &["--database-url", &absolute]).stops();
     assert!(folder.path().join("data/of/mine/a.db").exists() && folder.path().join("more/b.db").exists());
 }
 
 #[test]
 fn a_key_that_is_there_twice_is_named() {
-    let folder = folder(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\n")]);
+    let folder = folder(&[(
+        "adjutant.toml",
+        "[server]\nlisten = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\n",
+    )]);
     let (_, said) = ends(folder.path(), &["check"]);
-    assert!(said.contains("adjutant.toml:3:1: error: the key `listen` is there twice"), "{said}");
+    assert!(
+        said.contains("adjutant.toml:3:1: error: the key `listen` is there twice"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -187,7 +256,10 @@ fn the_start_says_what_is_served_and_where_the_api_document_is() {
     let own = folder(&[("adjutant.toml", &format!("{AGENT}[log]\nformat = \"json\"\n"))]);
     let said = Served::begins(own.path(), &[]).stops();
     assert!(!said.contains("demonstration"), "{said}");
-    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let lines: Vec<Value> = said
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
     let document = lines.iter().find_map(|line| line["fields"]["document"].as_str());
     assert!(document.is_some_and(|document| document.ends_with("/docs")), "{said}");
 }
@@ -205,22 +277,50 @@ async fn the_log_has_a_line_for_each_end_each_interrupt_and_each_answer_and_noth
     let wish = json!({"assistant_id": "agent", "command": {"resume": answer}});
     client.post(&format!("/threads/{thread}/runs/wait"), wish).await.ok();
     let runs = client.get(&format!("/threads/{thread}/runs")).await.ok();
-    let ids: Vec<&str> = runs.as_array().expect("a list").iter().filter_map(|run| run["run_id"].as_str()).collect();
+    let ids: Vec<&str> = runs
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|run| run["run_id"].as_str())
+        .collect();
     let said = served.stops();
     let lines = |what: &str| said.lines().filter(|line| line.contains(what)).collect::<Vec<_>>();
     let ended = lines("run ended");
     assert_eq!((ended.len(), ids.len()), (2, 2), "{said}");
     for (line, id) in ended.iter().zip(ids.iter().rev()) {
-        let figures = ["agent=\"editor\"", "status=\"success\"", "duration_ms=", "tool_calls=", "output_tokens="];
+        let figures = [
+            "agent=\"editor\"",
+            "status=\"success\"",
+            "duration_ms=",
+            "tool_calls=",
+            "output_tokens=",
+        ];
         assert!(figures.iter().all(|figure| line.contains(figure)), "{line}");
-        assert!(line.contains("INFO") && line.contains(&format!("run={id}")) && line.contains(&thread), "{line}");
+        assert!(
+            line.contains("INFO") && line.contains(&format!("run={id}")) && line.contains(&thread),
+            "{line}"
+        );
     }
-    assert!(ended[0].contains("waits=true") && ended[1].contains("waits=false"), "{said}");
+    assert!(
+        ended[0].contains("waits=true") && ended[1].contains("waits=false"),
+        "{said}"
+    );
     assert!(!ended[0].contains("model_calls=0"), "{said}");
-    let [asked] = lines("interrupt asked")[..] else { panic!("one was asked: {said}") };
-    let [answered] = lines("interrupt answered")[..] else { panic!("one was answered: {said}") };
-    assert!(asked.contains("agent=\"writer\"") && asked.contains("kind=\"tool_approval\""), "{asked}");
-    let interrupt = asked.split("interrupt=").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
+    let [asked] = lines("interrupt asked")[..] else {
+        panic!("one was asked: {said}")
+    };
+    let [answered] = lines("interrupt answered")[..] else {
+        panic!("one was answered: {said}")
+    };
+    assert!(
+        asked.contains("agent=\"writer\"") && asked.contains("kind=\"tool_approval\""),
+        "{asked}"
+    );
+    let interrupt = asked
+        .split("interrupt=")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .expect("an id");
     assert!(answered.contains(interrupt) && answered.contains(ids[0]), "{answered}");
     assert!(!said.contains("otter"), "{said}");
 }
@@ -237,20 +337,40 @@ async fn a_withdrawn_and_an_undone_run_have_their_line_too() {
     client.post(&format!("{path}/cancel?wait=true"), json!({})).await;
     eventually(async || client.get(&path).await.body["status"] == "interrupted").await;
     let said = served.stops();
-    let line = said.lines().find(|line| line.contains("run ended")).unwrap_or_else(|| panic!("{said}"));
-    assert!(line.contains("status=\"interrupted\"") && !line.contains("duration_ms"), "{line}");
+    let line = said
+        .lines()
+        .find(|line| line.contains("run ended"))
+        .unwrap_or_else(|| panic!("{said}"));
+    assert!(
+        line.contains("status=\"interrupted\"") && !line.contains("duration_ms"),
+        "{line}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_front_door_leads_a_browser_to_the_document_and_tells_others_where_things_are() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let base = server.client().base();
-    let http = reqwest::Client::builder().redirect(Policy::none()).build().expect("a client");
+    let http = reqwest::Client::builder()
+        .redirect(Policy::none())
+        .build()
+        .expect("a client");
     let accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
-    let page = http.get(&base).header("accept", accept).send().await.expect("an answer");
-    assert_eq!((page.status().as_u16(), &page.headers()["location"]), (307, &"/docs".parse().unwrap()));
+    let page = http
+        .get(&base)
+        .header("accept", accept)
+        .send()
+        .await
+        .expect("an answer");
+    assert_eq!(
+        (page.status().as_u16(), &page.headers()["location"]),
+        (307, &"/docs".parse().unwrap())
+    );
     let places = server.client().get("/").await.ok();
-    assert_eq!((&places["docs"], &places["openapi"]), (&json!("/docs"), &json!("/openapi.json")));
+    assert_eq!(
+        (&places["docs"], &places["openapi"]),
+        (&json!("/docs"), &json!("/openapi.json"))
+    );
     for place in ["docs", "openapi", "health", "info", "metrics"] {
         server.client().get(places[place].as_str().expect("a path")).await.ok();
     }

@@ -21,7 +21,11 @@ fn has_servers(server: &TestServer, servers: &Value) {
 /// What a tool of a server answers to a new thread's agent.
 async fn answer(server: &TestServer, agent: &str, tool: &str, args: &Value) -> String {
     let alice = server.human(agent).await;
-    let said = transcript(&alice.says(script().calls(call("c1", tool, args.clone())).says("done")).await);
+    let said = transcript(
+        &alice
+            .says(script().calls(call("c1", tool, args.clone())).says("done"))
+            .await,
+    );
     said[2].clone()
 }
 
@@ -39,7 +43,10 @@ fn process(answer: &str) -> String {
 }
 
 fn is_alive(process: &str) -> bool {
-    let looked = std::process::Command::new("kill").args(["-0", process]).stderr(std::process::Stdio::null()).status();
+    let looked = std::process::Command::new("kill")
+        .args(["-0", process])
+        .stderr(std::process::Stdio::null())
+        .status();
     looked.expect("kill").success()
 }
 

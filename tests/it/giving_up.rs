@@ -6,13 +6,23 @@ use crate::support::actors::Run;
 use crate::support::{Engine, Human, TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
 fn mailer(call: &str, id: &str, to: &str) -> Value {
-    task(call, "mailer", script().calls(mail(id, to)).says(&format!("{to} knows")))
+    task(
+        call,
+        "mailer",
+        script().calls(mail(id, to)).says(&format!("{to} knows")),
+    )
 }
 
 /// Somebody two of whose mailers wait.
 async fn two_wait(server: &TestServer) -> (Human, Run) {
     let alice = server.human("agent").await;
-    let run = alice.asks(script().calls_all([mailer("t1", "m1", "ann"), mailer("t2", "m2", "bob")]).says("done")).await;
+    let run = alice
+        .asks(
+            script()
+                .calls_all([mailer("t1", "m1", "ann"), mailer("t2", "m2", "bob")])
+                .says("done"),
+        )
+        .await;
     run.finishes().await;
     assert_eq!(alice.questions().await.len(), 2);
     (alice, run)
@@ -21,7 +31,12 @@ async fn two_wait(server: &TestServer) -> (Human, Run) {
 /// The run of the subagent on this call.
 async fn child_of(human: &Human, run: &Run, call: &str) -> Run {
     let children = run.children().await;
-    human.run(children.iter().find(|child| child["task_call_id"] == call).expect("a child"))
+    human.run(
+        children
+            .iter()
+            .find(|child| child["task_call_id"] == call)
+            .expect("a child"),
+    )
 }
 
 /// Somebody of whose two subagents that of the call `t1` waits, while the other one is at work with a tool.

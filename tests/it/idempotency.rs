@@ -9,11 +9,20 @@ use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, sc
 
 /// POST under a key.
 async fn post(client: &Client, path: &str, key: &str, body: &Value) -> Reply {
-    reply(client.request(Method::POST, path).header("Idempotency-Key", key).json(body)).await
+    reply(
+        client
+            .request(Method::POST, path)
+            .header("Idempotency-Key", key)
+            .json(body),
+    )
+    .await
 }
 
 async fn stream(client: &Client, path: &str, key: &str, body: &Value) -> Sse {
-    let request = client.request(Method::POST, path).header("Idempotency-Key", key).json(body);
+    let request = client
+        .request(Method::POST, path)
+        .header("Idempotency-Key", key)
+        .json(body);
     Sse::open(request.send().await.expect("an answer")).await
 }
 
@@ -25,7 +34,13 @@ fn wish(text: impl ToString) -> Value {
 fn are_alike(first: &Reply, second: &Reply) {
     assert_eq!((first.status, &first.body), (second.status, &second.body));
     assert_eq!(first.header("content-location"), second.header("content-location"));
-    assert_eq!((first.header("idempotent-replayed"), second.header("idempotent-replayed")), (None, Some("true")));
+    assert_eq!(
+        (
+            first.header("idempotent-replayed"),
+            second.header("idempotent-replayed")
+        ),
+        (None, Some("true"))
+    );
 }
 
 on_both_engines! {

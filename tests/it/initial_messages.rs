@@ -12,7 +12,11 @@ fn registered() -> Value {
 
 /// Has a tool delegate, with these messages before the work.
 fn spawn(id: &str, who: &str, work: impl ToString, initial: Value) -> Value {
-    call(id, "spawn", json!({"description": work.to_string(), "subagent_type": who, "initial_messages": initial}))
+    call(
+        id,
+        "spawn",
+        json!({"description": work.to_string(), "subagent_type": who, "initial_messages": initial}),
+    )
 }
 
 /// What stands in the conversations of the children of a run, in the order of the names of their calls.
@@ -20,7 +24,11 @@ async fn conversations(server: &TestServer, alice: &Human, run: &Run) -> Vec<Vec
     let (mut all, mut children) = (vec![], run.children().await);
     children.sort_by_key(|child| child["task_call_id"].to_string());
     for child in children {
-        let state = server.client().get(&format!("{}/state", alice.run(&child).path)).await.ok();
+        let state = server
+            .client()
+            .get(&format!("{}/state", alice.run(&child).path))
+            .await
+            .ok();
         all.push(transcript(&state["values"]));
     }
     all

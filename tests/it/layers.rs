@@ -14,7 +14,12 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("agent", &["domain", "model", "tool", "middleware", "peer"]),
     ("db", &["domain"]),
     ("events", &["domain", "db", "shutdown"]),
-    ("runtime", &["domain", "agent", "model", "tool", "db", "events", "metrics", "peer", "shutdown"]),
+    (
+        "runtime",
+        &[
+            "domain", "agent", "model", "tool", "db", "events", "metrics", "peer", "shutdown",
+        ],
+    ),
     ("http", &["domain", "db", "events", "runtime", "metrics", "shutdown"]),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
@@ -116,7 +121,10 @@ fn top_level(group: &str) -> Vec<String> {
 }
 
 fn first_word(text: &str) -> Option<String> {
-    let word: String = text.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+    let word: String = text
+        .chars()
+        .take_while(|c| c.is_ascii_lowercase() || *c == '_')
+        .collect();
     (!word.is_empty()).then_some(word)
 }
 
@@ -129,9 +137,15 @@ fn without_tests(text: &str) -> &str {
 fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
     let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
     let mut wrong = Vec::new();
-    for source in sources.iter().filter(|source| !KNOW_ALL.contains(&source.room.as_str())) {
+    for source in sources
+        .iter()
+        .filter(|source| !KNOW_ALL.contains(&source.room.as_str()))
+    {
         let Some(may_use) = allowed.get(source.room.as_str()) else {
-            wrong.push(format!("{}: there is no room `{}` in the plan", source.place, source.room));
+            wrong.push(format!(
+                "{}: there is no room `{}` in the plan",
+                source.place, source.room
+            ));
             continue;
         };
         if source.place.ends_with("tests.rs") {
@@ -140,7 +154,10 @@ fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
         for (line, other) in mentions(without_tests(&source.text)) {
             let is_room = allowed.contains_key(other.as_str()) || KNOW_ALL.contains(&other.as_str());
             if is_room && other != source.room && !may_use.contains(&other.as_str()) {
-                wrong.push(format!("{}:{line}: `{}` must not use `{other}`", source.place, source.room));
+                wrong.push(format!(
+                    "{}:{line}: `{}` must not use `{other}`",
+                    source.place, source.room
+                ));
             }
         }
     }
@@ -156,18 +173,37 @@ fn no_room_uses_one_that_it_must_not_know() {
 #[test]
 fn a_forbidden_arrow_is_found_in_every_way_of_writing_it() {
     let find = |room: &str, text: &str| {
-        let source = Source { room: room.to_owned(), place: format!("{room}/mod.rs"), text: text.to_owned() };
+        let source = Source {
+            room: room.to_owned(),
+            place: format!("{room}/mod.rs"),
+            text: text.to_owned(),
+        };
         forbidden_arrows(&[source])
     };
-    assert_eq!(find("db", "use crate::http::Server;"), ["db/mod.rs:1: `db` must not use `http`"]);
-    assert_eq!(find("db", "use crate::{domain::id::RunId, http};"), ["db/mod.rs:1: `db` must not use `http`"]);
+    assert_eq!(
+        find("db", "use crate::http::Server;"),
+        ["db/mod.rs:1: `db` must not use `http`"]
+    );
+    assert_eq!(
+        find("db", "use crate::{domain::id::RunId, http};"),
+        ["db/mod.rs:1: `db` must not use `http`"]
+    );
     assert_eq!(
         find("db", "use crate::{\n    domain,\n    agent::{a, b},\n};"),
         ["db/mod.rs:3: `db` must not use `agent`"]
     );
-    assert_eq!(find("domain", "fn f() { crate::config::load() }"), ["domain/mod.rs:1: `domain` must not use `config`"]);
-    assert_eq!(find("config", "use crate::app::App;"), ["config/mod.rs:1: `config` must not use `app`"]);
-    assert_eq!(find("attic", ""), ["attic/mod.rs: there is no room `attic` in the plan"]);
+    assert_eq!(
+        find("domain", "fn f() { crate::config::load() }"),
+        ["domain/mod.rs:1: `domain` must not use `config`"]
+    );
+    assert_eq!(
+        find("config", "use crate::app::App;"),
+        ["config/mod.rs:1: `config` must not use `app`"]
+    );
+    assert_eq!(
+        find("attic", ""),
+        ["attic/mod.rs: there is no room `attic` in the plan"]
+    );
     assert_eq!(find("db", "// see crate::http\nuse crate::domain::id;"), [""; 0]);
 }
 
@@ -177,22 +213,39 @@ fn every_file_says_at_its_top_what_it_is() {
         let is_test = source.place.contains("/tests/") || source.place.ends_with("tests.rs");
         !is_test && !source.text.starts_with("//! ")
     };
-    let silent: Vec<String> = sources().iter().filter(is_silent).map(|source| source.place.clone()).collect();
-    assert!(silent.is_empty(), "these files do not say what they are: {}", silent.join(", "));
+    let silent: Vec<String> = sources()
+        .iter()
+        .filter(is_silent)
+        .map(|source| source.place.clone())
+        .collect();
+    assert!(
+        silent.is_empty(),
+        "these files do not say what they are: {}",
+        silent.join(", ")
+    );
 }
 
 #[test]
 fn no_module_has_a_name_that_says_nothing() {
     let is_empty = |source: &&Source| {
-        Path::new(&source.place).with_extension("").iter().any(|part| EMPTY_NAMES.iter().any(|name| part == *name))
+        Path::new(&source.place)
+            .with_extension("")
+            .iter()
+            .any(|part| EMPTY_NAMES.iter().any(|name| part == *name))
     };
-    let empty: Vec<String> = sources().iter().filter(is_empty).map(|source| source.place.clone()).collect();
+    let empty: Vec<String> = sources()
+        .iter()
+        .filter(is_empty)
+        .map(|source| source.place.clone())
+        .collect();
     assert!(empty.is_empty(), "these names say nothing: {}", empty.join(", "));
 }
 
 /// The agents that a configuration, or the text of a program that writes one, defines.
 fn agents_in(text: &str) -> Vec<&str> {
-    let heads = text.match_indices("[agents.").filter(|(at, _)| !text[..*at].ends_with('['));
+    let heads = text
+        .match_indices("[agents.")
+        .filter(|(at, _)| !text[..*at].ends_with('['));
     let names = heads.filter_map(|(at, head)| text[at + head.len()..].split(']').next());
     names.filter(|name| !name.contains(['.', '{', '"', '\n'])).collect()
 }
@@ -214,8 +267,15 @@ fn agents_of_the_tests_have_names_of_their_own() {
     collect(&folder, &mut files);
     for file in files.iter().filter(|file| !file.ends_with("layers.rs")) {
         let text = fs::read_to_string(file).expect("the file can be read");
-        let place = file.strip_prefix(&folder).expect("the file is below the tests").display().to_string();
-        let taken = agents_in(&text).into_iter().filter(|name| known.contains(name)).map(str::to_owned);
+        let place = file
+            .strip_prefix(&folder)
+            .expect("the file is below the tests")
+            .display()
+            .to_string();
+        let taken = agents_in(&text)
+            .into_iter()
+            .filter(|name| known.contains(name))
+            .map(str::to_owned);
         wrong.extend(taken.map(|name| format!("{place} adds an agent `{name}`, which support/agents.toml has")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

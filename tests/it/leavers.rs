@@ -21,7 +21,12 @@ async fn asks_and_leaves(human: &Human, path: &str, body: Value, patience: Durat
 
 /// How the runs of a thread stand.
 async fn standing(human: &Human) -> Vec<Value> {
-    human.runs().await.into_iter().map(|run| run["status"].clone()).collect()
+    human
+        .runs()
+        .await
+        .into_iter()
+        .map(|run| run["status"].clone())
+        .collect()
 }
 
 on_both_engines! {

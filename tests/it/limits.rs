@@ -7,7 +7,9 @@ use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, ta
 
 /// A script that never comes to an end.
 fn endless() -> String {
-    (0..50).fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x"))).to_string()
+    (0..50)
+        .fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x")))
+        .to_string()
 }
 
 /// An agent `frugal` with these limits and those of its subagent.

@@ -17,20 +17,29 @@ fn process_in(said: &[String]) -> String {
 }
 
 fn kill(process: &str) {
-    let killed = std::process::Command::new("kill").args(["-9", process]).status().expect("kill");
+    let killed = std::process::Command::new("kill")
+        .args(["-9", process])
+        .status()
+        .expect("kill");
     assert!(killed.success());
 }
 
 /// What both kinds of servers can do.
 async fn everything_works(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "").await else { return };
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
     let alice = server.human("librarian").await;
     let calls = [
         docs_call("c1", "echo", json!({"text": "hello"})),
         docs_call("c2", "count", json!({"text": "one two"})),
         docs_call("c3", "echo", json!({"txt": "hello"})),
         docs_call("c4", "broken", json!({})),
-        docs_call("c5", "spawn", json!({"work": script().says("helped").to_string(), "to": "helper"})),
+        docs_call(
+            "c5",
+            "spawn",
+            json!({"work": script().says("helped").to_string(), "to": "helper"}),
+        ),
         docs_call("c6", "picture", json!({})),
     ];
     let text = script().calls_all(calls).turn(json!({"echo_tools": true}));
@@ -47,17 +56,33 @@ async fn everything_works(server: &TestServer, way: Way) {
     let messages = values["messages"].as_array().unwrap();
     assert_eq!(messages[3]["artifact"], json!({"words": 2}));
     let image = json!({"type": "image", "base64": "AAAA", "mime_type": "image/png"});
-    assert_eq!(messages[7]["content"], json!([{"type": "text", "text": "a dot"}, image]));
+    assert_eq!(
+        messages[7]["content"],
+        json!([{"type": "text", "text": "a dot"}, image])
+    );
     let offered = said.last().unwrap();
-    let odd = offered.split(&['<', ',', '>'][..]).find(|name| name.starts_with("docs__read_file_")).unwrap().to_owned();
-    assert!(offered.contains("docs__whoami") && !offered.contains("broken"), "{offered}");
-    assert!(!offered.contains("docs__long"), "a tool that can only be called as a task: {offered}");
+    let odd = offered
+        .split(&['<', ',', '>'][..])
+        .find(|name| name.starts_with("docs__read_file_"))
+        .unwrap()
+        .to_owned();
+    assert!(
+        offered.contains("docs__whoami") && !offered.contains("broken"),
+        "{offered}"
+    );
+    assert!(
+        !offered.contains("docs__long"),
+        "a tool that can only be called as a task: {offered}"
+    );
     let run = &alice.runs().await[0];
     assert_eq!(alice.run(run).children().await[0]["task_call_id"], "c5");
 
     let bob = server.human("librarian").await;
     let calls = [call("c1", &odd, json!({})), docs_call("c2", "whoami", json!({}))];
-    let body = bob.wish(script().calls_all(calls).says("done"), json!({"context": {"user": "u1"}}));
+    let body = bob.wish(
+        script().calls_all(calls).says("done"),
+        json!({"context": {"user": "u1"}}),
+    );
     let run = bob.starts(body).await;
     run.finishes().await;
     let said = bob.transcript().await;
@@ -67,18 +92,27 @@ async fn everything_works(server: &TestServer, way: Way) {
         (&told["tool_call_id"], &told["agent_name"], &told["context"]),
         (&json!("c2"), &json!("librarian"), &json!({"user": "u1"}))
     );
-    assert_eq!((&told["thread_id"], &told["run_id"]), (&json!(bob.thread), &json!(run.id)));
+    assert_eq!(
+        (&told["thread_id"], &told["run_id"]),
+        (&json!(bob.thread), &json!(run.id))
+    );
 }
 
 /// A tool that delegates may bring the instructions of the subagent.
 async fn a_delegation_may_bring_instructions(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "").await else { return };
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
     let alice = server.human("librarian").await;
     let work = script().turn(json!({"echo_system": true})).to_string();
     let spawn =
         |id: &str, prompt: Value| docs_call(id, "spawn", json!({"work": work, "to": "helper", "prompt": prompt}));
     alice
-        .says(script().calls_all([spawn("c1", json!("You count sheep.")), spawn("c2", Value::Null)]).says("done"))
+        .says(
+            script()
+                .calls_all([spawn("c1", json!("You count sheep.")), spawn("c2", Value::Null)])
+                .says("done"),
+        )
         .await;
     let said = alice.transcript().await;
     assert!(
@@ -91,11 +125,19 @@ async fn a_delegation_may_bring_instructions(server: &TestServer, way: Way) {
 
 /// New tools come while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "").await else { return };
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
     let alice = server.human("librarian").await;
-    alice.says(script().calls(docs_call("c1", "grow", json!({}))).says("done")).await;
+    alice
+        .says(script().calls(docs_call("c1", "grow", json!({}))).says("done"))
+        .await;
     eventually(async || {
-        let said = transcript(&alice.says(script().calls(docs_call("c2", "late", json!({}))).says("done")).await);
+        let said = transcript(
+            &alice
+                .says(script().calls(docs_call("c2", "late", json!({}))).says("done"))
+                .await,
+        );
         said.iter().any(|line| line == "docs__late: better")
     })
     .await;
@@ -103,10 +145,16 @@ async fn tools_come_and_go(server: &TestServer, way: Way) {
 
 /// A call that takes too long is an error result, and the server is told that nobody waits.
 async fn a_late_answer_is_not_waited_for(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "timeout_s = 0.3").await else { return };
+    let Some(_docs) = docs(server, way, "timeout_s = 0.3").await else {
+        return;
+    };
     let alice = server.human("librarian").await;
     server.tools.hold("dig");
-    let said = transcript(&alice.says(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await);
+    let said = transcript(
+        &alice
+            .says(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+            .await,
+    );
     assert_eq!(
         said[2],
         "docs__dig failed: The call to `docs__dig` failed: `dig` of the MCP server `docs`: there was no answer within 0.3 s (its `timeout_s`)"
@@ -117,10 +165,14 @@ async fn a_late_answer_is_not_waited_for(server: &TestServer, way: Way) {
 
 /// A run that is cancelled takes its call back.
 async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "").await else { return };
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
     let alice = server.human("librarian").await;
     server.tools.hold("dig");
-    let run = alice.asks(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await;
+    let run = alice
+        .asks(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+        .await;
     server.tools.called("dig", 1).await;
     run.is_cancelled("interrupt").await.ok();
     server.tools.called("cancelled", 1).await;
@@ -129,17 +181,24 @@ async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: Way) {
 
 /// A call that was under way when adjutant died is subject to the rule of its server.
 async fn the_rule_of_the_server_decides_after_a_crash(server: &TestServer, way: Way) {
-    let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else { return };
+    let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else {
+        return;
+    };
     server.moves_into_a_process().await;
     let alice = server.human("librarian").await;
     server.tools.hold("dig");
-    let run = alice.asks(script().calls(docs_call("c1", "dig", json!({}))).says("done")).await;
+    let run = alice
+        .asks(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+        .await;
     server.tools.called("dig", 1).await;
     server.is_killed_and_started_again().await;
     server.tools.let_go("dig");
     run.finishes().await;
     let said = alice.transcript().await;
-    assert!(said[2].starts_with("docs__dig failed: The server stopped while this call was running"), "{said:#?}");
+    assert!(
+        said[2].starts_with("docs__dig failed: The server stopped while this call was running"),
+        "{said:#?}"
+    );
     assert_eq!(server.tools.calls_of("dig").len(), 1);
 }
 

@@ -10,10 +10,15 @@ fn put(id: &str, key: &str, value: Value) -> Value {
 
 /// The items below a namespace, without their times.
 async fn items(server: &TestServer, prefix: Value) -> Vec<Value> {
-    let found =
-        server.client().post("/store/items/search", json!({"namespace_prefix": prefix, "limit": 100})).await.ok();
+    let found = server
+        .client()
+        .post("/store/items/search", json!({"namespace_prefix": prefix, "limit": 100}))
+        .await
+        .ok();
     let items = found["items"].as_array().expect("a list").iter();
-    items.map(|item| json!([item["namespace"], item["key"], item["value"]])).collect()
+    items
+        .map(|item| json!([item["namespace"], item["key"], item["value"]]))
+        .collect()
 }
 
 on_both_engines! {

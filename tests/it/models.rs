@@ -9,7 +9,11 @@ use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
 const PROTOCOLS: [(&str, &str, Option<&str>); 4] = [
     ("openai", "/openai/v1/chat/completions", Some("secret-openai")),
     ("anthropic", "/anthropic/v1/messages", Some("secret-anthropic")),
-    ("google_genai", "/google/v1beta/models/m-1:streamGenerateContent", Some("secret-google")),
+    (
+        "google_genai",
+        "/google/v1beta/models/m-1:streamGenerateContent",
+        Some("secret-google"),
+    ),
     ("ollama", "/ollama/v1/chat/completions", None),
 ];
 

@@ -16,7 +16,9 @@ struct Chance(u64);
 
 impl Chance {
     fn seeded() -> Self {
-        let given = std::env::var("ADJUTANT_KILL_SEED").ok().and_then(|text| text.parse().ok());
+        let given = std::env::var("ADJUTANT_KILL_SEED")
+            .ok()
+            .and_then(|text| text.parse().ok());
         let seed = given.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0) | 1;
         println!("ADJUTANT_KILL_SEED={seed}");
         Self(seed)
@@ -31,7 +33,9 @@ impl Chance {
 }
 
 fn kills() -> u64 {
-    let given = std::env::var("ADJUTANT_KILLS").ok().and_then(|text| text.parse::<u64>().ok());
+    let given = std::env::var("ADJUTANT_KILLS")
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
     given.map_or(10, |kills| kills.div_ceil(5))
 }
 
@@ -39,14 +43,28 @@ fn kills() -> u64 {
 fn wish(mark: &str) -> String {
     let research = script().calls(lookup("c1", mark)).says("it is known");
     let mailing = script().calls(mail("m1", mark)).says("it is sent");
-    script().calls_all([far("t1", research), far("t2", mailing)]).says("done").to_string()
+    script()
+        .calls_all([far("t1", research), far("t2", mailing)])
+        .says("done")
+        .to_string()
 }
 
-const STORY: [&str; 5] = ["human: …", "ai calls task, task", "task: it is known", "task: it is sent", "ai: done"];
+const STORY: [&str; 5] = [
+    "human: …",
+    "ai calls task, task",
+    "task: it is known",
+    "task: it is sent",
+    "ai: done",
+];
 
 /// Whether a server answers now; one that is dead or begins does not.
 async fn is_there(human: &Human, path: &str) -> Option<Value> {
-    let reply = human.client().request(reqwest::Method::GET, &human.path(path)).send().await.ok()?;
+    let reply = human
+        .client()
+        .request(reqwest::Method::GET, &human.path(path))
+        .send()
+        .await
+        .ok()?;
     reply.json().await.ok()
 }
 
@@ -58,21 +76,37 @@ async fn sees_it_through(human: &Human) {
             pause.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(90), story).await.expect("the story comes to its end");
+    tokio::time::timeout(Duration::from_secs(90), story)
+        .await
+        .expect("the story comes to its end");
 }
 
 /// Answers what is asked now. Whether nothing is left to do.
 async fn is_over(human: &Human) -> bool {
-    let Some(thread) = is_there(human, "").await else { return false };
+    let Some(thread) = is_there(human, "").await else {
+        return false;
+    };
     if thread["status"] != "interrupted" {
         return thread["status"] == "idle" && thread["values"]["messages"].as_array().is_some_and(|all| all.len() > 1);
     }
-    let Some(asked) = is_there(human, "/interrupts").await else { return false };
+    let Some(asked) = is_there(human, "/interrupts").await else {
+        return false;
+    };
     let asked = asked["interrupts"].as_array().into_iter().flatten();
     for question in asked.filter(|asked| asked["status"] == "pending") {
-        let path = human.path(&format!("/interrupts/{}/resolve", question["id"].as_str().expect("an id")));
+        let path = human.path(&format!(
+            "/interrupts/{}/resolve",
+            question["id"].as_str().expect("an id")
+        ));
         let answer = json!({"decisions": [{"type": "approve"}]});
-        drop(human.client().request(reqwest::Method::POST, &path).json(&answer).send().await);
+        drop(
+            human
+                .client()
+                .request(reqwest::Method::POST, &path)
+                .json(&answer)
+                .send()
+                .await,
+        );
     }
     false
 }
@@ -81,18 +115,27 @@ async fn is_over(human: &Human) -> bool {
 async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
     let id = human.record().await["thread_id"].clone();
     let client = peer.server.client();
-    let threads = client.post("/threads/search", json!({"metadata": {"parent_thread_id": id}})).await.ok();
+    let threads = client
+        .post("/threads/search", json!({"metadata": {"parent_thread_id": id}}))
+        .await
+        .ok();
     let mut counts = vec![];
     for thread in threads.as_array().expect("a list") {
-        let path = format!("/threads/{}/runs?limit=100", thread["thread_id"].as_str().expect("an id"));
+        let path = format!(
+            "/threads/{}/runs?limit=100",
+            thread["thread_id"].as_str().expect("an id")
+        );
         counts.push(client.get(&path).await.ok().as_array().expect("a list").len());
     }
     counts.sort_unstable();
     assert_eq!(counts, [1, 2], "{mark}: runs on the threads there");
     for (tool, field) in [("lookup", "query"), ("send_email", "to")] {
         let calls = peer.server.tools.calls_of(tool);
-        let mut keys: Vec<&Value> =
-            calls.iter().filter(|call| call["args"][field] == mark).map(|call| &call["key"]).collect();
+        let mut keys: Vec<&Value> = calls
+            .iter()
+            .filter(|call| call["args"][field] == mark)
+            .map(|call| &call["key"])
+            .collect();
         keys.dedup();
         assert_eq!(keys.len(), 1, "{mark}: calls of {tool}");
     }

@@ -32,7 +32,9 @@ impl Peer {
 
     /// A second server, and the first one is configured with what is made of the address of the second.
     pub(crate) async fn named_by(server: &TestServer, lines: impl Fn(&str) -> String) -> Self {
-        let peer = TestServer::start(server.engine).await.expect("there was one of this kind");
+        let peer = TestServer::start(server.engine)
+            .await
+            .expect("there was one of this kind");
         let door = Door::before(peer.client()).await;
         server.is_configured_with(&lines(&door.base)).await;
         Self { server: peer, door }
@@ -40,15 +42,32 @@ impl Peer {
 
     /// The only thread there.
     async fn thread(&self) -> Value {
-        let threads = self.server.client().post("/threads/search", json!({"limit": 10})).await.ok();
-        let [thread] = &threads.as_array().expect("a list")[..] else { panic!("not one thread: {threads:#}") };
+        let threads = self
+            .server
+            .client()
+            .post("/threads/search", json!({"limit": 10}))
+            .await
+            .ok();
+        let [thread] = &threads.as_array().expect("a list")[..] else {
+            panic!("not one thread: {threads:#}")
+        };
         thread.clone()
     }
 
     /// The runs there, newest first.
     pub(crate) async fn runs(&self) -> Vec<Value> {
-        let path = format!("/threads/{}/runs", self.thread().await["thread_id"].as_str().expect("an id"));
-        self.server.client().get(&path).await.ok().as_array().expect("a list").clone()
+        let path = format!(
+            "/threads/{}/runs",
+            self.thread().await["thread_id"].as_str().expect("an id")
+        );
+        self.server
+            .client()
+            .get(&path)
+            .await
+            .ok()
+            .as_array()
+            .expect("a list")
+            .clone()
     }
 
     /// Nothing may be left at work there, either.
@@ -101,14 +120,23 @@ async fn odd_server(around: &Shutdown) -> String {
     let begin = async move |headers: HeaderMap, body: String| {
         let key = headers["x-key"].to_str().expect("a text");
         match body.contains("echoes") {
-            true => (StatusCode::BAD_REQUEST, Json(json!({"detail": format!("your key is {key}")}))),
+            true => (
+                StatusCode::BAD_REQUEST,
+                Json(json!({"detail": format!("your key is {key}")})),
+            ),
             false => (StatusCode::OK, Json(json!({"run_id": id, "status": "success"}))),
         }
     };
     let router = Router::new()
-        .route("/threads", post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))))
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
         .route("/threads/{thread}/runs", get(async || Json(json!([]))).post(begin))
-        .route("/threads/{thread}/state", get(async || Json(json!({"values": {"result": 42}, "next": []}))));
+        .route(
+            "/threads/{thread}/state",
+            get(async || Json(json!({"values": {"result": 42}, "next": []}))),
+        );
     around.spawn("odd server", async move { axum::serve(listener, router).await });
     base
 }

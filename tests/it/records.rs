@@ -9,9 +9,18 @@ use crate::support::{TestServer, lookup, on_both_engines, script, task};
 
 /// The records: what happened, to what, and how deep in the tree of runs.
 fn told(frames: &[Frame]) -> Vec<(String, String, usize)> {
-    let records = frames.iter().filter(|frame| frame.event == "events").map(|frame| &frame.data);
+    let records = frames
+        .iter()
+        .filter(|frame| frame.event == "events")
+        .map(|frame| &frame.data);
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let told = records.map(|r| (text(&r["event"]), text(&r["name"]), r["parent_ids"].as_array().unwrap().len()));
+    let told = records.map(|r| {
+        (
+            text(&r["event"]),
+            text(&r["name"]),
+            r["parent_ids"].as_array().unwrap().len(),
+        )
+    });
     let mut told: Vec<_> = told.collect();
     // However many pieces an answer comes in, it is one stream.
     told.dedup_by(|next, one| next == one && one.0 == "on_chat_model_stream");
@@ -19,17 +28,31 @@ fn told(frames: &[Frame]) -> Vec<(String, String, usize)> {
 }
 
 fn of(depth: usize, name: &str, events: &[&str]) -> Vec<(String, String, usize)> {
-    events.iter().map(|event| ((*event).to_owned(), name.to_owned(), depth)).collect()
+    events
+        .iter()
+        .map(|event| ((*event).to_owned(), name.to_owned(), depth))
+        .collect()
 }
 
 /// The records of one question to the model at this depth.
 fn asking(depth: usize) -> Vec<(String, String, usize)> {
-    let model = of(depth + 1, "Chat:scripted", &["on_chat_model_start", "on_chat_model_stream", "on_chat_model_end"]);
-    [of(depth, "model", &["on_chain_start"]), model, of(depth, "model", &["on_chain_stream", "on_chain_end"])].concat()
+    let model = of(
+        depth + 1,
+        "Chat:scripted",
+        &["on_chat_model_start", "on_chat_model_stream", "on_chat_model_end"],
+    );
+    [
+        of(depth, "model", &["on_chain_start"]),
+        model,
+        of(depth, "model", &["on_chain_stream", "on_chain_end"]),
+    ]
+    .concat()
 }
 
 fn record<'a>(frames: &'a [Frame], event: &str, name: &str) -> &'a Value {
-    let found = frames.iter().find(|frame| frame.data["event"] == event && frame.data["name"] == name);
+    let found = frames
+        .iter()
+        .find(|frame| frame.data["event"] == event && frame.data["name"] == name);
     &found.unwrap_or_else(|| panic!("no {event} of {name}")).data
 }
 
@@ -123,7 +146,12 @@ on_both_engines! {
 
 /// Whether an answer of the model was begun and not ended behind this frame.
 fn is_within_an_answer(frames: &[Frame], at: usize) -> bool {
-    let count = |event: &str| frames[..=at].iter().filter(|frame| frame.data["event"] == event).count();
+    let count = |event: &str| {
+        frames[..=at]
+            .iter()
+            .filter(|frame| frame.data["event"] == event)
+            .count()
+    };
     count("on_chat_model_start") > count("on_chat_model_end")
         || frames[at].event == "events" && frames[at].data["name"] == "model"
 }

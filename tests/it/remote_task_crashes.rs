@@ -14,12 +14,18 @@ use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, sc
 /// A message that has a task begun whose agent calls a tool on the other server.
 fn wish(id: &str) -> String {
     let work = script().calls(lookup("l1", id)).says("the long text");
-    script().calls(start("a1", "far", work)).says("it is under way").to_string()
+    script()
+        .calls(start("a1", "far", work))
+        .says("it is under way")
+        .to_string()
 }
 
 async fn pair(server: &TestServer) -> Peer {
     // A server that begins anew is waited for.
-    Peer::named_by(server, |base| chief(base, "").replace("patience_s = 1.0", "patience_s = 60.0")).await
+    Peer::named_by(server, |base| {
+        chief(base, "").replace("patience_s = 1.0", "patience_s = 60.0")
+    })
+    .await
 }
 
 on_both_engines! {
@@ -106,7 +112,9 @@ on_both_engines! {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_on_one_database_tell_what_a_third_one_did_once() {
-    let Some(server) = TestServer::start(Engine::Postgres).await else { return };
+    let Some(server) = TestServer::start(Engine::Postgres).await else {
+        return;
+    };
     let peer = pair(&server).await;
     let twin = server.gets_a_twin().await;
     let mut people = vec![];
@@ -120,7 +128,11 @@ async fn two_servers_on_one_database_tell_what_a_third_one_did_once() {
     peer.server.tools.let_go("lookup");
     for alice in &people {
         all_is_told_once(&peer.server, alice).await;
-        assert_eq!(alice.runs().await.len(), 2, "one run was asked for, and one told the news");
+        assert_eq!(
+            alice.runs().await.len(),
+            2,
+            "one run was asked for, and one told the news"
+        );
     }
     twin.leaves().await;
     peer.finish().await;

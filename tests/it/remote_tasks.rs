@@ -47,14 +47,20 @@ async fn with_a_task(server: &TestServer, peer: &Peer, agent: &str) -> (Human, V
     peer.server.tools.hold("lookup");
     let before = peer.server.tools.calls_of("lookup").len();
     let work = script().calls(lookup("l1", "x")).says("the long text");
-    alice.says(script().calls(start("a1", agent, work)).says("it is under way")).await;
+    alice
+        .says(script().calls(start("a1", agent, work)).says("it is under way"))
+        .await;
     peer.server.tools.called("lookup", before + 1).await;
     (alice.clone(), the_task(&alice).await)
 }
 
 /// The work of a task on the other server, as somebody there sees it.
 fn there(peer: &Peer, task: &Value) -> Human {
-    Human::at(peer.server.client(), "agent", task["thread_id"].as_str().expect("an id"))
+    Human::at(
+        peer.server.client(),
+        "agent",
+        task["thread_id"].as_str().expect("an id"),
+    )
 }
 
 /// What a server of our kind is sent, by one that does nothing else.
@@ -75,9 +81,15 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
     };
     let messages = json!([{"type": "ai", "content": "all is well"}]);
     let router = Router::new()
-        .route("/threads", post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))))
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
         .route("/threads/{thread}/runs", get(list).post(begin))
-        .route("/threads/{thread}/state", get(async move || Json(json!({"values": {"messages": messages}}))));
+        .route(
+            "/threads/{thread}/state",
+            get(async move || Json(json!({"values": {"messages": messages}}))),
+        );
     around.spawn("listening server", async move { axum::serve(listener, router).await });
     (base, heard)
 }

@@ -13,20 +13,33 @@ use crate::support::{TestServer, on_both_engines};
 
 /// A Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
-    let named = std::env::var("ADJUTANT_TEST_PYTHON").ok().filter(|name| !name.is_empty());
+    let named = std::env::var("ADJUTANT_TEST_PYTHON")
+        .ok()
+        .filter(|name| !name.is_empty());
     let candidate = named.unwrap_or_else(|| "python3".to_owned());
     let mut probe = Command::new(&candidate);
-    probe.args(["-c", "import langgraph_sdk"]).stdout(Stdio::null()).stderr(Stdio::null());
+    probe
+        .args(["-c", "import langgraph_sdk"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let found = probe.status().is_ok_and(|status| status.success());
-    found.then_some(candidate).or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
+    found
+        .then_some(candidate)
+        .or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
 }
 
 /// The folder of these JavaScript packages.
 fn node_modules(packages: &[&str]) -> Option<PathBuf> {
-    let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES").filter(|name| !name.is_empty()).map(PathBuf::from);
+    let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from);
     let modules = named.unwrap_or_else(|| folder().join("js/node_modules"));
-    let found = packages.iter().all(|package| modules.join(package).join("package.json").exists());
-    found.then_some(modules).or_else(|| skipped("@langchain/langgraph-sdk (npm ci in tests/sdk/js)"))
+    let found = packages
+        .iter()
+        .all(|package| modules.join(package).join("package.json").exists());
+    found
+        .then_some(modules)
+        .or_else(|| skipped("@langchain/langgraph-sdk (npm ci in tests/sdk/js)"))
 }
 
 fn folder() -> PathBuf {
@@ -36,8 +49,14 @@ fn folder() -> PathBuf {
 /// Runs a flow, which says at its end that it came there.
 pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
     command.stdin(Stdio::null()).env("NO_PROXY", "*").env("no_proxy", "*");
-    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().expect("the program starts");
-    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await
+        .unwrap()
+        .expect("the program starts");
+    let (said, complained) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{said}\n{complained}");
     said.into_owned()
 }
@@ -45,7 +64,10 @@ pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
 /// A scene in Python.
 fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
     let mut command = Command::new(python()?);
-    command.arg("-B").arg(folder().join("python").join(scene)).arg(server.client().base());
+    command
+        .arg("-B")
+        .arg(folder().join("python").join(scene))
+        .arg(server.client().base());
     Some(command)
 }
 
@@ -58,9 +80,14 @@ const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright
 
 /// A browser.
 fn chromium() -> Option<String> {
-    let named = std::env::var("ADJUTANT_TEST_CHROMIUM").ok().filter(|name| !name.is_empty());
+    let named = std::env::var("ADJUTANT_TEST_CHROMIUM")
+        .ok()
+        .filter(|name| !name.is_empty());
     let candidate = named.unwrap_or_else(|| "/usr/bin/chromium".to_owned());
-    Path::new(&candidate).exists().then_some(candidate).or_else(|| skipped("Chromium (ADJUTANT_TEST_CHROMIUM)"))
+    Path::new(&candidate)
+        .exists()
+        .then_some(candidate)
+        .or_else(|| skipped("Chromium (ADJUTANT_TEST_CHROMIUM)"))
 }
 
 /// A scene in JavaScript, which needs these packages.

@@ -20,7 +20,10 @@ fn note(id: &str, update: Value) -> Value {
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
-    files.into_iter().map(|(path, file)| (path, file["content"].clone())).collect()
+    files
+        .into_iter()
+        .map(|(path, file)| (path, file["content"].clone()))
+        .collect()
 }
 
 /// An echo of the last result, as the subagent's report.

@@ -20,13 +20,19 @@ async fn stored(server: &TestServer) -> i64 {
     let url = server.database_url();
     if server.engine == Engine::Sqlite {
         let mut conn = SqliteConnection::connect(&url).await.unwrap();
-        return query_scalar("select sum(pgsize - unused) from dbstat").fetch_one(&mut conn).await.unwrap();
+        return query_scalar("select sum(pgsize - unused) from dbstat")
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
     }
     let mut conn = PgConnection::connect(&url).await.unwrap();
     let mut bytes = 0;
     for table in ["threads", "checkpoints", "events", "runs", "interrupts"] {
         let sql = format!("select coalesce(sum(pg_column_size(t.*)), 0)::bigint from {table} t");
-        bytes += query_scalar::<_, i64>(AssertSqlSafe(sql)).fetch_one(&mut conn).await.unwrap();
+        bytes += query_scalar::<_, i64>(AssertSqlSafe(sql))
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
     }
     bytes
 }

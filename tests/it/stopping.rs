@@ -29,7 +29,9 @@ fn agents(door: &str) -> String {
 /// The statuses of all runs in a tree.
 fn statuses(node: &Value) -> Vec<String> {
     let below = node["children"].as_array().expect("a list").iter().flat_map(statuses);
-    std::iter::once(node["status"].as_str().expect("a status").to_owned()).chain(below).collect()
+    std::iter::once(node["status"].as_str().expect("a status").to_owned())
+        .chain(below)
+        .collect()
 }
 
 on_both_engines! {

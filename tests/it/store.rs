@@ -13,18 +13,29 @@ async fn items(client: &Client, method: Method, body: Value) -> Reply {
 }
 
 async fn put(client: &Client, namespace: Value, key: &str, value: Value) -> Reply {
-    items(client, Method::PUT, json!({"namespace": namespace, "key": key, "value": value})).await
+    items(
+        client,
+        Method::PUT,
+        json!({"namespace": namespace, "key": key, "value": value}),
+    )
+    .await
 }
 
 async fn get(client: &Client, namespace: &str, key: &str) -> Value {
-    client.get(&format!("/store/items?namespace={namespace}&key={key}")).await.ok()
+    client
+        .get(&format!("/store/items?namespace={namespace}&key={key}"))
+        .await
+        .ok()
 }
 
 /// The keys of what a search finds.
 async fn found(client: &Client, body: Value) -> Vec<String> {
     let found = client.post("/store/items/search", body).await.ok();
     let items = found["items"].as_array().expect("a list");
-    items.iter().map(|item| item["key"].as_str().expect("a key").to_owned()).collect()
+    items
+        .iter()
+        .map(|item| item["key"].as_str().expect("a key").to_owned())
+        .collect()
 }
 
 async fn namespaces(client: &Client, body: Value) -> Value {

@@ -21,7 +21,10 @@ fn nodes(frames: &[Frame]) -> Vec<(usize, String)> {
 /// A delegation to the researcher, who looks something up.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
-    script().calls(task("t1", "researcher", research)).says("the researcher says x").to_string()
+    script()
+        .calls(task("t1", "researcher", research))
+        .says("the researcher says x")
+        .to_string()
 }
 
 /// Whether more of the same message comes behind this.

@@ -10,11 +10,19 @@ async fn two_researchers(server: &TestServer) -> (Human, Run, [Run; 2]) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let research = |id: &str| script().calls(lookup(id, id)).says(id);
-    let calls = [task("t1", "researcher", research("c1")), task("t2", "researcher", research("c2"))];
+    let calls = [
+        task("t1", "researcher", research("c1")),
+        task("t2", "researcher", research("c2")),
+    ];
     let run = alice.asks(script().calls_all(calls).says("done")).await;
     server.tools.called("lookup", 2).await;
     let children = run.children().await;
-    let of = |call: &str| children.iter().find(|child| child["task_call_id"] == call).expect("a child");
+    let of = |call: &str| {
+        children
+            .iter()
+            .find(|child| child["task_call_id"] == call)
+            .expect("a child")
+    };
     let children = [alice.run(of("t1")), alice.run(of("t2"))];
     (alice, run, children)
 }

@@ -7,7 +7,12 @@ use crate::support::{Human, TestServer, mail, on_both_engines, script, task, tra
 
 /// The ids of the threads in an answer, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
-    threads.as_array().expect("a list").iter().filter_map(|thread| thread["thread_id"].as_str()).collect()
+    threads
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|thread| thread["thread_id"].as_str())
+        .collect()
 }
 
 on_both_engines! {

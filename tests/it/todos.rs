@@ -5,7 +5,11 @@ use serde_json::{Value, json};
 use crate::support::{TestServer, call, on_both_engines, script};
 
 fn todos(id: &str, what: &str, status: &str) -> Value {
-    call(id, "write_todos", json!({"todos": [{"content": what, "status": status}]}))
+    call(
+        id,
+        "write_todos",
+        json!({"todos": [{"content": what, "status": status}]}),
+    )
 }
 
 on_both_engines! {

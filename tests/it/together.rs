@@ -8,9 +8,13 @@ use crate::support::{Engine, Human, TestServer, eventually, lookup, mail, on_bot
 
 /// Somebody whose boss works under these limits, and has begun a task that does this work.
 async fn begins(server: &TestServer, tree: &str, work: impl ToString) -> (Human, Run, Human) {
-    server.is_configured_with(&boss(&format!("limits = {{ tree = {{ {tree} }} }}"))).await;
+    server
+        .is_configured_with(&boss(&format!("limits = {{ tree = {{ {tree} }} }}")))
+        .await;
     let alice = server.human("boss").await;
-    let run = alice.asks(script().calls(start("a1", "courier", work)).says("it is under way")).await;
+    let run = alice
+        .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
     run.finishes().await;
     let courier = worker(&alice, &the_task(&alice).await);
     (alice, run, courier)

@@ -17,7 +17,10 @@ fn research() -> String {
 /// The counts of what was used, time aside.
 fn counts(usage: &Value) -> Vec<u64> {
     let names = ["model_calls", "tool_calls", "input_tokens", "output_tokens", "children"];
-    names.iter().map(|name| usage[name].as_u64().unwrap_or_else(|| panic!("no {name}: {usage}"))).collect()
+    names
+        .iter()
+        .map(|name| usage[name].as_u64().unwrap_or_else(|| panic!("no {name}: {usage}")))
+        .collect()
 }
 
 on_both_engines! {

@@ -11,18 +11,31 @@ use crate::support::{TestServer, call, eventually, lookup, on_both_engines, scri
 /// A delegation to the researcher, who looks something up.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
-    script().calls(task("t1", "researcher", research)).says("the researcher says x").to_string()
+    script()
+        .calls(task("t1", "researcher", research))
+        .says("the researcher says x")
+        .to_string()
 }
 
 /// Numbers grow, names are never used twice, and every event is a whole one.
 fn check_order(frames: &[Frame]) {
-    assert!(frames.windows(2).all(|pair| seq(&pair[0]) < seq(&pair[1])), "{frames:#?}");
+    assert!(
+        frames.windows(2).all(|pair| seq(&pair[0]) < seq(&pair[1])),
+        "{frames:#?}"
+    );
     let names: HashSet<&str> = frames.iter().map(name).collect();
     assert_eq!(names.len(), frames.len());
     for frame in frames {
-        assert_eq!((&frame.data["type"], &frame.data["method"]), (&json!("event"), &json!(frame.event)));
+        assert_eq!(
+            (&frame.data["type"], &frame.data["method"]),
+            (&json!("event"), &json!(frame.event))
+        );
         assert_eq!(frame.id.as_deref(), Some(seq(frame).to_string().as_str()));
-        assert!(frame.data["params"]["timestamp"].as_i64().is_some_and(|at| at > 1_700_000_000_000));
+        assert!(
+            frame.data["params"]["timestamp"]
+                .as_i64()
+                .is_some_and(|at| at > 1_700_000_000_000)
+        );
         assert!(frame.data["params"]["agent_path"].is_array());
     }
 }
@@ -30,7 +43,12 @@ fn check_order(frames: &[Frame]) {
 /// The events that everybody gets alike: all but the pieces of answers.
 fn lasting(frames: &[Frame]) -> Vec<(String, Value)> {
     let is_piece = |frame: &Frame| data(frame)["event"] == "content-block-delta" && data(frame).get("delta").is_some();
-    let of = |frame: &Frame| (name(frame).to_owned(), json!([frame.data["params"]["namespace"], data(frame)]));
+    let of = |frame: &Frame| {
+        (
+            name(frame).to_owned(),
+            json!([frame.data["params"]["namespace"], data(frame)]),
+        )
+    };
     frames.iter().filter(|frame| !is_piece(frame)).map(of).collect()
 }
 
@@ -44,12 +62,19 @@ fn said(frames: &[Frame], message: &str) -> String {
 /// The ids of the messages that models began to say.
 fn messages(frames: &[Frame]) -> Vec<String> {
     let begins = |frame: &&Frame| data(frame)["event"] == "message-start" && data(frame)["role"] == "ai";
-    frames.iter().filter(begins).map(|frame| data(frame)["id"].as_str().unwrap().to_owned()).collect()
+    frames
+        .iter()
+        .filter(begins)
+        .map(|frame| data(frame)["id"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// The first event of this channel.
 pub(crate) fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
-    frames.iter().find(|frame| frame.event == method).unwrap_or_else(|| panic!("no {method} in {frames:#?}"))
+    frames
+        .iter()
+        .find(|frame| frame.event == method)
+        .unwrap_or_else(|| panic!("no {method} in {frames:#?}"))
 }
 
 on_both_engines! {

@@ -19,17 +19,28 @@ struct Line {
 impl Line {
     async fn opens(server: &TestServer, thread: &str) -> Self {
         let url = server.client().base().replacen("http", "ws", 1);
-        let (socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
+        let (socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
+            .await
+            .expect("a line");
         Self { socket, events: vec![] }
     }
 
     async fn says(&mut self, text: impl Into<String>) {
-        self.socket.send(Message::text(text.into())).await.expect("the line is open");
+        self.socket
+            .send(Message::text(text.into()))
+            .await
+            .expect("the line is open");
     }
 
     async fn hears(&mut self) -> Value {
         loop {
-            match self.socket.next().await.expect("the line is open").expect("the line works") {
+            match self
+                .socket
+                .next()
+                .await
+                .expect("the line is open")
+                .expect("the line works")
+            {
                 Message::Text(text) => return serde_json::from_str(&text).expect("JSON"),
                 Message::Ping(_) | Message::Pong(_) => {}
                 other @ (Message::Binary(_) | Message::Close(_) | Message::Frame(_)) => panic!("{other:?}"),
@@ -49,7 +60,8 @@ impl Line {
     }
 
     async fn commands(&mut self, id: i64, method: &str, params: Value) -> Value {
-        self.says(json!({"id": id, "method": method, "params": params}).to_string()).await;
+        self.says(json!({"id": id, "method": method, "params": params}).to_string())
+            .await;
         let answer = self.answer().await;
         assert_eq!(answer["id"], id, "{answer}");
         answer

@@ -77,8 +77,12 @@ general_purpose_subagent = { visibility = "hidden", system_prompt = "Mark: secre
 "#;
 
 /// The kinds, each with a mark that its model alone says, and a query whose result its tool alone tells.
-const KINDS: [(&str, &str, &str); 4] =
-    [("open", "openly", "a"), ("handy", "handily", "b"), ("quiet", "quietly", "c"), ("ghost", "secretly", "d")];
+const KINDS: [(&str, &str, &str); 4] = [
+    ("open", "openly", "a"),
+    ("handy", "handily", "b"),
+    ("quiet", "quietly", "c"),
+    ("ghost", "secretly", "d"),
+];
 
 /// What everybody works on: each looks something up, musing about its instructions, and says little in the end.
 fn work() -> String {
@@ -86,16 +90,27 @@ fn work() -> String {
         let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", query)]});
         task(&format!("t-{name}"), name, script().turn(musing).says("done"))
     });
-    let inner = script().turn(json!({"echo_system": true, "tool_calls": [lookup("c2", "e")]})).says("done");
-    let below = task("t-below", "quiet", script().calls(task("t-deep", "open", inner)).says("done"));
+    let inner = script()
+        .turn(json!({"echo_system": true, "tool_calls": [lookup("c2", "e")]}))
+        .says("done");
+    let below = task(
+        "t-below",
+        "quiet",
+        script().calls(task("t-deep", "open", inner)).says("done"),
+    );
     script().calls_all(each).calls(below).says("all done").to_string()
 }
 
 /// What of the work can be found in `text`: the marks that models said, and the results of tools.
 fn found(text: &str) -> Vec<&'static str> {
-    let marks = KINDS.iter().map(|(_, mark, _)| *mark).filter(|mark| text.contains(&format!("Mark: {mark}")));
+    let marks = KINDS
+        .iter()
+        .map(|(_, mark, _)| *mark)
+        .filter(|mark| text.contains(&format!("Mark: {mark}")));
     let results = ["found a", "found b", "found c", "found d", "found e"];
-    marks.chain(results.into_iter().filter(|result| text.contains(result))).collect()
+    marks
+        .chain(results.into_iter().filter(|result| text.contains(result)))
+        .collect()
 }
 
 async fn worked(server: &TestServer) -> (Human, Run) {

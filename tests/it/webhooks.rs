@@ -20,7 +20,13 @@ async fn asks(human: &Human, ear: &Ear, text: impl ToString) -> crate::support::
 }
 
 async fn deliveries(client: &Client, query: &str) -> Vec<Value> {
-    client.get(&format!("/webhooks/deliveries{query}")).await.ok().as_array().unwrap().clone()
+    client
+        .get(&format!("/webhooks/deliveries{query}"))
+        .await
+        .ok()
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 /// Returns the newest delivery as soon as it stands so.
@@ -237,7 +243,13 @@ async fn two_servers_on_one_database_tell_once() {
         }
         let client = server.client();
         eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 20).await;
-        assert_eq!(twin.client.get("/webhooks/deliveries?limit=1").await.header("x-pagination-total"), Some("20"));
+        assert_eq!(
+            twin.client
+                .get("/webhooks/deliveries?limit=1")
+                .await
+                .header("x-pagination-total"),
+            Some("20")
+        );
         twin.leaves().await;
         assert_eq!(ear.heard().len(), 20);
     })

@@ -16,13 +16,19 @@ struct Dice(u64);
 
 impl Dice {
     fn seeded() -> (Self, u64) {
-        let seed = std::env::var("ADJUTANT_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_122);
+        let seed = std::env::var("ADJUTANT_TEST_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or(20_261_122);
         (Self(seed), seed)
     }
 
     /// One of the numbers below `sides`.
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % sides
     }
 
@@ -32,7 +38,13 @@ impl Dice {
 }
 
 /// The limits that are drawn, by name.
-const NAMES: [&str; 5] = ["depth", "children_total", "children_at_once", "model_calls", "tool_calls"];
+const NAMES: [&str; 5] = [
+    "depth",
+    "children_total",
+    "children_at_once",
+    "model_calls",
+    "tool_calls",
+];
 
 /// What somebody may use; what is absent is not limited.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +70,11 @@ impl Limits {
     fn toml(&self, more: &str) -> String {
         let mut text = String::new();
         for (name, most) in &self.0 {
-            let most = if *name == "wall_s" { format!("{most:?}") } else { most.to_string() };
+            let most = if *name == "wall_s" {
+                format!("{most:?}")
+            } else {
+                most.to_string()
+            };
             write!(text, "{name} = {most}, ").expect("a text");
         }
         format!("{{ {} }}", format!("{text}{more}").trim_end_matches(", "))
@@ -78,15 +94,32 @@ impl Kind {
     fn drawn(dice: &mut Dice, number: usize) -> Self {
         let (main, below) = (Limits::drawn(dice, &[]), Limits::drawn(dice, &[]));
         // Time is limited for every third kind; its models take theirs.
-        let more: &[(&'static str, f64)] = if number % 3 == 2 { &[("wall_s", 0.6)] } else { &[("tokens", 900.0)] };
-        Self { name: format!("wild{number}"), main, below, tree: Limits::drawn(dice, more) }
+        let more: &[(&'static str, f64)] = if number % 3 == 2 {
+            &[("wall_s", 0.6)]
+        } else {
+            &[("tokens", 900.0)]
+        };
+        Self {
+            name: format!("wild{number}"),
+            main,
+            below,
+            tree: Limits::drawn(dice, more),
+        }
     }
 
     fn toml(&self, door: &str) -> String {
-        let Self { name, main, below, tree } = self;
+        let Self {
+            name,
+            main,
+            below,
+            tree,
+        } = self;
         let (tree, below) = (format!("tree = {}", tree.toml("")), below.toml(""));
         let main = main.toml(&tree);
-        let (tools, model) = (r#"tools = ["lookup", "spawn", "hand_over", "docs/*"]"#, "model = \"scripted:mock\"");
+        let (tools, model) = (
+            r#"tools = ["lookup", "spawn", "hand_over", "docs/*"]"#,
+            "model = \"scripted:mock\"",
+        );
         let one = |agent: &str| {
             format!(
                 "[[agents.{agent}.subagents]]\nname = \"one\"\ndescription = \"One of them.\"\nsystem_prompt = \"One.\"\n\
@@ -156,7 +189,11 @@ fn deed(dice: &mut Dice, levels: usize, id: &str, ponders: bool) -> Value {
         "spawn" => call(id, "spawn", json!({"description": work, "subagent_type": whom})),
         "hand_over" => call(id, "hand_over", json!({"to": whom, "work": work})),
         "mcp" => call(id, "docs__spawn", json!({"to": whom, "work": work})),
-        "background" => call(id, "start_async_task", json!({"description": work, "subagent_type": "back"})),
+        "background" => call(
+            id,
+            "start_async_task",
+            json!({"description": work, "subagent_type": "back"}),
+        ),
         _ => task(id, whom, work),
     }
 }
@@ -189,11 +226,24 @@ async fn all_in(human: &Human, run: &Run, kind: &Kind, above: u64, seen: &mut Ve
         let own = human.run(&node);
         let state = human.client().get(&format!("{}/state", own.path)).await.ok();
         let messages = state["values"]["messages"].as_array().cloned().unwrap_or_default();
-        let last = messages.iter().rev().find(|message| !message["usage_metadata"].is_null());
+        let last = messages
+            .iter()
+            .rev()
+            .find(|message| !message["usage_metadata"].is_null());
         let last_answer = last.map_or(0.0, |message| tokens(&message["usage_metadata"]));
-        let told = messages.iter().filter(|message| message["content"].to_string().contains("is reached.")).count();
+        let told = messages
+            .iter()
+            .filter(|message| message["content"].to_string().contains("is reached."))
+            .count();
         let (limits, level) = (kind.limits_of(&node), above + node["depth"].as_u64().expect("a depth"));
-        seen.push(Seen { limits, level, path: own.path.clone(), last_answer, told, node });
+        seen.push(Seen {
+            limits,
+            level,
+            path: own.path.clone(),
+            last_answer,
+            told,
+            node,
+        });
     }
     for task in tree["background_tasks"].as_array().expect("a list") {
         let mut task = task.clone();
@@ -274,12 +324,21 @@ async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (
     within(&kind.tree, "children_total", count(at_once.len() + tasks.len()), &told);
     for task in &tasks {
         let worker = human.on(task["thread_id"].as_str().expect("an id"));
-        let until = worker.runs().await.iter().map(|run| stretch(run).1).max().expect("a run");
+        let until = worker
+            .runs()
+            .await
+            .iter()
+            .map(|run| stretch(run).1)
+            .max()
+            .expect("a run");
         at_once.push((task["created_at"].as_str().expect("a time").to_owned(), until));
     }
     within(&kind.tree, "children_at_once", count(most_at_once(&at_once)), &told);
     // When the last question was asked the limit was not reached; since then each has heard one answer at most.
-    let before = seen.iter().map(|seen| tokens(&seen.node["usage"]) - seen.last_answer).sum::<f64>();
+    let before = seen
+        .iter()
+        .map(|seen| tokens(&seen.node["usage"]) - seen.last_answer)
+        .sum::<f64>();
     within(&kind.tree, "tokens", before, &told);
     (seen.len(), seen.iter().map(|seen| seen.told).sum())
 }
@@ -290,7 +349,10 @@ async fn those_asked_from_afar_keep_to_them(server: &TestServer, kind: &Kind, se
     let threads = server.client().post("/threads/search", wanted).await.ok();
     let (mut seen, mut tasks) = (vec![], vec![]);
     for thread in threads.as_array().expect("a list") {
-        let worker = server.human(&kind.name).await.on(thread["thread_id"].as_str().expect("an id"));
+        let worker = server
+            .human(&kind.name)
+            .await
+            .on(thread["thread_id"].as_str().expect("an id"));
         for record in worker.runs().await {
             all_in(&worker, &worker.run(&record), kind, 0, &mut seen, &mut tasks).await;
         }
@@ -310,7 +372,11 @@ async fn all_is_over(server: &TestServer) {
             return;
         }
     }
-    let busy = server.client().post("/threads/search", json!({"status": "busy", "limit": 9})).await.ok();
+    let busy = server
+        .client()
+        .post("/threads/search", json!({"status": "busy", "limit": 9}))
+        .await
+        .ok();
     panic!("something is still at work: {busy:#}");
 }
 

@@ -46,17 +46,28 @@ pub(crate) async fn fresh_database() -> Option<Database> {
     let admin = ADMIN.get_or_init(find_server).as_deref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
     let mut conn = PgConnection::connect(admin).await.expect("the test server answers");
-    sqlx::raw_sql(AssertSqlSafe(format!("create database {name}"))).execute(&mut conn).await.expect("a new database");
+    sqlx::raw_sql(AssertSqlSafe(format!("create database {name}")))
+        .execute(&mut conn)
+        .await
+        .expect("a new database");
     conn.close().await.expect("a clean goodbye");
-    Some(Database { url: on(admin, &name), name })
+    Some(Database {
+        url: on(admin, &name),
+        name,
+    })
 }
 
 impl Database {
     /// Takes it away again. One that is left behind after a failed test can be looked at.
     pub(crate) async fn discard(self) {
-        let mut conn = PgConnection::connect(&on(&self.url, "postgres")).await.expect("the test server answers");
+        let mut conn = PgConnection::connect(&on(&self.url, "postgres"))
+            .await
+            .expect("the test server answers");
         let sql = format!("drop database if exists {} with (force)", self.name);
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.expect("the database goes");
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut conn)
+            .await
+            .expect("the database goes");
         conn.close().await.expect("a clean goodbye");
     }
 }
@@ -71,7 +82,9 @@ fn on(url: &str, database: &str) -> String {
 }
 
 fn find_server() -> Option<String> {
-    let named = std::env::var_os(SERVER).and_then(|url| url.into_string().ok()).filter(|url| !url.is_empty());
+    let named = std::env::var_os(SERVER)
+        .and_then(|url| url.into_string().ok())
+        .filter(|url| !url.is_empty());
     let found = named.or_else(start_server);
     if found.is_none() {
         // Not `eprintln!`: what that writes is hidden from those who run passing tests.
@@ -86,7 +99,12 @@ fn start_server() -> Option<String> {
     let programs = installed_programs()?;
     let mut command = as_ordinary_user();
     let started = command.args(["sh", "-c", SCRIPT, "postgres", &programs]);
-    let mut child = started.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let mut child = started
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
     // Held until the process ends; then the pipe closes and the server goes.
     PIPES.lock().expect("nobody panics here").push(child.stdin.take()?);
     let mut said = String::new();
@@ -118,10 +136,16 @@ fn installed_programs() -> Option<String> {
 /// The beginning of a command line. Postgres refuses to be run by root, so root becomes somebody else.
 fn as_ordinary_user() -> Command {
     let id = |args: &[&str]| {
-        let output = Command::new("id").args(args).output().ok().filter(|output| output.status.success())?;
+        let output = Command::new("id")
+            .args(args)
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
         String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
     };
-    let user = ["postgres", "nobody"].into_iter().find_map(|name| Some((id(&["-u", name])?, id(&["-g", name])?)));
+    let user = ["postgres", "nobody"]
+        .into_iter()
+        .find_map(|name| Some((id(&["-u", name])?, id(&["-g", name])?)));
     match (id(&["-u"]).as_deref(), user) {
         (Some("0"), Some((user, group))) => {
             let mut command = Command::new("setpriv");

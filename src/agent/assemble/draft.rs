@@ -100,7 +100,11 @@ impl Draft {
 
     /// The files of the definition that are this agent's own.
     fn own_files(&self) -> Arc<Enclosed> {
-        let named = self.skills.iter().map(SkillSource::seen).chain(self.memory.iter().map(|path| seen(path)));
+        let named = self
+            .skills
+            .iter()
+            .map(SkillSource::seen)
+            .chain(self.memory.iter().map(|path| seen(path)));
         let paths: Vec<String> = named.collect();
         Arc::new(self.enclosed.only(paths.iter().map(String::as_str)))
     }
@@ -108,7 +112,11 @@ impl Draft {
     /// Where its file tools work.
     pub(super) fn workspace(&self) -> Arc<dyn Workspace> {
         let own = self.own_files();
-        if own.is_empty() { Arc::new(StateFiles) } else { Arc::new(WithEnclosed::new(own)) }
+        if own.is_empty() {
+            Arc::new(StateFiles)
+        } else {
+            Arc::new(WithEnclosed::new(own))
+        }
     }
 
     /// The policies of what it knows: its skills and its memory.

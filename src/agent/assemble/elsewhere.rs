@@ -25,7 +25,12 @@ impl Workshop {
     ) -> Agent {
         let peer = self.peers.peer(url, &subagent.headers.0, is_owners);
         let model: Arc<dyn Model> = match peer {
-            Ok(peer) => Arc::new(Delegate::new(self.peers.clone(), peer, graph_id, subagent.recursion_limit)),
+            Ok(peer) => Arc::new(Delegate::new(
+                self.peers.clone(),
+                peer,
+                graph_id,
+                subagent.recursion_limit,
+            )),
             Err(invalid) => {
                 let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
                 Unusable::because(ModelError::Misconfigured { message })

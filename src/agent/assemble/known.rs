@@ -64,7 +64,12 @@ impl Known {
             on_pending_interrupt: definition.on_pending_interrupt,
             context_scoping: definition.context_scoping,
             agent,
-            remote: definition.subagents.iter().filter(|subagent| subagent.url.is_some()).cloned().collect(),
+            remote: definition
+                .subagents
+                .iter()
+                .filter(|subagent| subagent.url.is_some())
+                .cloned()
+                .collect(),
             is_owners,
             build: Arc::new(build),
             alone: Arc::default(),
@@ -74,13 +79,19 @@ impl Known {
     /// The same by the name under which its definition is stored.
     #[must_use]
     pub fn stored_as(&self, digest: &Digest) -> Self {
-        Self { digest: digest.clone(), ..self.clone() }
+        Self {
+            digest: digest.clone(),
+            ..self.clone()
+        }
     }
 
     /// The subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
-        self.remote.iter().find(is_it).map(|subagent| (subagent, self.is_owners))
+        self.remote
+            .iter()
+            .find(is_it)
+            .map(|subagent| (subagent, self.is_owners))
     }
 
     /// The agent as it is where it may not delegate.

@@ -21,14 +21,21 @@ impl Workshop {
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
         let found = self.runnables.get(name).cloned();
         let declared = DeclaredFields::new(&parent.state);
-        let no_model = ModelError::Misconfigured { message: format!("`{}` is a program", subagent.name) };
+        let no_model = ModelError::Misconfigured {
+            message: format!("`{}` is a program", subagent.name),
+        };
         Agent {
             name: subagent.name.clone(),
             model: Unusable::because(no_model),
             settings: Map::new(),
             system_prompt: SystemPrompt::default(),
             stack: vec![],
-            plan: Plan { step_limit: STEP_LIMIT, rules: declared.rules(), is_work: true, ..Plan::default() },
+            plan: Plan {
+                step_limit: STEP_LIMIT,
+                rules: declared.rules(),
+                is_work: true,
+                ..Plan::default()
+            },
             toolbox: Toolbox::default(),
             checks: HashMap::new(),
             fields: vec![],
@@ -41,7 +48,10 @@ impl Workshop {
             shares: Shares::default(),
             initial: subagent.beginning(),
             url: None,
-            form: subagent.response_format.as_ref().map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
+            form: subagent
+                .response_format
+                .as_ref()
+                .map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
             display_text: subagent.display_text.clone(),
             runnable: Some(found.unwrap_or_else(|| Arc::new(Missing(name.to_owned())))),
         }

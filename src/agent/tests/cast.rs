@@ -77,7 +77,9 @@ pub(super) const BREAK: &str = "break";
 /// Lets a subagent find the result, as a tool behind HTTP may.
 pub(super) const SPAWN: &str = "spawn";
 
-pub(super) const TOOLS: [&str; 11] = [JOT, ERASE, SEND, PAY, COUNT, INQUIRE, CONFESS, SHOUT, FAIL, BREAK, SPAWN];
+pub(super) const TOOLS: [&str; 11] = [
+    JOT, ERASE, SEND, PAY, COUNT, INQUIRE, CONFESS, SHOUT, FAIL, BREAK, SPAWN,
+];
 
 impl Act {
     fn has_effect(name: &str) -> bool {
@@ -121,7 +123,11 @@ impl Tool for Act {
     }
 
     fn on_error(&self) -> OnError {
-        if self.spec.name == BREAK { OnError::FailRun } else { OnError::Report }
+        if self.spec.name == BREAK {
+            OnError::FailRun
+        } else {
+            OnError::Report
+        }
     }
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
@@ -130,9 +136,21 @@ impl Tool for Act {
             tokio::task::yield_now().await;
         }
         if name == SPAWN {
-            let text = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let order = Order { description: text("description"), ..Order::default() };
-            return Ok(CallOutcome::Delegate(Delegation { subagent: text("subagent_type"), order }));
+            let text = |name: &str| {
+                call.args
+                    .get(name)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let order = Order {
+                description: text("description"),
+                ..Order::default()
+            };
+            return Ok(CallOutcome::Delegate(Delegation {
+                subagent: text("subagent_type"),
+                order,
+            }));
         }
         if self.asks() && scope.answer.is_none() {
             let (kind, calls) = (QuestionKind::Question, vec![call.id.clone()]);
@@ -158,7 +176,10 @@ impl Tool for Act {
         let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
         if let Some(path) = call.args.get("path").and_then(Value::as_str) {
             let file = (name == JOT).then(|| Arc::new(File::text(call.id.as_str(), scope.now())));
-            answer.writes.merge(Update { files: BTreeMap::from([(path.to_owned(), file)]), ..Update::none() });
+            answer.writes.merge(Update {
+                files: BTreeMap::from([(path.to_owned(), file)]),
+                ..Update::none()
+            });
         }
         Ok(CallOutcome::Answer(answer))
     }
@@ -174,7 +195,12 @@ impl Middleware for Tally {
     }
 
     fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent]
+        &[
+            Moment::BeforeAgent,
+            Moment::BeforeModel,
+            Moment::AfterModel,
+            Moment::AfterAgent,
+        ]
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
@@ -191,8 +217,14 @@ pub(super) fn agent_of(
     mut stack: Vec<Arc<dyn Middleware>>,
 ) -> Agent {
     if roster.is_some() {
-        let card = |name: &str| SubagentCard { name: name.to_owned(), ..SubagentCard::default() };
-        stack.push(Arc::new(Subagents::new(&Menu { cards: ["one", "two"].map(card).to_vec(), ..Menu::default() })));
+        let card = |name: &str| SubagentCard {
+            name: name.to_owned(),
+            ..SubagentCard::default()
+        };
+        stack.push(Arc::new(Subagents::new(&Menu {
+            cards: ["one", "two"].map(card).to_vec(),
+            ..Menu::default()
+        })));
     }
     let acts = TOOLS.map(|name| {
         let spec = ToolSpec {
@@ -202,12 +234,21 @@ pub(super) fn agent_of(
                 "path": {"type": "string"}, "description": {"type": "string"}, "subagent_type": {"type": "string"}
             }}),
         };
-        Arc::new(Act { spec: Arc::new(spec), world: Arc::clone(world) }) as Arc<dyn Tool>
+        Arc::new(Act {
+            spec: Arc::new(spec),
+            world: Arc::clone(world),
+        }) as Arc<dyn Tool>
     });
-    let contributed = stack.iter().flat_map(|policy| policy.contribution().tools).collect::<Vec<_>>();
+    let contributed = stack
+        .iter()
+        .flat_map(|policy| policy.contribution().tools)
+        .collect::<Vec<_>>();
     let toolbox = Toolbox::new(contributed.into_iter().chain(acts));
-    let checks: HashMap<_, _> =
-        toolbox.specs().iter().map(|spec| (spec.name.clone(), ArgumentCheck::new(spec))).collect();
+    let checks: HashMap<_, _> = toolbox
+        .specs()
+        .iter()
+        .map(|spec| (spec.name.clone(), ArgumentCheck::new(spec)))
+        .collect();
     Agent {
         name: name.to_owned(),
         model: Arc::new(Scripted::new("mock")),

@@ -32,13 +32,27 @@ fn file(path: &str) -> Value {
 #[tokio::test]
 async fn of_two_children_one_may_fail_and_the_other_reports() {
     let (stage, _) = stage(1);
-    let (bad, good) = (r#"{"script": [{"error": 400}]}"#, r#"{"script": [{"text": "found it "}]}"#);
-    let ending = stage.hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]])).await;
+    let (bad, good) = (
+        r#"{"script": [{"error": 400}]}"#,
+        r#"{"script": [{"text": "found it "}]}"#,
+    );
+    let ending = stage
+        .hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]]))
+        .await;
     assert_eq!(ending, Ending::Done);
     let results = stage.results();
-    assert!(results[0].starts_with("The subagent `one` failed (ModelRefusedError)"), "{results:?}");
+    assert!(
+        results[0].starts_with("The subagent `one` failed (ModelRefusedError)"),
+        "{results:?}"
+    );
     assert_eq!(results[1], "found it");
-    let failed = matches!(stage.state().messages[2].role, Role::Tool { status: ToolStatus::Error, .. });
+    let failed = matches!(
+        stage.state().messages[2].role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    );
     assert!(failed, "the model sees that it failed");
 }
 
@@ -47,23 +61,41 @@ async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
     let (stage, _) = stage(2);
     let third = script(&[&[("c", "task", work("deeper"))]]);
     let second = script(&[&[("b", "task", work(&third))]]);
-    assert_eq!(stage.hears(script(&[&[("a", "task", work(&second))]])).await, Ending::Done);
+    assert_eq!(
+        stage.hears(script(&[&[("a", "task", work(&second))]])).await,
+        Ending::Done
+    );
     let children = stage.store.children();
     assert_eq!(children.len(), 2);
     let (deepest, lineage) = children.iter().max_by_key(|(_, lineage)| lineage.depth).unwrap();
-    assert_eq!((lineage.depth, &lineage.path), (2, &vec!["main".to_owned(), "one".to_owned(), "one".to_owned()]));
+    assert_eq!(
+        (lineage.depth, &lineage.path),
+        (2, &vec!["main".to_owned(), "one".to_owned(), "one".to_owned()])
+    );
     let said = stage.store.machine(Lane::Child(*deepest)).state;
-    assert!(said.messages[2].content.text().starts_with("Error: task is not a valid tool"), "{said:?}");
+    assert!(
+        said.messages[2]
+            .content
+            .text()
+            .starts_with("Error: task is not a valid tool"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]
 async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
     let (stage, _) = stage(1);
     let child = script(&[&[("x", ERASE, file("/old")), ("y", JOT, file("/new"))]]);
-    let steps: [&[_]; 2] = [&[("a", JOT, file("/old")), ("b", JOT, file("/kept"))], &[("c", "task", work(&child))]];
+    let steps: [&[_]; 2] = [
+        &[("a", JOT, file("/old")), ("b", JOT, file("/kept"))],
+        &[("c", "task", work(&child))],
+    ];
     assert_eq!(stage.hears(script(&steps)).await, Ending::Done);
     let files = stage.state().files;
-    let contents: Vec<_> = files.iter().map(|(path, file)| (path.as_str(), file.content.as_str())).collect();
+    let contents: Vec<_> = files
+        .iter()
+        .map(|(path, file)| (path.as_str(), file.content.as_str()))
+        .collect();
     assert_eq!(contents, [("/kept", "b"), ("/new", "y")]);
 }
 
@@ -71,26 +103,41 @@ async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
 async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
     for [first, second] in [["p", "q"], ["q", "p"]] {
         let (stage, _) = stage(1);
-        let long = script(&[&[(first, JOT, file("/f"))], &[("w", COUNT, json!({}))], &[("v", COUNT, json!({}))]]);
+        let long = script(&[
+            &[(first, JOT, file("/f"))],
+            &[("w", COUNT, json!({}))],
+            &[("v", COUNT, json!({}))],
+        ]);
         let short = script(&[&[(second, JOT, file("/f"))]]);
         assert_eq!(
-            stage.hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]])).await,
+            stage
+                .hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]]))
+                .await,
             Ending::Done
         );
         assert_eq!(stage.state().files["/f"].content, first, "of the last call");
         let (stage, _) = self::stage(1);
         assert_eq!(
-            stage.hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]])).await,
+            stage
+                .hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]]))
+                .await,
             Ending::Done
         );
-        assert_eq!(stage.state().files["/f"].content, second, "of the last call, though it came first");
+        assert_eq!(
+            stage.state().files["/f"].content,
+            second,
+            "of the last call, though it came first"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
     let (stage, _) = stage(1);
-    assert_eq!(stage.hears(script(&[&[("a", "task", work("what I want"))]])).await, Ending::Done);
+    assert_eq!(
+        stage.hears(script(&[&[("a", "task", work("what I want"))]])).await,
+        Ending::Done
+    );
     let (child, lineage) = stage.store.children().remove(0);
     assert_eq!(lineage.cause.as_deref(), Some("a"));
     let state = stage.store.machine(Lane::Child(child)).state;
@@ -103,13 +150,21 @@ async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
 async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
     let (stage, world) = stage(1);
     let asking = |id: &str| work(&script(&[&[(id, INQUIRE, json!({}))]]));
-    let waits = stage.hears(script(&[&[("a", "task", asking("x")), ("b", "task", asking("y"))]])).await;
+    let waits = stage
+        .hears(script(&[&[("a", "task", asking("x")), ("b", "task", asking("y"))]]))
+        .await;
     let asked = questions(&waits);
     assert_eq!(asked.len(), 2);
     let still = stage.is_answered(&asked[1], json!(5)).await;
-    assert_eq!((questions(&still), world.happened("x"), world.happened("y")), (vec![asked[0].clone()], 0, 1));
+    assert_eq!(
+        (questions(&still), world.happened("x"), world.happened("y")),
+        (vec![asked[0].clone()], 0, 1)
+    );
     assert_eq!(stage.is_answered(&asked[0], json!(6)).await, Ending::Done);
-    assert_eq!((stage.results(), stage.store.children().len()), (vec!["done".to_owned(), "done".to_owned()], 2));
+    assert_eq!(
+        (stage.results(), stage.store.children().len()),
+        (vec!["done".to_owned(), "done".to_owned()], 2)
+    );
 }
 
 #[tokio::test]
@@ -121,7 +176,12 @@ async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
     let waits = stage.hears(script(&[&[("a", "task", work(&second))]])).await;
     let asked = questions(&waits);
     assert_eq!((asked.len(), world.happened("pay")), (1, 0));
-    assert_eq!(stage.is_answered(&asked[0], json!({"decisions": [{"type": "approve"}]})).await, Ending::Done);
+    assert_eq!(
+        stage
+            .is_answered(&asked[0], json!({"decisions": [{"type": "approve"}]}))
+            .await,
+        Ending::Done
+    );
     assert_eq!((world.happened("pay"), stage.store.children().len()), (1, 2));
 }
 
@@ -135,7 +195,10 @@ async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
         Some(Fact::Ended { status, .. }) => status,
         other => panic!("{other:?}"),
     };
-    assert_eq!((last(lane), last(Lane::Main)), (RunStatus::Interrupted, RunStatus::Success));
+    assert_eq!(
+        (last(lane), last(Lane::Main)),
+        (RunStatus::Interrupted, RunStatus::Success)
+    );
     stage.is_answered(&questions(&waits)[0], json!(1)).await;
     assert_eq!(last(lane), RunStatus::Success);
 }
@@ -148,10 +211,17 @@ async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() 
         let (stage, _) = stage(1);
         let run = RunId::mint();
         stage.revives(Some(Death::Told(commit)));
-        assert_eq!(stage.attempt(run, &wish).await, Err(Stop::Cancelled), "in commit {commit}");
+        assert_eq!(
+            stage.attempt(run, &wish).await,
+            Err(Stop::Cancelled),
+            "in commit {commit}"
+        );
         stage.revives(None);
         assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
-        assert_eq!((stage.results(), stage.store.children().len()), (vec!["done".to_owned(); 2], 2));
+        assert_eq!(
+            (stage.results(), stage.store.children().len()),
+            (vec!["done".to_owned(); 2], 2)
+        );
     }
 }
 
@@ -161,11 +231,17 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
     for last in 1..30 {
         let (stage, _) = stage(1);
         let count = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("again", COUNT, json!({}))]]));
-        let (run, wish) = (RunId::mint(), says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]])));
+        let (run, wish) = (
+            RunId::mint(),
+            says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]])),
+        );
         stage.revives(Some(Death::Before(last)));
         let _ = stage.attempt(run, &wish).await;
         let children = stage.store.children();
-        let Some((first, _)) = children.iter().find(|(_, lineage)| lineage.cause.as_deref() == Some("a")) else {
+        let Some((first, _)) = children
+            .iter()
+            .find(|(_, lineage)| lineage.cause.as_deref() == Some("a"))
+        else {
             continue;
         };
         let over = |fact: &Fact| matches!(fact, Fact::Ended { .. });
@@ -180,8 +256,17 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
         let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
         assert_eq!(results, [cancelled, "done"], "after {last}");
         let (status, error) = (RunStatus::Interrupted, Some(Failure::cancelled()));
-        let ended = Fact::Ended { status, error, waits: false, used: None };
-        assert_eq!(stage.store.facts(Lane::Child(*first)).last(), Some(&ended), "after {last}");
+        let ended = Fact::Ended {
+            status,
+            error,
+            waits: false,
+            used: None,
+        };
+        assert_eq!(
+            stage.store.facts(Lane::Child(*first)).last(),
+            Some(&ended),
+            "after {last}"
+        );
     }
     assert!(met > 3, "{met}");
 }

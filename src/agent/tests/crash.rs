@@ -32,9 +32,20 @@ enum Deed {
 type Plot = Vec<Vec<Deed>>;
 
 fn deed(below: u32) -> BoxedStrategy<Deed> {
-    let acts = [cast::SEND, cast::PAY, cast::COUNT, cast::INQUIRE, cast::CONFESS, cast::FAIL, "nonsense"];
+    let acts = [
+        cast::SEND,
+        cast::PAY,
+        cast::COUNT,
+        cast::INQUIRE,
+        cast::CONFESS,
+        cast::FAIL,
+        "nonsense",
+    ];
     let act = proptest::sample::select(acts.to_vec()).prop_map(Deed::Act);
-    let file = (proptest::sample::select(vec![cast::JOT, cast::JOT, cast::ERASE]), 0..2_u8);
+    let file = (
+        proptest::sample::select(vec![cast::JOT, cast::JOT, cast::ERASE]),
+        0..2_u8,
+    );
     let file = file.prop_map(|(tool, path)| Deed::File(tool, path));
     let simple = prop_oneof![6 => act, 2 => file, 1 => Just(Deed::Stammer)];
     if below == 0 {
@@ -135,7 +146,9 @@ async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<Str
                 };
                 let some: Vec<&Interrupt> = questions.iter().filter(chosen).collect();
                 let chosen = if some.is_empty() { vec![&questions[0]] } else { some };
-                let answers = chosen.into_iter().map(|asked| (asked.id.clone(), answer_to(asked, &world)));
+                let answers = chosen
+                    .into_iter()
+                    .map(|asked| (asked.id.clone(), answer_to(asked, &world)));
                 wish = Wish::Answers(answers.collect());
             }
             Ending::Done => return (life(&stage), world.effects(), commits),
@@ -151,11 +164,22 @@ fn life(stage: &Stage) -> Life {
         let twin = histories.insert(lineage.cause, history(stage.store.rows(Lane::Child(child))));
         assert_eq!(twin, None, "a call has one child");
     }
-    Life { histories, state: without_ids(serde_json::to_value(stage.state() as State).unwrap()) }
+    Life {
+        histories,
+        state: without_ids(serde_json::to_value(stage.state() as State).unwrap()),
+    }
 }
 
 fn history(rows: Vec<Row>) -> Vec<(i64, String, Value)> {
-    rows.into_iter().map(|row| (row.step, row.node, without_ids(serde_json::from_str(&row.writes).unwrap()))).collect()
+    rows.into_iter()
+        .map(|row| {
+            (
+                row.step,
+                row.node,
+                without_ids(serde_json::from_str(&row.writes).unwrap()),
+            )
+        })
+        .collect()
 }
 
 /// The same without the ids of messages, which are drawn anew each time.
@@ -174,7 +198,10 @@ fn without_ids(mut value: Value) -> Value {
 }
 
 fn now<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 /// Fails unless the disturbed life came to the same as the undisturbed one, and every effect happened as often as it may.
@@ -188,7 +215,12 @@ fn compare(script: &str, seed: u64, deaths: &[Death], (undisturbed, once): (&Lif
     }
     assert_eq!(disturbed, *undisturbed);
     assert_eq!(effects.keys().collect::<Vec<_>>(), once.keys().collect::<Vec<_>>());
-    let messages = disturbed.histories.values().flatten().map(|(_, _, writes)| writes.to_string()).collect::<String>();
+    let messages = disturbed
+        .histories
+        .values()
+        .flatten()
+        .map(|(_, _, writes)| writes.to_string())
+        .collect::<String>();
     for (key, times) in effects {
         let may_repeat = [cast::COUNT, cast::INQUIRE]
             .iter()
@@ -214,11 +246,21 @@ proptest! {
 
 #[test]
 fn a_run_cut_at_each_of_its_commits_in_turn_comes_to_the_same() {
-    let nested = vec![vec![Deed::Act(cast::CONFESS), Deed::Act(cast::COUNT)], vec![Deed::Act(cast::PAY)]];
-    let child = vec![vec![Deed::Act(cast::SEND), Deed::Delegate("two", nested)], vec![Deed::File(cast::ERASE, 0)]];
+    let nested = vec![
+        vec![Deed::Act(cast::CONFESS), Deed::Act(cast::COUNT)],
+        vec![Deed::Act(cast::PAY)],
+    ];
+    let child = vec![
+        vec![Deed::Act(cast::SEND), Deed::Delegate("two", nested)],
+        vec![Deed::File(cast::ERASE, 0)],
+    ];
     let plot = vec![
         vec![Deed::File(cast::JOT, 0), Deed::Act(cast::SEND), Deed::Stammer],
-        vec![Deed::Delegate("one", child), Deed::Act(cast::INQUIRE), Deed::Act(cast::CONFESS)],
+        vec![
+            Deed::Delegate("one", child),
+            Deed::Act(cast::INQUIRE),
+            Deed::Act(cast::CONFESS),
+        ],
     ];
     let script = script_of(&plot, "");
     let (undisturbed, once, commits) = now(lived(&script, 7, &[]));

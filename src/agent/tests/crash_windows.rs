@@ -39,7 +39,9 @@ async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
     for tool in [SEND, COUNT] {
         let (stage, world) = stage();
         stage.revives(Some(BEFORE_THE_EFFECT));
-        let attempt = stage.attempt(RunId::mint(), &says(script(&[&[("a", tool, json!({}))]]))).await;
+        let attempt = stage
+            .attempt(RunId::mint(), &says(script(&[&[("a", tool, json!({}))]])))
+            .await;
         assert_eq!((attempt, world.happened("a")), (Err(Stop::LeaseLost), 0), "{tool}");
     }
 }
@@ -51,7 +53,10 @@ async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
     let calls = [("a", SEND, json!({})), ("b", JOT, json!({}))];
     assert!(stage.attempt(RunId::mint(), &says(script(&[&calls]))).await.is_err());
     let machine = stage.machine();
-    assert_eq!((machine.fate(0), machine.fate(1)), (Some(&Fate::Started), Some(&Fate::Ready)));
+    assert_eq!(
+        (machine.fate(0), machine.fate(1)),
+        (Some(&Fate::Started), Some(&Fate::Ready))
+    );
     assert!(world.happened("a") <= 1);
 }
 
@@ -59,7 +64,10 @@ async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
 async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
     let (stage, world) = stage();
     let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", COUNT, json!({}))]).await;
-    assert_eq!((ending, world.happened("a"), stage.results()), (Ending::Done, 2, vec!["count a".to_owned()]));
+    assert_eq!(
+        (ending, world.happened("a"), stage.results()),
+        (Ending::Done, 2, vec!["count a".to_owned()])
+    );
 }
 
 #[tokio::test]
@@ -81,8 +89,15 @@ async fn a_human_decides_about_a_call_of_unknown_outcome() {
         let (stage, world) = stage();
         let waits = dies(&stage, AFTER_THE_EFFECT, &[("a", SEND, json!({}))]).await;
         assert_eq!(world.happened("a"), 1);
-        assert_eq!(stage.is_answered(&questions(&waits)[0], decision(word.clone())).await, Ending::Done);
-        assert_eq!((world.happened("a"), stage.results()), (times, vec![result.to_owned()]), "{word}");
+        assert_eq!(
+            stage.is_answered(&questions(&waits)[0], decision(word.clone())).await,
+            Ending::Done
+        );
+        assert_eq!(
+            (world.happened("a"), stage.results()),
+            (times, vec![result.to_owned()]),
+            "{word}"
+        );
     }
 }
 
@@ -90,8 +105,16 @@ async fn a_human_decides_about_a_call_of_unknown_outcome() {
 async fn a_sibling_that_was_answered_is_not_asked_about() {
     // `b` needs longer than `a`, so that the third commit stores the answer of one of them.
     let (stage, world) = stage();
-    let waits = dies(&stage, Death::Before(4), &[("a", SEND, json!({})), ("b", SEND, json!({}))]).await;
-    assert_eq!((questions(&waits).len(), world.effects().values().sum::<usize>()), (1, 2));
+    let waits = dies(
+        &stage,
+        Death::Before(4),
+        &[("a", SEND, json!({})), ("b", SEND, json!({}))],
+    )
+    .await;
+    assert_eq!(
+        (questions(&waits).len(), world.effects().values().sum::<usize>()),
+        (1, 2)
+    );
 }
 
 #[tokio::test]
@@ -117,7 +140,10 @@ async fn a_crash_asks_about_each_outcome_anew() {
 /// A tool's own question, answered; then the process dies under the call. The question about its outcome.
 async fn confesses_and_dies(stage: &Stage) -> InterruptId {
     let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
-    let (run, wish) = (RunId::mint(), Wish::Answers([(questions(&waits)[0].clone(), json!("the answer"))].into()));
+    let (run, wish) = (
+        RunId::mint(),
+        Wish::Answers([(questions(&waits)[0].clone(), json!("the answer"))].into()),
+    );
     stage.revives(Some(Death::Before(3)));
     assert!(stage.attempt(run, &wish).await.is_err());
     stage.revives(None);
@@ -129,8 +155,14 @@ async fn confesses_and_dies(stage: &Stage) -> InterruptId {
 async fn a_call_that_is_made_again_has_the_answer_to_its_own_question() {
     let (stage, world) = stage();
     let asked = confesses_and_dies(&stage).await;
-    assert_eq!(stage.is_answered(&asked, decision(json!({"type": "approve"}))).await, Ending::Done);
-    assert_eq!((stage.results(), world.happened("a")), (vec!["confess a: \"the answer\"".to_owned()], 2));
+    assert_eq!(
+        stage.is_answered(&asked, decision(json!({"type": "approve"}))).await,
+        Ending::Done
+    );
+    assert_eq!(
+        (stage.results(), world.happened("a")),
+        (vec!["confess a: \"the answer\"".to_owned()], 2)
+    );
 }
 
 #[tokio::test]
@@ -138,12 +170,18 @@ async fn answers_are_not_lost_when_the_run_dies_before_its_first_commit() {
     for death in [Death::After(1), Death::Before(2)] {
         let (stage, world) = stage();
         let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
-        let (run, wish) = (RunId::mint(), Wish::Answers([(questions(&waits)[0].clone(), json!(1))].into()));
+        let (run, wish) = (
+            RunId::mint(),
+            Wish::Answers([(questions(&waits)[0].clone(), json!(1))].into()),
+        );
         stage.revives(Some(death));
         assert!(stage.attempt(run, &wish).await.is_err());
         assert_eq!(world.happened("a"), 0);
         stage.revives(None);
         assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
-        assert_eq!((stage.results(), world.happened("a")), (vec!["confess a: 1".to_owned()], 1));
+        assert_eq!(
+            (stage.results(), world.happened("a")),
+            (vec!["confess a: 1".to_owned()], 1)
+        );
     }
 }

@@ -37,8 +37,13 @@ fn hooks_stand_in_the_order_in_which_they_run() {
     let graph = careful_agent(&Arc::new(World::default()), 0).drawing(0);
     let plan = careful_agent(&Arc::new(World::default()), 0).plan;
     let leads = |source: &str, target: &str| {
-        let found = graph.edges.iter().find(|edge| edge.source == source && edge.target == target);
-        found.unwrap_or_else(|| panic!("{source} does not lead to {target} in {:#?}", graph.edges)).conditional
+        let found = graph
+            .edges
+            .iter()
+            .find(|edge| edge.source == source && edge.target == target);
+        found
+            .unwrap_or_else(|| panic!("{source} does not lead to {target} in {:#?}", graph.edges))
+            .conditional
     };
     assert!(!leads("__start__", &plan.before_agent[0]));
     assert!(!leads(plan.before_agent.last().expect("a hook"), &plan.before_model[0]));
@@ -56,11 +61,19 @@ fn a_drawing_ends_even_if_subagents_multiply_without_end() {
     let world = Arc::new(World::default());
     let agent = agent_of("main", &world, Some(roster(&world, 30, careful)), careful(&world));
     let whole = agent.drawing(u32::MAX);
-    assert!(whole.nodes.len() > 500 && whole.nodes.len() <= 1_000, "{} nodes", whole.nodes.len());
+    assert!(
+        whole.nodes.len() > 500 && whole.nodes.len() <= 1_000,
+        "{} nodes",
+        whole.nodes.len()
+    );
     assert!(hangs_together(&whole));
     assert_eq!(agent.subagent_schemas(None, true).len(), 1_000);
     let deep = vec!["two"; 30].join("|");
-    let found: Vec<String> = agent.subagent_schemas(Some(&deep), true).into_iter().map(|(name, _)| name).collect();
+    let found: Vec<String> = agent
+        .subagent_schemas(Some(&deep), true)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
     assert_eq!(found, [deep]);
 }
 
@@ -69,8 +82,17 @@ fn levels_are_counted_from_the_main_agent() {
     let agent = plain_agent(&Arc::new(World::default()), 2);
     let size = |levels| agent.drawing(levels).nodes.len();
     // Each subagent adds its model and its tools.
-    assert_eq!([size(0), size(1), size(2), size(3)], [4, 4 + 2 * 2, 4 + 6 * 2, 4 + 6 * 2]);
-    let names = |recurse| agent.subagent_schemas(None, recurse).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(
+        [size(0), size(1), size(2), size(3)],
+        [4, 4 + 2 * 2, 4 + 6 * 2, 4 + 6 * 2]
+    );
+    let names = |recurse| {
+        agent
+            .subagent_schemas(None, recurse)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(names(false), ["one", "two"]);
     assert_eq!(names(true), ["one", "two", "one|one", "one|two", "two|one", "two|two"]);
 }

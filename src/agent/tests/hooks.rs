@@ -27,7 +27,12 @@ impl Probe {
     }
 }
 
-const ALL: [Moment; 4] = [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent];
+const ALL: [Moment; 4] = [
+    Moment::BeforeAgent,
+    Moment::BeforeModel,
+    Moment::AfterModel,
+    Moment::AfterAgent,
+];
 
 #[async_trait]
 impl Middleware for Probe {
@@ -95,7 +100,9 @@ impl Middleware for Scribe {
         let mut answer = next.ask(request).await?;
         let mut count = self.0.lock().unwrap();
         *count += 1;
-        answer.extra.merge(Update::field(format!("written_{count}"), json!(true)));
+        answer
+            .extra
+            .merge(Update::field(format!("written_{count}"), json!(true)));
         Ok(answer)
     }
 }
@@ -150,7 +157,11 @@ impl Middleware for Impatient {
     }
 
     async fn hook(&self, _: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
-        Ok(Reaction { update: Update::messages([Message::ai("enough")]), jump: Some(Jump::End), ..Reaction::default() })
+        Ok(Reaction {
+            update: Update::messages([Message::ai("enough")]),
+            jump: Some(Jump::End),
+            ..Reaction::default()
+        })
     }
 }
 
@@ -161,7 +172,13 @@ fn stage(stack: Vec<Arc<dyn Middleware>>) -> (Stage, Arc<World>) {
 
 fn probes() -> (Vec<Arc<dyn Middleware>>, Log) {
     let log = Log::default();
-    (vec![Arc::new(Probe("A", Arc::clone(&log))), Arc::new(Probe("B", Arc::clone(&log)))], log)
+    (
+        vec![
+            Arc::new(Probe("A", Arc::clone(&log))),
+            Arc::new(Probe("B", Arc::clone(&log))),
+        ],
+        log,
+    )
 }
 
 fn lines(log: &Log) -> String {
@@ -187,7 +204,10 @@ async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
     let (stage, _) = stage(stack);
     let waits = stage.hears("hello").await;
     assert_eq!(lines(&log), "A.before_agent B.before_agent A.before_model");
-    assert_eq!(stage.is_answered(&questions(&waits)[0], json!("yes")).await, Ending::Done);
+    assert_eq!(
+        stage.is_answered(&questions(&waits)[0], json!("yes")).await,
+        Ending::Done
+    );
     let round = "B.before_model A.model( B.model( B.)model A.)model B.after_model A.after_model";
     assert_eq!(lines(&log), format!("{round} B.after_agent A.after_agent"));
     assert_eq!(stage.state().fields["told"], json!("yes"));
@@ -217,13 +237,22 @@ async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
     let asked = questions(&waits);
     assert_eq!((asked.len(), world.happened("a")), (1, 0));
     assert_eq!(stage.is_answered(&asked[0], json!(1)).await, Ending::Done);
-    assert_eq!((stage.results(), world.happened("a")), (vec!["inquire a: 1".to_owned()], 1));
+    assert_eq!(
+        (stage.results(), world.happened("a")),
+        (vec!["inquire a: 1".to_owned()], 1)
+    );
 }
 
 #[tokio::test]
 async fn a_policy_may_ask_around_a_call_and_no_other_policy_swallows_it() {
-    let (stage, world) = stage(vec![Arc::new(Stubborn), Arc::new(Doubtful(Moment::AfterAgent)), Arc::new(Stubborn)]);
-    let waits = stage.hears(script(&[&[("a", COUNT, json!({})), ("b", COUNT, json!({}))]])).await;
+    let (stage, world) = stage(vec![
+        Arc::new(Stubborn),
+        Arc::new(Doubtful(Moment::AfterAgent)),
+        Arc::new(Stubborn),
+    ]);
+    let waits = stage
+        .hears(script(&[&[("a", COUNT, json!({})), ("b", COUNT, json!({}))]]))
+        .await;
     let asked = questions(&waits);
     assert_eq!((asked.len(), world.effects().len()), (2, 0));
     let still = stage.is_answered(&asked[1], json!("yes")).await;
@@ -237,7 +266,10 @@ async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() 
     let (mut stack, log) = probes();
     stack.insert(0, Arc::new(Impatient));
     let (stage, _) = stage(stack);
-    assert_eq!(stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await, Ending::Done);
+    assert_eq!(
+        stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await,
+        Ending::Done
+    );
     assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "enough");
     assert_eq!(stage.store.deltas(), 0);

@@ -81,12 +81,17 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     let policies = || vec![Arc::new(Counted) as Arc<dyn Middleware>];
     let builders = ["one", "two"].map(|name| {
         let (world, limits) = (Arc::clone(world), below.clone());
-        let build: Build =
-            Box::new(move |roster, _| Agent { limits: limits.clone(), ..agent_of(name, &world, roster, policies()) });
+        let build: Build = Box::new(move |roster, _| Agent {
+            limits: limits.clone(),
+            ..agent_of(name, &world, roster, policies())
+        });
         (name.to_owned(), build)
     });
     let roster = Roster::new(3, builders, BTreeMap::new(), BTreeMap::new());
-    Agent { limits: main.clone(), ..agent_of("main", world, Some(roster), policies()) }
+    Agent {
+        limits: main.clone(),
+        ..agent_of("main", world, Some(roster), policies())
+    }
 }
 
 /// How many runs of a tree were under way at once at most: in all, and for one that delegates.
@@ -111,9 +116,20 @@ fn holds(stage: &Stage, main: &Limits, below: &Limits) {
     let within = |limit: Option<u64>, count: usize| limit.is_none_or(|limit| u64::try_from(count).unwrap() <= limit);
     let asked = |lane| stage.store.rows(lane).iter().filter(|row| row.node == MODEL).count();
     let all: usize = children.keys().map(|child| asked(Lane::Child(*child))).sum::<usize>() + asked(Lane::Main);
-    assert!(within(tree.model_calls, all) && within(main.model_calls, asked(Lane::Main)), "questions: {all}");
-    assert!(children.keys().all(|child| within(below.model_calls, asked(Lane::Child(*child)))));
-    assert!(within(tree.children_total, children.len()), "children: {}", children.len());
+    assert!(
+        within(tree.model_calls, all) && within(main.model_calls, asked(Lane::Main)),
+        "questions: {all}"
+    );
+    assert!(
+        children
+            .keys()
+            .all(|child| within(below.model_calls, asked(Lane::Child(*child))))
+    );
+    assert!(
+        within(tree.children_total, children.len()),
+        "children: {}",
+        children.len()
+    );
     let mut delegated = BTreeMap::<RunId, usize>::new();
     for lineage in children.values() {
         *delegated.entry(lineage.parent.unwrap()).or_default() += 1;
@@ -125,7 +141,11 @@ fn holds(stage: &Stage, main: &Limits, below: &Limits) {
         );
     }
     for (parent, count) in delegated {
-        let limit = if children.contains_key(&parent) { below.children_total } else { main.children_total };
+        let limit = if children.contains_key(&parent) {
+            below.children_total
+        } else {
+            main.children_total
+        };
         assert!(within(limit, count), "children of {parent}: {count}");
     }
 }

@@ -82,7 +82,10 @@ impl Store {
 
     pub(super) fn children(&self) -> Vec<(RunId, Lineage)> {
         let disk = self.disk();
-        disk.children.iter().map(|(id, (lineage, _))| (*id, serde_json::from_str(lineage).unwrap())).collect()
+        disk.children
+            .iter()
+            .map(|(id, (lineage, _))| (*id, serde_json::from_str(lineage).unwrap()))
+            .collect()
     }
 
     pub(super) fn facts(&self, lane: Lane) -> Vec<Fact> {
@@ -93,7 +96,11 @@ impl Store {
 
     /// Everything that happened, in order.
     pub(super) fn course(&self) -> Vec<(Lane, Fact)> {
-        self.disk().facts.iter().map(|(lane, fact)| (*lane, serde_json::from_str(fact).unwrap())).collect()
+        self.disk()
+            .facts
+            .iter()
+            .map(|(lane, fact)| (*lane, serde_json::from_str(fact).unwrap()))
+            .collect()
     }
 
     pub(super) fn deltas(&self) -> usize {
@@ -169,7 +176,11 @@ impl Store {
 
     fn parent(&self, child: RunId) -> Lane {
         let lineage = self.children().into_iter().find(|(id, _)| *id == child).unwrap().1;
-        if lineage.depth > 1 { Lane::Child(lineage.parent.unwrap()) } else { Lane::Main }
+        if lineage.depth > 1 {
+            Lane::Child(lineage.parent.unwrap())
+        } else {
+            Lane::Main
+        }
     }
 
     /// What tells a child to stop: the process does, or a client who cancels it.
@@ -203,7 +214,10 @@ impl Store {
 
     fn questions(&self, lane: Lane) -> Vec<Interrupt> {
         let machine = self.machine(lane);
-        let below = machine.parked_children().into_iter().flat_map(|child| self.questions(Lane::Child(child)));
+        let below = machine
+            .parked_children()
+            .into_iter()
+            .flat_map(|child| self.questions(Lane::Child(child)));
         machine.open_questions().cloned().chain(below).collect()
     }
 }
@@ -232,7 +246,12 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(store: &Arc<Store>, lane: Lane, run: RunId, root: RunId) -> Self {
-        Self { store: Arc::clone(store), lane, run, root }
+        Self {
+            store: Arc::clone(store),
+            lane,
+            run,
+            root,
+        }
     }
 
     fn below(&self, child: RunId) -> Box<dyn Journal> {
@@ -305,11 +324,24 @@ impl Journal for Memory {
         if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
             machine.reopen();
         }
-        let begun = self.store.rows(lane).into_iter().find(|row| row.node == START && row.step == 0);
+        let begun = self
+            .store
+            .rows(lane)
+            .into_iter()
+            .find(|row| row.node == START && row.step == 0);
         let input = begun.map(|row| serde_json::from_str::<Vec<Update>>(&row.writes).unwrap().remove(0));
         let stop = self.store.stop_of(child);
         let meter = self.store.meter_of(child);
-        let child = Child { id: child, machine, order, stop, meter, input, known: None, journal: self.below(child) };
+        let child = Child {
+            id: child,
+            machine,
+            order,
+            stop,
+            meter,
+            input,
+            known: None,
+            journal: self.below(child),
+        };
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 

@@ -86,11 +86,18 @@ impl Stage {
         if let Wish::Answers(answers) = wish {
             self.store.deliver(answers)?;
         }
-        let plan = Plan { step_limit: self.step_limit.unwrap_or(u32::MAX), ..self.agent.plan.clone() };
+        let plan = Plan {
+            step_limit: self.step_limit.unwrap_or(u32::MAX),
+            ..self.agent.plan.clone()
+        };
         let mut machine = self.store.machine(Lane::Main);
         let own = self.store.owner(Lane::Main) == Some(run);
         let resumed = own || !matches!(wish, Wish::Input(_));
-        let mut notes = vec![Note::Fact(Fact::Started { base: machine.head, attempt: 1, resumed })];
+        let mut notes = vec![Note::Fact(Fact::Started {
+            base: machine.head,
+            attempt: 1,
+            resumed,
+        })];
         match wish {
             _ if own => {}
             Wish::Input(input) => {
@@ -161,7 +168,12 @@ impl Stage {
     /// The texts of the results that the main agent's model got, in order.
     fn results(&self) -> Vec<String> {
         let state = self.state();
-        state.messages.iter().filter(|m| m.answers().is_some()).map(|m| m.content.text()).collect()
+        state
+            .messages
+            .iter()
+            .filter(|m| m.answers().is_some())
+            .map(|m| m.content.text())
+            .collect()
     }
 }
 
@@ -172,8 +184,10 @@ fn says(text: impl Into<String>) -> Wish {
 /// A script for the scripted model: each step its calls as (id, tool, args); at last it says `done`.
 fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     let call = |(id, name, args): &(&str, &str, Value)| json!({"id": id, "name": name, "args": args});
-    let mut steps: Vec<Value> =
-        steps.iter().map(|calls| json!({"tool_calls": calls.iter().map(call).collect::<Vec<_>>()})).collect();
+    let mut steps: Vec<Value> = steps
+        .iter()
+        .map(|calls| json!({"tool_calls": calls.iter().map(call).collect::<Vec<_>>()}))
+        .collect();
     steps.push(json!({"text": "done"}));
     json!({ "script": steps }).to_string()
 }

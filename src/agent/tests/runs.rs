@@ -22,7 +22,10 @@ fn stage() -> (Stage, Arc<World>) {
 }
 
 fn before(nodes: &[&str]) -> Breakpoints {
-    Breakpoints { before: nodes.iter().map(|node| (*node).to_owned()).collect(), after: vec![] }
+    Breakpoints {
+        before: nodes.iter().map(|node| (*node).to_owned()).collect(),
+        after: vec![],
+    }
 }
 
 /// The nodes of the steps so far.
@@ -44,7 +47,14 @@ async fn a_run_leaves_its_steps_in_order() {
     assert_eq!(nodes(&stage), ["__start__", "__start__", MODEL, TOOLS, MODEL]);
     let facts = stage.store.facts(Lane::Main);
     assert!(
-        matches!(facts.as_slice(), [Fact::Started { resumed: false, .. }, Fact::Calling { .. }, Fact::Ended { .. }]),
+        matches!(
+            facts.as_slice(),
+            [
+                Fact::Started { resumed: false, .. },
+                Fact::Calling { .. },
+                Fact::Ended { .. }
+            ]
+        ),
         "{facts:?}"
     );
 }
@@ -87,9 +97,15 @@ async fn a_new_turn_stops_at_the_breakpoint_that_the_last_one_stopped_at() {
 #[tokio::test]
 async fn a_breakpoint_after_a_node_stops_behind_it() {
     let (mut stage, world) = stage();
-    stage.breakpoints = Breakpoints { before: vec![], after: vec![TOOLS.to_owned()] };
+    stage.breakpoints = Breakpoints {
+        before: vec![],
+        after: vec![TOOLS.to_owned()],
+    };
     assert_eq!(stage.hears(script(&[&[("a", SEND, json!({}))]])).await, Ending::Paused);
-    assert_eq!((world.happened("a"), nodes(&stage).last().unwrap().as_str()), (1, TOOLS));
+    assert_eq!(
+        (world.happened("a"), nodes(&stage).last().unwrap().as_str()),
+        (1, TOOLS)
+    );
     assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
 }
 
@@ -99,7 +115,9 @@ async fn an_approval_does_not_pass_over_a_breakpoint_behind_it() {
     let mut stage = Stage::new(careful_agent(&world, 1));
     stage.breakpoints = before(&[TOOLS]);
     let waits = stage.hears(script(&[&[("a", PAY, json!({}))]])).await;
-    let approved = stage.is_answered(&questions(&waits)[0], json!({"decisions": [{"type": "approve"}]})).await;
+    let approved = stage
+        .is_answered(&questions(&waits)[0], json!({"decisions": [{"type": "approve"}]}))
+        .await;
     assert_eq!((approved, world.happened("a")), (Ending::Paused, 0));
     assert_eq!((stage.runs(Wish::Onward).await, world.happened("a")), (Ending::Done, 1));
 }
@@ -159,7 +177,11 @@ async fn an_unreadable_call_is_answered_and_the_loop_goes_on() {
 #[tokio::test]
 async fn unknown_tools_wrong_arguments_and_failing_tools_are_answers() {
     let (stage, _) = stage();
-    let calls = [("a", "dig", json!({})), ("b", JOT, json!({"path": 1})), ("c", FAIL, json!({}))];
+    let calls = [
+        ("a", "dig", json!({})),
+        ("b", JOT, json!({"path": 1})),
+        ("c", FAIL, json!({})),
+    ];
     assert_eq!(stage.hears(script(&[&calls])).await, Ending::Done);
     let results = stage.results();
     assert!(results[0].starts_with("Error: dig is not a valid tool"), "{results:?}");
@@ -173,14 +195,20 @@ async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_a
     let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
     assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");
     assert!(matches!(stage.machine().fate(1), Some(Fate::Answered(_))));
-    assert_eq!(class(&stage.runs(Wish::Onward).await), "ToolError", "its outcome is known: it failed");
+    assert_eq!(
+        class(&stage.runs(Wish::Onward).await),
+        "ToolError",
+        "its outcome is known: it failed"
+    );
     assert_eq!((world.happened("a"), world.happened("b")), (2, 1));
 }
 
 #[tokio::test]
 async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
     let (stage, _) = stage();
-    let ending = stage.hears(r#"{"script": [{"text": "hello", "fail_first": 1, "status": 400}]}"#).await;
+    let ending = stage
+        .hears(r#"{"script": [{"text": "hello", "fail_first": 1, "status": 400}]}"#)
+        .await;
     assert_eq!(class(&ending), "ModelRefusedError");
     assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
@@ -190,20 +218,37 @@ async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
 async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
     let (stage, _) = stage();
     stage.revives(Some(Death::Before(2)));
-    let attempt = stage.attempt(RunId::mint(), &says(script(&[&[("a", COUNT, json!({}))]]))).await;
-    assert_eq!((attempt, stage.store.commits(), nodes(&stage).len()), (Err(Stop::LeaseLost), 1, 2));
-    assert!(!stage.store.facts(Lane::Main).iter().any(|fact| matches!(fact, Fact::Ended { .. })));
+    let attempt = stage
+        .attempt(RunId::mint(), &says(script(&[&[("a", COUNT, json!({}))]])))
+        .await;
+    assert_eq!(
+        (attempt, stage.store.commits(), nodes(&stage).len()),
+        (Err(Stop::LeaseLost), 1, 2)
+    );
+    assert!(
+        !stage
+            .store
+            .facts(Lane::Main)
+            .iter()
+            .any(|fact| matches!(fact, Fact::Ended { .. }))
+    );
 }
 
 #[tokio::test]
 async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun() {
     // `a` is answered at once; `b` is dropped on its way.
     let (stage, world) = stage();
-    let (run, wish) = (RunId::mint(), says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]])));
+    let (run, wish) = (
+        RunId::mint(),
+        says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]])),
+    );
     stage.revives(Some(Death::Told(3)));
     assert_eq!(stage.attempt(run, &wish).await, Err(Stop::Cancelled));
     let machine = stage.machine();
-    assert!(matches!((machine.fate(0), machine.fate(1)), (Some(Fate::Answered(_)), Some(Fate::Started))));
+    assert!(matches!(
+        (machine.fate(0), machine.fate(1)),
+        (Some(Fate::Answered(_)), Some(Fate::Started))
+    ));
     stage.revives(None);
     let waits = stage.attempt(run, &wish).await.unwrap();
     assert_eq!((questions(&waits).len(), world.happened("b") <= 1), (1, true));
@@ -214,14 +259,32 @@ async fn a_message_instead_of_an_answer_begins_a_new_turn() {
     let (stage, world) = stage();
     stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
     assert_eq!(stage.hears("never mind").await, Ending::Done);
-    assert_eq!((stage.machine().open_questions().count(), world.effects().len()), (0, 0));
+    assert_eq!(
+        (stage.machine().open_questions().count(), world.effects().len()),
+        (0, 0)
+    );
 }
 
 #[tokio::test]
 async fn an_unreadable_call_in_the_input_of_a_client_is_answered_like_any_other() {
-    let broken = InvalidToolCall { name: None, args: None, id: Some("x".to_owned()), error: None, kind: String::new() };
-    let role = Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![broken], usage_metadata: None };
+    let broken = InvalidToolCall {
+        name: None,
+        args: None,
+        id: Some("x".to_owned()),
+        error: None,
+        kind: String::new(),
+    };
+    let role = Role::Ai {
+        tool_calls: vec![],
+        invalid_tool_calls: vec![broken],
+        usage_metadata: None,
+    };
     let (stage, _) = stage();
-    let ending = stage.runs(Wish::Input(Update::messages([Message::human("hi"), Message::new(role, "")]))).await;
+    let ending = stage
+        .runs(Wish::Input(Update::messages([
+            Message::human("hi"),
+            Message::new(role, ""),
+        ])))
+        .await;
     assert_eq!(ending, Ending::Done);
 }

@@ -71,19 +71,33 @@ pub(super) fn read(
         look_at(search, place, role, (name, section), &document.places);
     }
     let Value::Object(mut agent) = agent else {
-        search.problems.push(place.problem("must have a section `[agent]` with at least a `name`"));
+        search
+            .problems
+            .push(place.problem("must have a section `[agent]` with at least a `name`"));
         return None;
     };
     let position = |key: &str| document.places.get(&FieldPath::of(["agent", key])).copied();
     for key in agent.keys().filter(|key| !AGENT_KEYS.contains(&key.as_str())) {
         let problem = place.problem(format!("unknown key; allowed are: {}", AGENT_KEYS.join(", ")));
-        search.problems.push(Problem { field: format!("agent.{key}"), ..problem }.at(position(key)));
+        search.problems.push(
+            Problem {
+                field: format!("agent.{key}"),
+                ..problem
+            }
+            .at(position(key)),
+        );
     }
     agent.retain(|key, _| AGENT_KEYS.contains(&key.as_str()));
     if !agent.contains_key("name") {
         let problem = place.problem("must be given");
         let at = document.places.get(&FieldPath::of(["agent"])).copied();
-        search.problems.push(Problem { field: "agent.name".to_owned(), ..problem }.at(at));
+        search.problems.push(
+            Problem {
+                field: "agent.name".to_owned(),
+                ..problem
+            }
+            .at(at),
+        );
     }
     if role == Role::Agent {
         agent.entry("model").or_insert_with(|| DEFAULT_MODEL.into());
@@ -98,19 +112,38 @@ pub(super) fn read(
 /// Says what becomes of a section that is not the agent's.
 fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&str, &Value), places: &Places) {
     let at = places.get(&FieldPath::of([name])).copied();
-    let known = SECTIONS.iter().find(|section| section.name == name && role == Role::Agent);
+    let known = SECTIONS
+        .iter()
+        .find(|section| section.name == name && role == Role::Agent);
     let Some(section) = known else {
         let message = match role {
             Role::Agent => "unknown section; allowed are: agent, sandbox, auth, memories, frontend",
             Role::Subagent => "a subagent has a section `[agent]` and no other",
         };
-        search.problems.push(Problem { field: name.to_owned(), ..place.problem(message) }.at(at));
+        search.problems.push(
+            Problem {
+                field: name.to_owned(),
+                ..place.problem(message)
+            }
+            .at(at),
+        );
         return;
     };
-    for key in value.as_object().into_iter().flat_map(Map::keys).filter(|key| !section.keys.contains(&key.as_str())) {
+    for key in value
+        .as_object()
+        .into_iter()
+        .flat_map(Map::keys)
+        .filter(|key| !section.keys.contains(&key.as_str()))
+    {
         let problem = place.problem(format!("unknown key; allowed are: {}", section.keys.join(", ")));
         let at = places.get(&FieldPath::of([name, key.as_str()])).copied();
-        search.problems.push(Problem { field: format!("{name}.{key}"), ..problem }.at(at));
+        search.problems.push(
+            Problem {
+                field: format!("{name}.{key}"),
+                ..problem
+            }
+            .at(at),
+        );
     }
     let is_idle = section.idle.is_some_and(|(key, values)| match value.get(key) {
         Some(Value::String(word)) => values.contains(&word.as_str()),
@@ -121,6 +154,12 @@ fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&
     });
     if !is_idle {
         let message = format!("is not supported: {}", section.instead);
-        search.problems.push(Problem { field: name.to_owned(), ..place.warning(message) }.at(at));
+        search.problems.push(
+            Problem {
+                field: name.to_owned(),
+                ..place.warning(message)
+            }
+            .at(at),
+        );
     }
 }

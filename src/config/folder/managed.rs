@@ -9,8 +9,16 @@ use super::{Role, Search};
 use crate::config::problem::Places;
 use crate::domain::definition::FieldPath;
 
-const AGENT_KEYS: [&str; 8] =
-    ["name", "description", "agent_id", "model", "runtime", "backend", "permissions", "extras"];
+const AGENT_KEYS: [&str; 8] = [
+    "name",
+    "description",
+    "agent_id",
+    "model",
+    "runtime",
+    "backend",
+    "permissions",
+    "extras",
+];
 const SUBAGENT_KEYS: [&str; 3] = ["description", "model", "model_id"];
 
 /// Reads an `agent.json`.
@@ -22,9 +30,17 @@ pub(super) fn read(
 ) -> Option<()> {
     let place = folder.join("agent.json");
     let mut agent = search.object(&place)?;
-    let allowed: &[&str] = if role == Role::Agent { &AGENT_KEYS } else { &SUBAGENT_KEYS };
+    let allowed: &[&str] = if role == Role::Agent {
+        &AGENT_KEYS
+    } else {
+        &SUBAGENT_KEYS
+    };
     for key in agent.keys().filter(|key| !allowed.contains(&key.as_str())) {
-        search.complain(&place, key, &format!("unknown key; allowed are: {}", allowed.join(", ")));
+        search.complain(
+            &place,
+            key,
+            &format!("unknown key; allowed are: {}", allowed.join(", ")),
+        );
     }
     agent.retain(|key, _| allowed.contains(&key.as_str()));
     match role {
@@ -45,11 +61,19 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
     if let Some(runtime) = &runtime {
         match runtime.pointer("/model/model_id") {
             _ if agent.contains_key("model") => {
-                search.complain(place, "runtime", "goes without `model` only: both say which model it is");
+                search.complain(
+                    place,
+                    "runtime",
+                    "goes without `model` only: both say which model it is",
+                );
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
-                search.complain(place, "runtime", "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`");
+                search.complain(
+                    place,
+                    "runtime",
+                    "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`",
+                );
             }
         }
     } else if !agent.contains_key("model") {
@@ -61,7 +85,11 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
         Some(backend) => match backend.get("type").and_then(Value::as_str) {
             Some("state") if backend.get("sandbox_config").is_none() => {}
             Some("state") => {
-                search.complain(place, "backend.sandbox_config", "goes with `\"type\": \"sandbox\"` only");
+                search.complain(
+                    place,
+                    "backend.sandbox_config",
+                    "goes with `\"type\": \"sandbox\"` only",
+                );
             }
             Some("sandbox") => {
                 let text =
@@ -90,9 +118,16 @@ fn subagent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Valu
     // The layout lets it be left out; a model has to choose by something.
     if !agent.contains_key("description") && !text.contains_key("description") {
         let prompt = text.get("system_prompt").and_then(Value::as_str).unwrap_or_default();
-        let line = prompt.lines().map(|line| line.trim_start_matches(['#', ' '])).find(|line| !line.trim().is_empty());
+        let line = prompt
+            .lines()
+            .map(|line| line.trim_start_matches(['#', ' ']))
+            .find(|line| !line.trim().is_empty());
         if let Some(line) = line {
-            search.remark(place, "description", "is not given, so it is the first line of the instructions");
+            search.remark(
+                place,
+                "description",
+                "is not given, so it is the first line of the instructions",
+            );
             agent.insert("description".to_owned(), line.trim().into());
         }
     }

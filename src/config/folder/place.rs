@@ -22,19 +22,33 @@ impl Place {
     /// The folder of all agents.
     pub(super) fn root(real: &Path, shown: &Path) -> Self {
         let root = real.canonicalize().ok();
-        Self { real: real.to_path_buf(), shown: shown.to_path_buf(), root }
+        Self {
+            real: real.to_path_buf(),
+            shown: shown.to_path_buf(),
+            root,
+        }
     }
 
     pub(super) fn join(&self, name: &str) -> Self {
-        Self { real: self.real.join(name), shown: self.shown.join(name), root: self.root.clone() }
+        Self {
+            real: self.real.join(name),
+            shown: self.shown.join(name),
+            root: self.root.clone(),
+        }
     }
 
     pub(super) fn name(&self) -> String {
-        self.shown.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        self.shown
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
     }
 
     pub(super) fn stem(&self) -> String {
-        self.shown.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        self.shown
+            .file_stem()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
     }
 
     pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
@@ -42,7 +56,10 @@ impl Place {
     }
 
     pub(super) fn warning(&self, message: impl Into<String>) -> Problem {
-        Problem { severity: Severity::Warning, ..self.problem(message) }
+        Problem {
+            severity: Severity::Warning,
+            ..self.problem(message)
+        }
     }
 
     fn unreadable(&self, error: &std::io::Error) -> Problem {
@@ -69,8 +86,10 @@ impl Place {
     /// What lies in a folder, in the order of the names.
     pub(super) fn entries(&self) -> Result<Vec<Self>, Problem> {
         let entries = self.real.read_dir().map_err(|error| self.unreadable(&error))?;
-        let mut names: Vec<String> =
-            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
         names.sort();
         Ok(names.iter().map(|name| self.join(name)).collect())
     }
@@ -84,7 +103,9 @@ impl Place {
         }
         let mut text = String::new();
         let file = std::fs::File::open(&self.real).map_err(|error| self.unreadable(&error))?;
-        file.take(LARGEST + 1).read_to_string(&mut text).map_err(|error| self.unreadable(&error))?;
+        file.take(LARGEST + 1)
+            .read_to_string(&mut text)
+            .map_err(|error| self.unreadable(&error))?;
         if u64::try_from(text.len()).is_ok_and(|length| length > LARGEST) {
             return Err(self.problem(format!("has more than {LARGEST} bytes")));
         }

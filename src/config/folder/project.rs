@@ -21,7 +21,10 @@ pub(in crate::config) fn load(
     list: &mut Vec<Value>,
     problems: &mut Vec<Problem>,
 ) -> Vec<Origin> {
-    let mut search = Search { origins: vec![], problems };
+    let mut search = Search {
+        origins: vec![],
+        problems,
+    };
     add(&mut search, &Place::root(folder, shown), list);
     search.origins
 }
@@ -30,16 +33,22 @@ pub(in crate::config) fn load(
 pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>) {
     let declared = list.len();
     for place in search.entries(folder) {
-        let Some(subagent) = subagent(search, &place) else { continue };
+        let Some(subagent) = subagent(search, &place) else {
+            continue;
+        };
         let name = subagent.get("name").cloned();
         let twin = list.iter().position(|other| other.get("name") == name.as_ref());
         let at = match twin {
             Some(twin) if twin < declared => {
-                search.problems.push(place.warning("is passed over: the agent declares a subagent of this name"));
+                search
+                    .problems
+                    .push(place.warning("is passed over: the agent declares a subagent of this name"));
                 continue;
             }
             Some(twin) => {
-                search.problems.push(place.warning("precedes another subagent of the same name"));
+                search
+                    .problems
+                    .push(place.warning("precedes another subagent of the same name"));
                 twin
             }
             None => list.len(),
@@ -77,8 +86,11 @@ fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>
     let mut settings = parts.settings;
     settings.insert("system_prompt".to_owned(), Value::String(parts.body));
     settings.entry("name").or_insert_with(|| Value::String(place.name()));
-    let is_blank =
-        |key: &str| settings.get(key).is_none_or(|value| value.as_str().is_none_or(|text| text.trim().is_empty()));
+    let is_blank = |key: &str| {
+        settings
+            .get(key)
+            .is_none_or(|value| value.as_str().is_none_or(|text| text.trim().is_empty()))
+    };
     if let Some(key) = ["name", "description"].into_iter().find(|key| is_blank(key)) {
         return pass_over(&file, format!("`{key}` must be a text that is not blank"));
     }

@@ -31,12 +31,19 @@ pub(super) fn read(
     (holds, home): (&FieldPath, &str),
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let files: Vec<Place> = FILES.iter().map(|name| folder.join(name)).filter(|file| file.real.exists()).collect();
+    let files: Vec<Place> = FILES
+        .iter()
+        .map(|name| folder.join(name))
+        .filter(|file| file.real.exists())
+        .collect();
     let file = match files.as_slice() {
         [] => return Some(()),
         [file] => file,
         [first, second, ..] => {
-            let message = format!("stands beside {}, and only one of them can hold the servers", first.name());
+            let message = format!(
+                "stands beside {}, and only one of them can hold the servers",
+                first.name()
+            );
             search.problems.push(second.problem(message));
             return None;
         }
@@ -64,7 +71,11 @@ pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, 
     // A table of the wrong shape is told when the definition is read.
     let Value::Object(servers) = servers else { return };
     if servers.contains_key(name) {
-        search.complain(file, &format!("mcpServers.{name}"), "is also a server in the settings beside this file");
+        search.complain(
+            file,
+            &format!("mcpServers.{name}"),
+            "is also a server in the settings beside this file",
+        );
     } else {
         servers.insert(name.to_owned(), server);
     }
@@ -93,9 +104,17 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
             return None;
         }
     };
-    let (needed, other) = if kind == "stdio" { ("command", "url") } else { ("url", "command") };
+    let (needed, other) = if kind == "stdio" {
+        ("command", "url")
+    } else {
+        ("url", "command")
+    };
     for (key, is_wrong, message) in [
-        (needed, !entry.contains_key(needed), format!("must be given: the server is of the type `{kind}`")),
+        (
+            needed,
+            !entry.contains_key(needed),
+            format!("must be given: the server is of the type `{kind}`"),
+        ),
         (
             other,
             entry.contains_key(other),
@@ -124,7 +143,10 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
             // What is no text is told when the definition is read.
             Some(None) => return Some(Value::Object(server)),
         };
-        let is_absolute = server.get("cwd").and_then(Value::as_str).is_some_and(|path| path.starts_with('/'));
+        let is_absolute = server
+            .get("cwd")
+            .and_then(Value::as_str)
+            .is_some_and(|path| path.starts_with('/'));
         if !is_absolute {
             server.insert("cwd".to_owned(), inside.into());
         }
@@ -134,28 +156,43 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
 
 /// What lies in the folder and is a program's, or is where one runs: by the first part of its path.
 pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
-    let servers = settings.get("mcp_servers").and_then(Value::as_object).into_iter().flatten();
+    let servers = settings
+        .get("mcp_servers")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten();
     let words = servers.flat_map(|(_, server)| {
         let args = server.get("args").and_then(Value::as_array).into_iter().flatten();
-        args.chain(server.get("command")).chain(server.get("cwd")).filter_map(Value::as_str)
+        args.chain(server.get("command"))
+            .chain(server.get("cwd"))
+            .filter_map(Value::as_str)
     });
     let first = |word: &str| {
         let inside = word.strip_prefix(home).unwrap_or(word).trim_start_matches('/');
-        inside.split('/').find(|part| !matches!(*part, "" | ".")).map(str::to_owned)
+        inside
+            .split('/')
+            .find(|part| !matches!(*part, "" | "."))
+            .map(str::to_owned)
     };
     words.filter_map(first).collect()
 }
 
 /// Gives the agent all tools of those of its servers of which its settings name none.
 pub(super) fn offer(settings: &mut Map<String, Value>) {
-    let Some(Value::Object(servers)) = settings.get("mcp_servers") else { return };
+    let Some(Value::Object(servers)) = settings.get("mcp_servers") else {
+        return;
+    };
     let servers: Vec<String> = servers.keys().cloned().collect();
     let tools = settings.entry("tools").or_insert_with(|| json!([]));
     // A list of the wrong shape is told when the definition is read.
     let Value::Array(tools) = tools else { return };
     for server in servers {
         let start = format!("{server}/");
-        if !tools.iter().filter_map(Value::as_str).any(|tool| tool.starts_with(&start)) {
+        if !tools
+            .iter()
+            .filter_map(Value::as_str)
+            .any(|tool| tool.starts_with(&start))
+        {
             tools.push(format!("{start}*").into());
         }
     }

@@ -72,16 +72,31 @@ struct Offers {
 impl Offers {
     /// Those that an agent has already.
     fn of(settings: &Map<String, Value>) -> Self {
-        let servers = settings.get("mcp_servers").and_then(Value::as_object).into_iter().flatten();
+        let servers = settings
+            .get("mcp_servers")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten();
         let known = servers.filter_map(|(name, server)| Some((plain(server.get("url")?.as_str()?), name.clone())));
-        Self { names: known.collect(), found: vec![] }
+        Self {
+            names: known.collect(),
+            found: vec![],
+        }
     }
 
     /// One tool, as definitions name it.
     fn tool(&mut self, search: &mut Search<'_>, file: &Place, (at, tool): (usize, &Value)) -> Option<Value> {
-        let word = |key: &str| tool.get(key).and_then(Value::as_str).filter(|text| !text.trim().is_empty());
+        let word = |key: &str| {
+            tool.get(key)
+                .and_then(Value::as_str)
+                .filter(|text| !text.trim().is_empty())
+        };
         let (Some(name), Some(url)) = (word("name"), word("mcp_server_url")) else {
-            search.complain(file, &format!("tools[{at}]"), "must have a `name` and an `mcp_server_url`");
+            search.complain(
+                file,
+                &format!("tools[{at}]"),
+                "must have a `name` and an `mcp_server_url`",
+            );
             return None;
         };
         if let Some(problem) = address_problem(url) {
@@ -102,7 +117,10 @@ impl Offers {
 
     /// A name for the server at an address, out of what it is called or of its host.
     fn free_name(&self, called: Option<&str>, url: &str) -> String {
-        let host = url::Url::parse(url).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
+        let host = url::Url::parse(url)
+            .ok()
+            .and_then(|url| url.host_str().map(str::to_owned))
+            .unwrap_or_default();
         let mut name = String::new();
         for c in called.unwrap_or(&host).chars() {
             let c = if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -115,7 +133,11 @@ impl Offers {
         if !name.is_empty() && self.names.values().all(|taken| taken != name) {
             return name.to_owned();
         }
-        let mark: String = Sha256::digest(url).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        let mark: String = Sha256::digest(url)
+            .iter()
+            .take(4)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }

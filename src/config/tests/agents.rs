@@ -70,12 +70,20 @@ fn instructions_may_be_blocks_and_what_is_wrong_with_one_has_its_place() {
     assert_eq!(agent_complaints(&blocks("text")), "");
     let told = agent_complaints(&blocks("picture"));
     let expected = "agents.a.system_prompt[1].type: `picture` is not allowed; allowed are: text";
-    assert!(told.starts_with("adjutant.toml:7:") && told.contains(expected), "{told}");
+    assert!(
+        told.starts_with("adjutant.toml:7:") && told.contains(expected),
+        "{told}"
+    );
 }
 
 #[test]
 fn there_is_nothing_to_remark_on_in_the_examples() {
-    for example in ["coming-from/deepagents", "coming-from/synaptic", "coming-from/sagents", "demo/adjutant"] {
+    for example in [
+        "coming-from/deepagents",
+        "coming-from/synaptic",
+        "coming-from/sagents",
+        "demo/adjutant",
+    ] {
         let file = format!("{}/examples/{example}.toml", env!("CARGO_MANIFEST_DIR"));
         assert_eq!(complaints(&fs::read_to_string(&file).unwrap()), "", "{example}");
     }
@@ -129,7 +137,10 @@ interrupt_on = { lookup = false }
     let general = "interrupt_on = { lookup = true }\n[agents.a.general_purpose_subagent]\ntools = [\"lookup\"]\n";
     assert_eq!(agent_complaints(general), "");
     let off = agent_complaints(&format!("{general}enabled = false\n"));
-    assert!(off.contains("agents.a.interrupt_on.lookup: the agent has no tool `lookup`"), "{off}");
+    assert!(
+        off.contains("agents.a.interrupt_on.lookup: the agent has no tool `lookup`"),
+        "{off}"
+    );
 }
 
 #[test]
@@ -138,7 +149,10 @@ fn the_old_defaults_may_concern_tools_of_the_old_defaults() {
         |switch: &str| format!("{switch}default_tools = [\"lookup\"]\ndefault_interrupt_on = {{ lookup = true }}\n");
     for switch in ["", "general_purpose_agent = false\n", "general_purpose_agent = true\n"] {
         let told = agent_complaints(&text(switch));
-        assert!(!told.contains("error") && told.contains("deprecated"), "{switch}: {told}");
+        assert!(
+            !told.contains("error") && told.contains("deprecated"),
+            "{switch}: {told}"
+        );
     }
 }
 

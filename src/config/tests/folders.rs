@@ -5,9 +5,15 @@ use super::*;
 #[test]
 fn a_folder_is_an_agent() {
     let place = Place::with(&[
-        ("agents/writer/AGENTS.md", "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n"),
+        (
+            "agents/writer/AGENTS.md",
+            "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n",
+        ),
         ("agents/writer/agent.toml", "todos = true\n"),
-        ("agents/writer/subagents/critic.md", "---\ndescription: Finds what is wrong.\n---\nYou criticise."),
+        (
+            "agents/writer/subagents/critic.md",
+            "---\ndescription: Finds what is wrong.\n---\nYou criticise.",
+        ),
         (
             "agents/writer/subagents/scout/AGENTS.md",
             "---\nname: finder\ndescription: Finds and weighs sources.\n---\nYou find.",
@@ -20,21 +26,40 @@ fn a_folder_is_an_agent() {
     let agents: Vec<&String> = loaded.config.agents.keys().collect();
     assert_eq!(agents, ["writer"]);
     let writer = &loaded.config.agents["writer"];
-    assert_eq!((writer.name.as_deref(), writer.todos, writer.system_prompt.parts()), (None, true, vec!["You write."]));
-    let subagents: Vec<_> = writer.subagents.iter().map(|s| (&*s.name, s.system_prompt.text())).collect();
-    assert_eq!(subagents, [("critic", "You criticise.".to_owned()), ("finder", "You find.".to_owned())]);
+    assert_eq!(
+        (writer.name.as_deref(), writer.todos, writer.system_prompt.parts()),
+        (None, true, vec!["You write."])
+    );
+    let subagents: Vec<_> = writer
+        .subagents
+        .iter()
+        .map(|s| (&*s.name, s.system_prompt.text()))
+        .collect();
+    assert_eq!(
+        subagents,
+        [
+            ("critic", "You criticise.".to_owned()),
+            ("finder", "You find.".to_owned())
+        ]
+    );
 }
 
 #[test]
 fn problems_in_folders_are_told_with_their_files_and_lines() {
     let place = Place::with(&[
-        ("agents/w/AGENTS.md", "---\nname:\nmodel: scripted:x\ntools: [nope]\nfoo: 1\n---\nText"),
+        (
+            "agents/w/AGENTS.md",
+            "---\nname:\nmodel: scripted:x\ntools: [nope]\nfoo: 1\n---\nText",
+        ),
         ("agents/w/agent.toml", "model = \"x\"\n"),
         ("agents/w/subagents/bad.md", "---\nname: bad\n  x: [\n---\n"),
         ("agents/w/subagents/endless.md", "---\nname: bad\n"),
         ("agents/w/subagents/mute/AGENTS.md", "Speak."),
         ("agents/w/subagents/mute/subagents/x.md", ""),
-        ("agents/w/subagents/twice.md", "---\ndescription: Says everything twice.\nsystem_prompt: A\n---\nB"),
+        (
+            "agents/w/subagents/twice.md",
+            "---\ndescription: Says everything twice.\nsystem_prompt: A\n---\nB",
+        ),
     ]);
     assert_eq!(
         shortened(&place.complaints()),
@@ -55,7 +80,10 @@ agents/w/subagents/twice.md:3:1: error: system_prompt: must not be given, since 
 fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
     let place = Place::with(&[
         ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/subagents/critic.md", "---\nname: \"\"\ndescription: Finds what is wrong.\n---\n"),
+        (
+            "agents/w/subagents/critic.md",
+            "---\nname: \"\"\ndescription: Finds what is wrong.\n---\n",
+        ),
     ]);
     assert_eq!(
         place.complaints(),
@@ -65,7 +93,12 @@ fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
 
 #[test]
 fn one_agent_in_two_places_is_an_error_that_names_both() {
-    let place =
-        Place::with(&[("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"), ("agents/w/AGENTS.md", AGENT)]);
-    assert_eq!(place.complaints(), "adjutant.toml:1:9: error: agents.w: is also defined in agents/w");
+    let place = Place::with(&[
+        ("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"),
+        ("agents/w/AGENTS.md", AGENT),
+    ]);
+    assert_eq!(
+        place.complaints(),
+        "adjutant.toml:1:9: error: agents.w: is also defined in agents/w"
+    );
 }

@@ -5,7 +5,15 @@ use crate::domain::definition::{ApprovalRule, SkillSource};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
     let subagents = agent.subagents.iter();
-    subagents.map(|s| (&*s.name, &*s.description, s.system_prompt.parts().pop().unwrap_or_default())).collect()
+    subagents
+        .map(|s| {
+            (
+                &*s.name,
+                &*s.description,
+                s.system_prompt.parts().pop().unwrap_or_default(),
+            )
+        })
+        .collect()
 }
 
 const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
@@ -25,16 +33,27 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let writer = &loaded.config.agents["writer"];
-    assert_eq!((writer.name.as_deref(), writer.description.as_deref()), (Some("Writer"), Some("Writes.")));
-    assert_eq!((writer.model.as_str(), writer.system_prompt.parts()), ("scripted:x", vec!["# You write."]));
-    assert_eq!(subagents(writer), [("finder", "Finds and weighs sources.", "You find.")]);
+    assert_eq!(
+        (writer.name.as_deref(), writer.description.as_deref()),
+        (Some("Writer"), Some("Writes."))
+    );
+    assert_eq!(
+        (writer.model.as_str(), writer.system_prompt.parts()),
+        ("scripted:x", vec!["# You write."])
+    );
+    assert_eq!(
+        subagents(writer),
+        [("finder", "Finds and weighs sources.", "You find.")]
+    );
     assert_eq!(writer.subagents[0].model, None, "it thinks with its parent's model");
 }
 
 #[test]
 fn a_deepagents_toml_without_a_model_has_the_one_of_the_layout() {
-    let place =
-        Place::with(&[("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"), ("agents/w/AGENTS.md", "You write.")]);
+    let place = Place::with(&[
+        ("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"),
+        ("agents/w/AGENTS.md", "You write."),
+    ]);
     assert_eq!(place.load().config.agents["w"].model, "anthropic:claude-sonnet-4-6");
 }
 
@@ -63,11 +82,20 @@ fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
 #[test]
 fn mistakes_in_a_deepagents_toml_are_told_with_their_places() {
     let place = Place::with(&[
-        ("agents/w/deepagents.toml", "[agent]\ndescription = \"\"\ntools = []\n[sandbox]\ncpu = 1\n[cloud]\n"),
+        (
+            "agents/w/deepagents.toml",
+            "[agent]\ndescription = \"\"\ntools = []\n[sandbox]\ncpu = 1\n[cloud]\n",
+        ),
         ("agents/w/AGENTS.md", "x"),
-        ("agents/w/subagents/a/deepagents.toml", "[agent]\nname = \"a\"\n[auth]\n"),
+        (
+            "agents/w/subagents/a/deepagents.toml",
+            "[agent]\nname = \"a\"\n[auth]\n",
+        ),
         ("agents/w/subagents/a/AGENTS.md", "x"),
-        ("agents/w/subagents/b/deepagents.toml", "[agent]\nname = \"b\"\ndescription = \"Is without instructions.\"\n"),
+        (
+            "agents/w/subagents/b/deepagents.toml",
+            "[agent]\nname = \"b\"\ndescription = \"Is without instructions.\"\n",
+        ),
     ]);
     assert_eq!(
         place.complaints(),
@@ -107,14 +135,20 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
-    assert_eq!((agent.name.as_deref(), agent.model.as_str()), (Some("my-agent"), "scripted:x"));
+    assert_eq!(
+        (agent.name.as_deref(), agent.model.as_str()),
+        (Some("my-agent"), "scripted:x")
+    );
     assert_eq!(agent.tools, ["s/lookup"]);
     let rule = (&"s/lookup".to_owned(), &ApprovalRule::Switch(true));
     assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [rule]);
     assert_eq!(agent.mcp_servers["s"].url.as_deref(), Some("https://example.com/mcp"));
     assert_eq!(subagents(agent), [("scout", "Finds and weighs sources.", "You find.")]);
     let scout = &agent.subagents[0];
-    assert_eq!((scout.model.as_deref(), scout.tools.as_deref()), (Some("scripted:y"), Some([].as_slice())));
+    assert_eq!(
+        (scout.model.as_deref(), scout.tools.as_deref()),
+        (Some("scripted:y"), Some([].as_slice()))
+    );
 }
 
 #[test]
@@ -127,13 +161,19 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
         ),
         ("agents/w/AGENTS.md", "You help."),
         ("agents/w/subagents/scout/agent.json", "{}"),
-        ("agents/w/subagents/scout/AGENTS.md", "\n# Finds a great many sources\n\nYou find."),
+        (
+            "agents/w/subagents/scout/AGENTS.md",
+            "\n# Finds a great many sources\n\nYou find.",
+        ),
     ]);
     let loaded = place.load();
     let said: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
     assert_eq!(said, ["model", "backend", "permissions", "description"]);
     assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
-    assert_eq!(loaded.config.agents["w"].subagents[0].description, "Finds a great many sources");
+    assert_eq!(
+        loaded.config.agents["w"].subagents[0].description,
+        "Finds a great many sources"
+    );
     let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
     let place = Place::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
     assert_eq!(place.load().config.agents["w"].model, "scripted:r");
@@ -142,7 +182,10 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
 #[test]
 fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
     let place = Place::with(&[
-        ("agents/w/agent.json", r#"{"model": "scripted:x", "runtime": {}, "tools": [], "backend": {"type": "vm"}}"#),
+        (
+            "agents/w/agent.json",
+            r#"{"model": "scripted:x", "runtime": {}, "tools": [], "backend": {"type": "vm"}}"#,
+        ),
         ("agents/w/AGENTS.md", "x"),
         (
             "agents/w/tools.json",
@@ -177,16 +220,25 @@ agents/w/tools.json: error: more: unknown key; allowed are: tools, interrupt_con
 fn a_file_can_hold_all_subagents_by_name() {
     let yaml = "scout:\n  description: Finds and weighs sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
         critic:\n  description: Finds what is wrong.\n  model: scripted:y\n";
-    let place =
-        Place::with(&[("adjutant.toml", LOOKUP), ("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", yaml)]);
+    let place = Place::with(&[
+        ("adjutant.toml", LOOKUP),
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/subagents.yaml", yaml),
+    ]);
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(
         subagents(agent),
-        [("scout", "Finds and weighs sources.", "You find."), ("critic", "Finds what is wrong.", "")]
+        [
+            ("scout", "Finds and weighs sources.", "You find."),
+            ("critic", "Finds what is wrong.", "")
+        ]
     );
-    assert_eq!(agent.subagents[0].tools.as_deref(), Some(["lookup".to_owned()].as_slice()));
+    assert_eq!(
+        agent.subagents[0].tools.as_deref(),
+        Some(["lookup".to_owned()].as_slice())
+    );
     let wrong = "scout: x\ncritic:\n  description: Finds what is wrong.\n  tools: [nope]\n  colour: red\n";
     let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", wrong)]);
     assert_eq!(
@@ -197,7 +249,11 @@ agents/w/subagents.yaml:2:1: error: tools[0]: there is no tool `nope`; declared 
 agents/w/subagents.yaml:2:1: error: colour: unknown key; allowed are: name, …"
     );
     let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", "a: [\n")]);
-    assert!(place.complaints().starts_with("agents/w/subagents.yaml:"), "{}", place.complaints());
+    assert!(
+        place.complaints().starts_with("agents/w/subagents.yaml:"),
+        "{}",
+        place.complaints()
+    );
 }
 
 #[test]
@@ -216,13 +272,23 @@ fn subagents_of_a_project_are_those_of_its_agent() {
     let main = &loaded.config.agents["main"];
     assert_eq!(
         subagents(main),
-        [("reviewer", "Finds what is wrong.", ""), ("scout", "Finds and weighs sources.", "You find.")]
+        [
+            ("reviewer", "Finds what is wrong.", ""),
+            ("scout", "Finds and weighs sources.", "You find.")
+        ]
     );
-    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/.deepagents/agents/scout/AGENTS.md", one)]);
+    let place = Place::with(&[
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/.deepagents/agents/scout/AGENTS.md", one),
+    ]);
     assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
     let two = "[agents.a]\nmodel = \"scripted:x\"\n[agents.b]\nmodel = \"scripted:x\"\n";
     let place = Place::with(&[("adjutant.toml", two), (".deepagents/agents/scout/AGENTS.md", one)]);
-    assert!(place.complaints().contains("belong to the only agent, or to the one called `agent`"));
+    assert!(
+        place
+            .complaints()
+            .contains("belong to the only agent, or to the one called `agent`")
+    );
 }
 
 #[test]
@@ -232,23 +298,51 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
             "adjutant.toml",
             "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the own of the agent.\"\n",
         ),
-        (".deepagents/agents/a/AGENTS.md", "---\ndescription: The first of the name.\nname: twin\n---\nFirst."),
-        (".deepagents/agents/b/AGENTS.md", "---\ndescription: The last of the name.\nname: twin\n---\nLast."),
-        (".deepagents/agents/blank/AGENTS.md", "---\nname: \"\"\ndescription: Has a name that is blank.\n---\n"),
+        (
+            ".deepagents/agents/a/AGENTS.md",
+            "---\ndescription: The first of the name.\nname: twin\n---\nFirst.",
+        ),
+        (
+            ".deepagents/agents/b/AGENTS.md",
+            "---\ndescription: The last of the name.\nname: twin\n---\nLast.",
+        ),
+        (
+            ".deepagents/agents/blank/AGENTS.md",
+            "---\nname: \"\"\ndescription: Has a name that is blank.\n---\n",
+        ),
         (".deepagents/agents/broken/AGENTS.md", "---\nname: [\n---\n"),
-        (".deepagents/agents/loose.md", "---\ndescription: Lies about in the folder.\n---\n"),
+        (
+            ".deepagents/agents/loose.md",
+            "---\ndescription: Lies about in the folder.\n---\n",
+        ),
         (".deepagents/agents/mute/AGENTS.md", "Speak."),
-        (".deepagents/agents/odd/AGENTS.md", "---\ndescription: Has a key that is odd.\ncolour: red\n---\n"),
-        (".deepagents/agents/own/AGENTS.md", "---\ndescription: Belongs to the project.\n---\n"),
+        (
+            ".deepagents/agents/odd/AGENTS.md",
+            "---\ndescription: Has a key that is odd.\ncolour: red\n---\n",
+        ),
+        (
+            ".deepagents/agents/own/AGENTS.md",
+            "---\ndescription: Belongs to the project.\n---\n",
+        ),
         (".deepagents/agents/wrong/agents.md.txt", ""),
     ]);
     let loaded = place.load();
     assert_eq!(
         subagents(&loaded.config.agents["main"]),
-        [("own", "Is the own of the agent.", ""), ("twin", "The last of the name.", "Last.")]
+        [
+            ("own", "Is the own of the agent.", ""),
+            ("twin", "The last of the name.", "Last.")
+        ]
     );
     let said = loaded.warnings.to_string();
-    assert_eq!(said.lines().map(|line| line.chars().take(104).collect()).collect::<Vec<String>>().len(), 8, "{said}");
+    assert_eq!(
+        said.lines()
+            .map(|line| line.chars().take(104).collect())
+            .collect::<Vec<String>>()
+            .len(),
+        8,
+        "{said}"
+    );
     for part in [
         "agents/b: warning: precedes another subagent of the same name",
         "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",
@@ -267,10 +361,20 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
 fn names_that_differ_by_capital_letters_only_are_refused() {
     let place = Place::with(&[
         ("agents/w/AGENTS.md", AGENT),
-        ("agents/w/subagents/Scout.md", "---\ndescription: Finds and weighs sources.\n---\n"),
-        ("agents/w/subagents/scout.md", "---\ndescription: Finds other sources.\n---\n"),
+        (
+            "agents/w/subagents/Scout.md",
+            "---\ndescription: Finds and weighs sources.\n---\n",
+        ),
+        (
+            "agents/w/subagents/scout.md",
+            "---\ndescription: Finds other sources.\n---\n",
+        ),
     ]);
-    assert!(place.complaints().contains("the subagents `Scout` and `scout` have one name but for capital letters"));
+    assert!(
+        place
+            .complaints()
+            .contains("the subagents `Scout` and `scout` have one name but for capital letters")
+    );
 }
 
 #[cfg(unix)]
@@ -282,7 +386,10 @@ fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
         ("secret/AGENTS.md", AGENT),
         ("agents/w/AGENTS.md", AGENT),
         ("agents/shared/AGENTS.md", AGENT),
-        ("agents/shared/subagents/scout.md", "---\ndescription: Finds and weighs sources.\n---\n"),
+        (
+            "agents/shared/subagents/scout.md",
+            "---\ndescription: Finds and weighs sources.\n---\n",
+        ),
         ("agents/x/agent.toml", "model = \"scripted:x\"\n"),
     ]);
     let at = |path: &str| place.0.path().join(path);
@@ -327,7 +434,11 @@ agents/x: error: has neither an AGENTS.md nor an agent.toml"
 fn a_file_that_is_too_large_is_refused() {
     let long = format!("{AGENT}{}", "x".repeat(1024 * 1024));
     let place = Place::with(&[("agents/w/AGENTS.md", long.as_str())]);
-    assert!(place.complaints().ends_with("agents/w/AGENTS.md: error: has more than 1048576 bytes"));
+    assert!(
+        place
+            .complaints()
+            .ends_with("agents/w/AGENTS.md: error: has more than 1048576 bytes")
+    );
 }
 
 const SKILL: &str = "---\nname: digging\ndescription: Dig well.\n---\nBend.";
@@ -361,7 +472,10 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
     assert_eq!(loaded.warnings, Problems::default());
     let [own, deploy, managed] = ["own", "deploy", "managed"].map(|name| &loaded.config.agents[name]);
     assert_eq!(skills(&own.skills), ["skills"]);
-    assert_eq!(own.enclosed.all_paths().collect::<Vec<_>>(), ["/.agent/skills/digging/SKILL.md"]);
+    assert_eq!(
+        own.enclosed.all_paths().collect::<Vec<_>>(),
+        ["/.agent/skills/digging/SKILL.md"]
+    );
     assert_eq!(
         (skills(&deploy.skills), skills(&deploy.subagents[0].skills)),
         (vec!["skills"], vec!["subagents/a/skills"])
@@ -375,7 +489,10 @@ fn what_a_definition_names_is_relative_to_its_folder() {
     let named = "---\nmodel: scripted:x\nmemory: [NOTES.md, none.md]\nskills: [{path: know/how, label: Ours}]\n---\nx";
     let sub = "---\ndescription: Does this and all of that.\nmemory: [own.md]\n---\nx";
     let place = Place::with(&[
-        ("adjutant.toml", "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"shared/\", \"/in/thread\"]\n"),
+        (
+            "adjutant.toml",
+            "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"shared/\", \"/in/thread\"]\n",
+        ),
         ("shared/digging/SKILL.md", SKILL),
         ("agents/w/AGENTS.md", named),
         ("agents/w/NOTES.md", "Likes tea."),
@@ -388,7 +505,13 @@ fn what_a_definition_names_is_relative_to_its_folder() {
         loaded.warnings.to_string(),
         "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so that nothing is remembered from it"
     );
-    let paths = |agent: &str| loaded.config.agents[agent].enclosed.all_paths().cloned().collect::<Vec<_>>();
+    let paths = |agent: &str| {
+        loaded.config.agents[agent]
+            .enclosed
+            .all_paths()
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     assert_eq!(paths("t"), ["/.agent/shared/digging/SKILL.md"]);
     let own = ["NOTES.md", "know/how/digging/SKILL.md", "subagents/a/own.md"].map(|path| format!("/.agent/{path}"));
     assert_eq!(paths("w"), own);
@@ -405,7 +528,9 @@ fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
         ("one/digging/SKILL.md", SKILL),
         (
             "odd/Odd_Name/SKILL.md",
-            &SKILL.replace("digging", "Odd_Name").replace("\n---\nB", "\nmetadata: {include_tools: lookup}\n---\nB"),
+            &SKILL
+                .replace("digging", "Odd_Name")
+                .replace("\n---\nB", "\nmetadata: {include_tools: lookup}\n---\nB"),
         ),
         ("odd/broken/SKILL.md", "Dig."),
     ]);
@@ -437,13 +562,27 @@ fn no_link_in_a_skill_leads_out_and_its_files_have_bounds() {
     ]);
     std::os::unix::fs::symlink("/etc/passwd", place.0.path().join("agents/w/skills/digging/secret")).unwrap();
     let said = place.complaints();
-    assert!(said.contains("error: skills[0]: `skills/digging/secret` leads out of the folder"), "{said}");
-    assert!(said.contains("error: skills[0]: `skills/digging/large.txt` has more than 1048576 bytes"), "{said}");
+    assert!(
+        said.contains("error: skills[0]: `skills/digging/secret` leads out of the folder"),
+        "{said}"
+    );
+    assert!(
+        said.contains("error: skills[0]: `skills/digging/large.txt` has more than 1048576 bytes"),
+        "{said}"
+    );
     let half = "x".repeat(1024 * 1024);
-    let files: Vec<(String, &str)> =
-        (0..5).map(|at| (format!("agents/w/skills/digging/{at}.txt"), half.as_str())).collect();
+    let files: Vec<(String, &str)> = (0..5)
+        .map(|at| (format!("agents/w/skills/digging/{at}.txt"), half.as_str()))
+        .collect();
     let mut files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
-    files.extend([("agents/w/AGENTS.md", AGENT), ("agents/w/skills/digging/SKILL.md", SKILL)]);
+    files.extend([
+        ("agents/w/AGENTS.md", AGENT),
+        ("agents/w/skills/digging/SKILL.md", SKILL),
+    ]);
     let said = Place::with(&files).complaints();
-    assert_eq!(said.matches("have more than 4194304 bytes together").count(), 1, "{said}");
+    assert_eq!(
+        said.matches("have more than 4194304 bytes together").count(),
+        1,
+        "{said}"
+    );
 }

@@ -32,14 +32,20 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
     assert_eq!(agent.tools, ["search/*", "old/*", "plain/*", "files/*", "below/*"]);
     let servers = &agent.mcp_servers;
     assert_eq!(servers["search"].headers.0["x"], "Bearer key");
-    assert_eq!((servers["old"].transport, servers["plain"].transport), (McpTransport::Sse, McpTransport::Http));
+    assert_eq!(
+        (servers["old"].transport, servers["plain"].transport),
+        (McpTransport::Sse, McpTransport::Http)
+    );
     assert_eq!(servers["plain"].disabled_tools, ["write_*"]);
     let files = &servers["files"];
     assert_eq!((files.command.as_deref(), files.env["A"].as_str()), (Some("sh"), "b"));
     assert_eq!(files.allowed_tools.as_deref(), Some(["read".to_owned()].as_slice()));
     let ends =
         |server: &McpServerDefinition, end: &str| Path::new(server.cwd.as_deref().unwrap_or_default()).ends_with(end);
-    assert!(ends(files, "agents/w") && ends(&servers["below"], "agents/w/bin"), "{servers:?}");
+    assert!(
+        ends(files, "agents/w") && ends(&servers["below"], "agents/w/bin"),
+        "{servers:?}"
+    );
 }
 
 #[test]
@@ -90,10 +96,22 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
     let place = Place::with(&[
         ("agents/w/AGENTS.md", settings),
         ("agents/w/mcp.json", servers),
-        ("agents/w/subagents/scout/AGENTS.md", "---\ndescription: Finds a lot of sources.\n---\nYou find."),
-        ("agents/w/subagents/scout/mcp.json", r#"{"mcpServers": {"web": {"command": "web"}}}"#),
-        ("agents/w/subagents/critic/AGENTS.md", "---\ndescription: Finds all the mistakes.\n---\nYou read."),
-        ("agents/w/subagents/thief/AGENTS.md", "---\ndescription: Takes all that it gets.\ntools: [web/*]\n---\nx"),
+        (
+            "agents/w/subagents/scout/AGENTS.md",
+            "---\ndescription: Finds a lot of sources.\n---\nYou find.",
+        ),
+        (
+            "agents/w/subagents/scout/mcp.json",
+            r#"{"mcpServers": {"web": {"command": "web"}}}"#,
+        ),
+        (
+            "agents/w/subagents/critic/AGENTS.md",
+            "---\ndescription: Finds all the mistakes.\n---\nYou read.",
+        ),
+        (
+            "agents/w/subagents/thief/AGENTS.md",
+            "---\ndescription: Takes all that it gets.\ntools: [web/*]\n---\nx",
+        ),
     ]);
     let said = place.complaints();
     assert_eq!(
@@ -104,10 +122,17 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
     let loaded = place.load();
     let agent = &loaded.config.agents["w"];
     assert_eq!(agent.tools, ["docs/read", "more/*"]);
-    let tools: Vec<_> = agent.subagents.iter().map(|subagent| subagent.tools.as_deref()).collect();
+    let tools: Vec<_> = agent
+        .subagents
+        .iter()
+        .map(|subagent| subagent.tools.as_deref())
+        .collect();
     assert_eq!(tools, [None, Some(["web/*".to_owned()].as_slice())]);
     let folder = agent.subagents[1].mcp_servers["web"].cwd.as_deref().map(Path::new);
-    assert!(folder.is_some_and(|folder| folder.ends_with("agents/w/subagents/scout")), "{folder:?}");
+    assert!(
+        folder.is_some_and(|folder| folder.ends_with("agents/w/subagents/scout")),
+        "{folder:?}"
+    );
 }
 
 #[test]
@@ -125,13 +150,28 @@ fn servers_of_a_tools_json_are_known_by_their_addresses() {
         ("agents/w/agent.json", r#"{"name": "w", "model": "scripted:x"}"#),
         ("agents/w/AGENTS.md", "x"),
         ("agents/w/tools.json", tools),
-        ("agents/w/mcp.json", r#"{"mcpServers": {"own": {"url": "https://own.example.org/mcp"}}}"#),
+        (
+            "agents/w/mcp.json",
+            r#"{"mcpServers": {"own": {"url": "https://own.example.org/mcp"}}}"#,
+        ),
     ]);
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
-    assert_eq!(agent.tools, ["The-Hub/read", "The-Hub/write", "find-example-org/find", "1/other", "own/dig"]);
-    assert_eq!(agent.mcp_servers["The-Hub"].headers.0["x-key"], "k", "it is the configured one");
+    assert_eq!(
+        agent.tools,
+        [
+            "The-Hub/read",
+            "The-Hub/write",
+            "find-example-org/find",
+            "1/other",
+            "own/dig"
+        ]
+    );
+    assert_eq!(
+        agent.mcp_servers["The-Hub"].headers.0["x-key"], "k",
+        "it is the configured one"
+    );
     let asked: Vec<&String> = agent.interrupt_on.keys().collect();
     assert_eq!(asked, ["1/other", "The-Hub/write"]);
 }

@@ -34,18 +34,34 @@ fn the_page_of_all_settings_is_current() {
         fs::write(&path, &now).unwrap();
     }
     let copy = fs::read_to_string(&path).unwrap_or_default();
-    assert!(copy == now, "docs/settings.md is out of date; run `UPDATE_DOCS=1 cargo test --lib settings`");
+    assert!(
+        copy == now,
+        "docs/settings.md is out of date; run `UPDATE_DOCS=1 cargo test --lib settings`"
+    );
 }
 
 #[test]
 fn every_section_of_the_configuration_is_on_the_page() {
     let problems = Place::with(&[("adjutant.toml", "no_such_section = 1")]);
     let told = problems.load_with(&problems.settings()).unwrap_err().to_string();
-    let allowed = told.split_once("allowed are: ").map(|(_, names)| names.lines().next().unwrap()).unwrap();
+    let allowed = told
+        .split_once("allowed are: ")
+        .map(|(_, names)| names.lines().next().unwrap())
+        .unwrap();
     let page = page();
-    for name in allowed.split(", ").filter(|name| !["agents", "profiles"].contains(name)) {
-        let headings = [format!("## `[{name}]`"), format!("## `[{name}."), format!("## `{name}`")];
-        assert!(headings.iter().any(|heading| page.contains(heading.as_str())), "{name} is not on the page");
+    for name in allowed
+        .split(", ")
+        .filter(|name| !["agents", "profiles"].contains(name))
+    {
+        let headings = [
+            format!("## `[{name}]`"),
+            format!("## `[{name}."),
+            format!("## `{name}`"),
+        ];
+        assert!(
+            headings.iter().any(|heading| page.contains(heading.as_str())),
+            "{name} is not on the page"
+        );
     }
 }
 
@@ -83,9 +99,23 @@ fn section<T: JsonSchema>(page: &mut String, name: &str) {
     let about = text(&schema["description"]);
     let about = about.split_once("]`: ").map_or(about.as_str(), |(_, about)| about);
     let mut letters = about.chars();
-    let about: String = letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect();
-    writeln!(page, "## `{name}`\n\n{about}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|").unwrap();
-    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let about: String = letters
+        .next()
+        .into_iter()
+        .flat_map(char::to_uppercase)
+        .chain(letters)
+        .collect();
+    writeln!(
+        page,
+        "## `{name}`\n\n{about}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|"
+    )
+    .unwrap();
+    let required: Vec<&str> = schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     for (key, field) in schema["properties"].as_object().unwrap() {
         let default = match required.contains(&key.as_str()) {
             true => "needed".to_owned(),
@@ -99,7 +129,11 @@ fn section<T: JsonSchema>(page: &mut String, name: &str) {
 
 /// A comment in one line, as a cell of a table takes it.
 fn text(description: &Value) -> String {
-    description.as_str().unwrap_or_default().replace('\n', " ").replace('|', "\\|")
+    description
+        .as_str()
+        .unwrap_or_default()
+        .replace('\n', " ")
+        .replace('|', "\\|")
 }
 
 /// What values a field takes.
@@ -107,7 +141,11 @@ fn type_of(field: &Value) -> String {
     let mut words = vec![];
     constants(field, &mut words);
     if !words.is_empty() {
-        return words.iter().map(|word| format!("`\"{word}\"`")).collect::<Vec<_>>().join(", ");
+        return words
+            .iter()
+            .map(|word| format!("`\"{word}\"`"))
+            .collect::<Vec<_>>()
+            .join(", ");
     }
     let kinds = match &field["type"] {
         Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).find(|kind| *kind != "null"),
@@ -126,9 +164,20 @@ fn type_of(field: &Value) -> String {
 /// The words that a field takes, if these are all that it takes.
 fn constants(schema: &Value, words: &mut Vec<String>) {
     words.extend(schema["const"].as_str().map(str::to_owned));
-    words.extend(schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned));
+    words.extend(
+        schema["enum"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::to_owned),
+    );
     for key in ["oneOf", "anyOf"] {
-        schema[key].as_array().into_iter().flatten().for_each(|schema| constants(schema, words));
+        schema[key]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .for_each(|schema| constants(schema, words));
     }
 }
 
@@ -137,10 +186,15 @@ fn default_of(key: &str, default: &Value) -> String {
     match default {
         Value::Null => String::new(),
         Value::Number(number) => {
-            let bytes = number.as_u64().filter(|bytes| key.contains("_bytes") && bytes % MIB == 0);
+            let bytes = number
+                .as_u64()
+                .filter(|bytes| key.contains("_bytes") && bytes % MIB == 0);
             let whole = number.to_string();
             let whole = whole.strip_suffix(".0").unwrap_or(&whole);
-            bytes.map_or_else(|| format!("`{whole}`"), |bytes| format!("`{whole}` ({} MiB)", bytes / MIB))
+            bytes.map_or_else(
+                || format!("`{whole}`"),
+                |bytes| format!("`{whole}` ({} MiB)", bytes / MIB),
+            )
         }
         Value::Object(fields) if fields.is_empty() => "`{}`".to_owned(),
         Value::String(word) if word.is_empty() => String::new(),

@@ -64,7 +64,12 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
         };
     }
     let sql = tx.either(free!(sqlite), free!(postgres));
-    on_engine!(tx, |conn| query(sql).bind(worker.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(sql)
+        .bind(worker.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -115,15 +120,27 @@ pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
     const SQL: &str = "select used from background_tasks where task_id = $1";
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(task.0).fetch_optional(conn).await)?;
-    let cell = Cell { table: TABLE, column: "used", id: &task.0 };
-    Ok(found.flatten().map(|used| cell.decode_or_default(&used)).unwrap_or_default())
+    let cell = Cell {
+        table: TABLE,
+        column: "used",
+        id: &task.0,
+    };
+    Ok(found
+        .flatten()
+        .map(|used| cell.decode_or_default(&used))
+        .unwrap_or_default())
 }
 
 /// Sets what a task is known to have used.
 pub async fn set_used(tx: &mut Tx<'_>, task: ThreadId, used: &Usage) -> DbResult<()> {
     const SQL: &str = "update background_tasks set used = $2 where task_id = $1";
     let used = encode(used)?;
-    on_engine!(tx, |conn| query(SQL).bind(task.0).bind(used).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(task.0)
+        .bind(used)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 

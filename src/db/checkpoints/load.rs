@@ -63,9 +63,19 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
         return Ok(state);
     }
     let (base, steps) = steps_to(tx, thread, lane, checkpoint).await?;
-    let mut fold = base.map_or_else(|| Fold::with_capacity(steps.len()), |state| Fold::from(State::clone(&state)));
+    let mut fold = base.map_or_else(
+        || Fold::with_capacity(steps.len()),
+        |state| Fold::from(State::clone(&state)),
+    );
     for row in steps {
-        fold.add(Cell { table: TABLE, column: "writes", id: &row.checkpoint_id }.decode(&row.writes)?);
+        fold.add(
+            Cell {
+                table: TABLE,
+                column: "writes",
+                id: &row.checkpoint_id,
+            }
+            .decode(&row.writes)?,
+        );
     }
     let state = Arc::new(fold.finish());
     tx.states.put(checkpoint, Arc::clone(&state));
@@ -85,8 +95,12 @@ async fn steps_to(
     let mut steps: Vec<StepRow> = vec![];
     let mut upto = Some(checkpoint);
     while let Some(id) = upto {
-        let mut rows: Vec<StepRow> =
-            on_engine!(tx, |conn| query_as(sql).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_all(conn).await)?;
+        let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
+            .bind(id.0)
+            .bind(thread.0)
+            .bind(lane_id(lane))
+            .fetch_all(conn)
+            .await)?;
         let Some(first) = rows.first() else {
             return Err(torn(id));
         };
@@ -126,7 +140,11 @@ struct CheckpointRow {
 impl CheckpointRow {
     /// The checkpoint without its state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
-        let cell = Cell { table: TABLE, column: "position", id: &self.checkpoint_id };
+        let cell = Cell {
+            table: TABLE,
+            column: "position",
+            id: &self.checkpoint_id,
+        };
         let position: Position = cell.decode(&self.position)?;
         let entry = Entry::try_from(EntryColumns {
             checkpoint_id: self.checkpoint_id,
@@ -161,8 +179,11 @@ macro_rules! select {
 /// A checkpoint of a thread with its state, in whichever lane.
 pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
     const SQL: &str = concat!(select!(), " where checkpoint_id = $1 and thread_id = $2");
-    let row: Option<CheckpointRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?;
+    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(checkpoint.0)
+        .bind(thread.0)
+        .fetch_optional(conn)
+        .await)?;
     let Some(row) = row else {
         return Ok(None);
     };
@@ -221,12 +242,22 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
     let sizes = sizes(tx, span).await?;
     let alone = sizes.len() == 1;
     // The parents of branches: their states are needed once more, and the memory of states has its own bound.
-    let neighbours = sizes.windows(2).filter(|pair| pair[1].parent_id != Some(pair[0].checkpoint_id));
+    let neighbours = sizes
+        .windows(2)
+        .filter(|pair| pair[1].parent_id != Some(pair[0].checkpoint_id));
     let branched: HashSet<Uuid> = neighbours.filter_map(|pair| pair[1].parent_id).collect();
     let mut current: Option<(CheckpointId, Fold)> = None;
     let mut rest = sizes.as_slice();
     while let Some(last) = rest.get(chunk_of(rest).saturating_sub(1)) {
-        let rows = rows_between(tx, Span { first: rest[0].seq, last: last.seq, ..span }).await?;
+        let rows = rows_between(
+            tx,
+            Span {
+                first: rest[0].seq,
+                last: last.seq,
+                ..span
+            },
+        )
+        .await?;
         rest = &rest[chunk_of(rest)..];
         for row in rows {
             let mut checkpoint = row.read(span.thread)?;
@@ -275,8 +306,10 @@ async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
 }
 
 async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
-    const SQL: &str =
-        concat!(select!(), " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq");
+    const SQL: &str = concat!(
+        select!(),
+        " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq"
+    );
     rows_of(tx, SQL, span).await
 }
 
@@ -309,13 +342,26 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
         }
     }
     let before = match wanted.before {
-        Some(before) => super::find_head(tx, thread, before).await?.map_or(i64::MIN, |head| head.seq),
+        Some(before) => super::find_head(tx, thread, before)
+            .await?
+            .map_or(i64::MIN, |head| head.seq),
         None => i64::MAX,
     };
     let found = sketches(tx, thread, lane, before, wanted.limit).await?;
     let mut all = Collected(vec![]);
     if let (Some(newest), Some(oldest)) = (found.first(), found.last()) {
-        walk(tx, Span { thread, lane, first: oldest.seq, last: newest.seq }, true, &mut all).await?;
+        walk(
+            tx,
+            Span {
+                thread,
+                lane,
+                first: oldest.seq,
+                last: newest.seq,
+            },
+            true,
+            &mut all,
+        )
+        .await?;
     }
     all.0.reverse();
     Ok(all.0)
@@ -358,7 +404,11 @@ impl TryFrom<SketchRow> for Sketch {
     type Error = crate::db::DbError;
 
     fn try_from(row: SketchRow) -> DbResult<Self> {
-        let cell = Cell { table: TABLE, column: "source", id: &row.checkpoint_id };
+        let cell = Cell {
+            table: TABLE,
+            column: "source",
+            id: &row.checkpoint_id,
+        };
         Ok(Self {
             id: CheckpointId(row.checkpoint_id),
             seq: row.seq,
@@ -380,16 +430,25 @@ macro_rules! select_sketch {
 
 /// How a checkpoint of a lane came to be.
 pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: CheckpointId) -> DbResult<Option<Sketch>> {
-    const SQL: &str = concat!(select_sketch!(), " where checkpoint_id = $1 and thread_id = $2 and lane = $3");
-    let row: Option<SketchRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(id.0).bind(thread.0).bind(lane_id(lane)).fetch_optional(conn).await)?;
+    const SQL: &str = concat!(
+        select_sketch!(),
+        " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
+    );
+    let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(id.0)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .fetch_optional(conn)
+        .await)?;
     row.map(Sketch::try_from).transpose()
 }
 
 /// The checkpoints of a lane whose number is below `before`, the newest first, without what they wrote.
 pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
-    const SQL: &str =
-        concat!(select_sketch!(), " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4");
+    const SQL: &str = concat!(
+        select_sketch!(),
+        " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
+    );
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(lane_id(lane))
@@ -402,8 +461,16 @@ pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64
 
 /// The step that came next in a lane after the place `seq` of the log.
 pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64) -> DbResult<Option<Entry>> {
-    const SQL: &str = concat!(select!(), " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1");
-    let row: Option<CheckpointRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(thread.0).bind(lane_id(lane)).bind(seq).fetch_optional(conn).await)?;
-    row.map(|row| row.read(thread).map(|checkpoint| checkpoint.entry)).transpose()
+    const SQL: &str = concat!(
+        select!(),
+        " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
+    );
+    let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(thread.0)
+        .bind(lane_id(lane))
+        .bind(seq)
+        .fetch_optional(conn)
+        .await)?;
+    row.map(|row| row.read(thread).map(|checkpoint| checkpoint.entry))
+        .transpose()
 }

@@ -32,7 +32,10 @@ pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoin
     match find_head(tx, thread, checkpoint).await? {
         Some(head) => {
             let machine = revive(tx, thread, head).await?;
-            Ok(Machine { position: machine.position.replayed(), ..machine })
+            Ok(Machine {
+                position: machine.position.replayed(),
+                ..machine
+            })
         }
         None => Ok(Machine::default()),
     }
@@ -40,7 +43,12 @@ pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoin
 
 async fn revive(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
     let state = load_state(tx, thread, head.lane, &head).await?;
-    Ok(Machine { state, head: Some(head.id), step: Some(head.step), position: head.position })
+    Ok(Machine {
+        state,
+        head: Some(head.id),
+        step: Some(head.step),
+        position: head.position,
+    })
 }
 
 /// What a child's lane began with, if it has begun.
@@ -48,12 +56,21 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
     const SQL: &str = "select writes from checkpoints \
         where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
     let lane = lane_id(lane);
-    let writes: Option<String> =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).bind(lane).bind(START).fetch_optional(conn).await)?;
+    let writes: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(thread.0)
+        .bind(lane)
+        .bind(START)
+        .fetch_optional(conn)
+        .await)?;
     let Some(writes) = writes else {
         return Ok(None);
     };
-    let updates: Vec<Update> = Cell { table: TABLE, column: "writes", id: &lane }.decode(&writes)?;
+    let updates: Vec<Update> = Cell {
+        table: TABLE,
+        column: "writes",
+        id: &lane,
+    }
+    .decode(&writes)?;
     Ok(Some(updates.into_iter().fold(Update::none(), |mut sum, update| {
         sum.merge(update);
         sum
@@ -63,5 +80,9 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
 /// The node that left a checkpoint of a thread.
 pub async fn node_of(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
     const SQL: &str = "select node from checkpoints where checkpoint_id = $1 and thread_id = $2";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(checkpoint.0).bind(thread.0).fetch_optional(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(checkpoint.0)
+        .bind(thread.0)
+        .fetch_optional(conn)
+        .await)?)
 }

@@ -21,12 +21,20 @@ impl FileLock {
     /// [`DbError::InUse`] when another server has it.
     pub(super) fn take(file: &Path) -> DbResult<Self> {
         let place = place_of(file);
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&place);
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&place);
         let mut lock = opened.map_err(|error| cannot_open("the lock file", &place, &error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(DbError::InUse { file: file.to_owned(), by: owner(&mut lock) });
+                return Err(DbError::InUse {
+                    file: file.to_owned(),
+                    by: owner(&mut lock),
+                });
             }
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
                 tracing::warn!(file = %place.display(), "this file system has no locks: see to it that one server uses it");
@@ -44,7 +52,9 @@ impl FileLock {
 
 /// The lock beside a database file, the same by whatever name the file is called.
 fn place_of(file: &Path) -> PathBuf {
-    let mut place = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()).into_os_string();
+    let mut place = std::fs::canonicalize(file)
+        .unwrap_or_else(|_| file.to_owned())
+        .into_os_string();
     place.push(".lock");
     place.into()
 }
@@ -53,5 +63,8 @@ fn place_of(file: &Path) -> PathBuf {
 fn owner(lock: &mut File) -> String {
     let mut text = String::new();
     let read = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
-    read.ok().and_then(|_| text.trim().parse::<u32>().ok()).map(|id| format!(" (process {id})")).unwrap_or_default()
+    read.ok()
+        .and_then(|_| text.trim().parse::<u32>().ok())
+        .map(|id| format!(" (process {id})"))
+        .unwrap_or_default()
 }

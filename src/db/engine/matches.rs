@@ -33,14 +33,18 @@ impl Matches for QueryBuilder<Postgres> {
                 (Test::Eq | Test::Ne, _) => {
                     self.push(" and coalesce(");
                     push_field(self, column, path);
-                    self.push(", 'null'::jsonb)").push(sign(*test)).push_bind(Json(operand.clone()));
+                    self.push(", 'null'::jsonb)")
+                        .push(sign(*test))
+                        .push_bind(Json(operand.clone()));
                 }
                 (_, Value::String(text)) => {
                     self.push(" and jsonb_typeof(");
                     push_field(self, column, path);
                     self.push(") = 'string' and (");
                     push_field(self, column, path);
-                    self.push(" #>> '{}') collate \"C\"").push(sign(*test)).push_bind(text.clone());
+                    self.push(" #>> '{}') collate \"C\"")
+                        .push(sign(*test))
+                        .push_bind(text.clone());
                 }
                 (_, number) => {
                     self.push(" and jsonb_typeof(");
@@ -79,8 +83,14 @@ impl Matches for QueryBuilder<Sqlite> {
                     });
                 }
                 (test, operand) => push_at(self, column, (path, false), |query, row| {
-                    let kind = if operand.is_string() { "'text'" } else { "'integer', 'real'" };
-                    query.push(format!("{row}.type in ({kind}) and {row}.value")).push(sign(*test));
+                    let kind = if operand.is_string() {
+                        "'text'"
+                    } else {
+                        "'integer', 'real'"
+                    };
+                    query
+                        .push(format!("{row}.type in ({kind}) and {row}.value"))
+                        .push(sign(*test));
                     push_scalar(query, operand);
                 }),
             }
@@ -101,7 +111,11 @@ fn push_at(
     }
     for (at, name) in path.iter().enumerate() {
         let row = format!("f{at}");
-        query.push(format!("exists (select 1 from json_each({json}) {row} where {row}.key = ")).push_bind(name.clone());
+        query
+            .push(format!(
+                "exists (select 1 from json_each({json}) {row} where {row}.key = "
+            ))
+            .push_bind(name.clone());
         query.push(" and ");
         json = format!("{row}.value");
         if at + 1 < path.len() {
@@ -129,7 +143,10 @@ fn push_equal(query: &mut QueryBuilder<Sqlite>, row: &str, operand: &Value, dept
             push_scalar(query, operand);
         }
         Value::Array(items) => {
-            query.push(format!("{row}.type = 'array' and json_array_length({row}.value) = {}", items.len()));
+            query.push(format!(
+                "{row}.type = 'array' and json_array_length({row}.value) = {}",
+                items.len()
+            ));
             for (at, item) in items.iter().enumerate() {
                 query.push(&each).push(at).push(" and ");
                 push_equal(query, &inner, item, depth + 1);
@@ -137,7 +154,9 @@ fn push_equal(query: &mut QueryBuilder<Sqlite>, row: &str, operand: &Value, dept
             }
         }
         Value::Object(fields) => {
-            query.push(format!("{row}.type = 'object' and (select count(*) from json_each({row}.value)) = "));
+            query.push(format!(
+                "{row}.type = 'object' and (select count(*) from json_each({row}.value)) = "
+            ));
             query.push(fields.len());
             for (key, value) in fields {
                 query.push(&each).push_bind(key.clone()).push(" and ");

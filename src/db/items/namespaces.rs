@@ -32,7 +32,14 @@ pub struct NamespaceSearch {
 impl NamespaceSearch {
     /// The labels of the prefix up to the first that may be any.
     fn fixed_prefix(&self) -> Namespace {
-        Namespace::stored(self.prefix.labels().iter().take_while(|label| *label != ANY).cloned().collect())
+        Namespace::stored(
+            self.prefix
+                .labels()
+                .iter()
+                .take_while(|label| *label != ANY)
+                .cloned()
+                .collect(),
+        )
     }
 
     fn wants(&self, namespace: &Namespace) -> bool {
@@ -64,7 +71,9 @@ pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Tim
                 found.push(shown);
             }
         }
-        let Some(last) = batch.last().filter(|_| i64::try_from(batch.len()) == Ok(BATCH)) else { break };
+        let Some(last) = batch.last().filter(|_| i64::try_from(batch.len()) == Ok(BATCH)) else {
+            break;
+        };
         if found.len() > most {
             break;
         }
@@ -78,7 +87,11 @@ pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Tim
 fn next_after(wanted: &NamespaceSearch, last: &str, shown: Option<&Namespace>) -> String {
     let namespace = namespace_of(last);
     let cut = wanted.shown(&namespace);
-    if cut != namespace && shown == Some(&cut) { range(&cut).1 } else { text_of(&namespace) }
+    if cut != namespace && shown == Some(&cut) {
+        range(&cut).1
+    } else {
+        text_of(&namespace)
+    }
 }
 
 /// The next namespaces with items, from one text on and before another.
@@ -90,7 +103,12 @@ async fn batch(tx: &mut Tx<'_>, from: &str, to: &str, now: Timestamp) -> DbResul
             and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
         from found where name is not null and number < $4) \
         select name from found where name is not null order by number";
-    let names =
-        on_engine!(tx, |conn| query_scalar(SQL).bind(from).bind(to).bind(now.0).bind(BATCH).fetch_all(conn).await)?;
+    let names = on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(from)
+        .bind(to)
+        .bind(now.0)
+        .bind(BATCH)
+        .fetch_all(conn)
+        .await)?;
     Ok(names)
 }

@@ -66,7 +66,11 @@ impl Db {
             }
         }
         let found = self.has(INSTALLED).await?;
-        Ok(if found { VectorSearch::Extension } else { VectorSearch::Scan })
+        Ok(if found {
+            VectorSearch::Extension
+        } else {
+            VectorSearch::Scan
+        })
     }
 
     async fn has(&self, sql: &'static str) -> DbResult<bool> {
@@ -84,7 +88,12 @@ impl Db {
 pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> {
     const FORGET: &str = "delete from item_vectors where namespace = $1 and key = $2";
     let (namespace, key) = (text_of(&draft.address.namespace), draft.address.key.as_str());
-    on_engine!(tx, |conn| query(FORGET).bind(&namespace).bind(key).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(FORGET)
+        .bind(&namespace)
+        .bind(key)
+        .execute(conn)
+        .await
+        .map(drop))?;
     if draft.vectors.is_empty() {
         return Ok(());
     }
@@ -128,16 +137,22 @@ async fn compared_there(tx: &mut Tx<'_>, wanted: &ItemSearch, near: &Near, now: 
             "with near as (select namespace, key, max(-(vector::vector <#> question::vector)) as score \
              from item_vectors, (select ",
         );
-        sql.push_bind(Vector(near.vector.clone())).push("::real[] as question) asked where namespace >= ");
+        sql.push_bind(Vector(near.vector.clone()))
+            .push("::real[] as question) asked where namespace >= ");
         sql.push_bind(from).push(" and namespace < ").push_bind(to);
-        sql.push(" and cardinality(vector) = ").push_bind(length).push(" group by namespace, key) ");
+        sql.push(" and cardinality(vector) = ")
+            .push_bind(length)
+            .push(" group by namespace, key) ");
         sql.push(
             "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, ",
         );
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
-        sql.push("where (i.expires_at is null or i.expires_at > ").push_bind(now.0).push(")");
+        sql.push("where (i.expires_at is null or i.expires_at > ")
+            .push_bind(now.0)
+            .push(")");
         sql.push_matches("i.value", &wanted.filter);
-        sql.push(" order by near.score desc, i.namespace, i.key limit ").push_bind(i64::from(wanted.limit));
+        sql.push(" order by near.score desc, i.namespace, i.key limit ")
+            .push_bind(i64::from(wanted.limit));
         sql.push(" offset ").push_bind(i64::from(wanted.offset));
         sql.build_query_as().fetch_all(conn).await
     })?;
@@ -183,10 +198,21 @@ async fn compared_here(
             return Ok(None);
         }
         let is_last = i64::try_from(rows.len()) != Ok(BATCH);
-        for VectorRow { namespace, key, path, vector } in rows {
+        for VectorRow {
+            namespace,
+            key,
+            path,
+            vector,
+        } in rows
+        {
             position = (namespace.clone(), key.clone(), path);
-            let Some(score) = cosine(&vector.0, &near.vector) else { continue };
-            match best.last_mut().filter(|last| last.namespace == namespace && last.key == key) {
+            let Some(score) = cosine(&vector.0, &near.vector) else {
+                continue;
+            };
+            match best
+                .last_mut()
+                .filter(|last| last.namespace == namespace && last.key == key)
+            {
                 Some(same) => same.score = same.score.max(score),
                 None => best.push(Scored { namespace, key, score }),
             }
@@ -203,7 +229,11 @@ async fn compared_here(
         }
     }
     best.sort_by(Scored::order);
-    let page = best.into_iter().skip(wanted.offset as usize).take(wanted.limit as usize).collect();
+    let page = best
+        .into_iter()
+        .skip(wanted.offset as usize)
+        .take(wanted.limit as usize)
+        .collect();
     with_items(tx, page).await.map(Some)
 }
 
@@ -219,9 +249,15 @@ async fn vectors_after(
             "select v.namespace, v.key, v.path, v.vector from item_vectors v \
              join items i on i.namespace = v.namespace and i.key = v.key where (v.namespace, v.key, v.path) > (",
         );
-        sql.push_bind(namespace).push(", ").push_bind(key).push(", ").push_bind(path);
+        sql.push_bind(namespace)
+            .push(", ")
+            .push_bind(key)
+            .push(", ")
+            .push_bind(path);
         sql.push(") and v.namespace < ").push_bind(to);
-        sql.push(" and (i.expires_at is null or i.expires_at > ").push_bind(now.0).push(")");
+        sql.push(" and (i.expires_at is null or i.expires_at > ")
+            .push_bind(now.0)
+            .push(")");
         sql.push_matches("i.value", &wanted.filter);
         sql.push(" order by v.namespace, v.key, v.path limit ").push_bind(BATCH);
         sql.build_query_as().fetch_all(conn).await
@@ -243,18 +279,26 @@ async fn with_items(tx: &mut Tx<'_>, page: Vec<Scored>) -> DbResult<Vec<FoundIte
     })?;
     let mut items: HashMap<ItemAddress, Item> = HashMap::new();
     for row in rows {
-        let Some(item) = unless_corrupt(Item::try_from(row))? else { continue };
+        let Some(item) = unless_corrupt(Item::try_from(row))? else {
+            continue;
+        };
         items.insert(item.address.clone(), item);
     }
     let take = |scored: Scored| {
-        let address = ItemAddress { namespace: namespace_of(&scored.namespace), key: scored.key };
+        let address = ItemAddress {
+            namespace: namespace_of(&scored.namespace),
+            key: scored.key,
+        };
         Some(found(items.remove(&address)?, scored.score))
     };
     Ok(page.into_iter().filter_map(take).collect())
 }
 
 fn found(item: Item, score: f32) -> FoundItem {
-    FoundItem { item, score: Some(score) }
+    FoundItem {
+        item,
+        score: Some(score),
+    }
 }
 
 /// The cosine of two unit vectors; none if they are not of one length, so not of one model.

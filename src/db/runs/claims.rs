@@ -51,7 +51,10 @@ async fn claimed(tx: &mut Tx<'_>, row: RunRow, was: RunStatus, now: Timestamp) -
     let crashes = u32::try_from(row.crashes).unwrap_or(0);
     match row.into() {
         ReadRun { run, trouble: None } => Ok(Some(Claim { run, fence, crashes })),
-        ReadRun { run, trouble: Some(trouble) } => {
+        ReadRun {
+            run,
+            trouble: Some(trouble),
+        } => {
             end_unreadable(tx, (&run, was), &trouble, now).await?;
             Ok(None)
         }
@@ -69,14 +72,24 @@ async fn end_unreadable(
     tracing::error!(run = %run.id, thread = %run.thread, error = %trouble, "a run that cannot be read was ended");
     let failure = super::unreadable(trouble);
     let error = encode(&failure)?;
-    on_engine!(tx, |conn| query(SQL).bind(run.id.0).bind(error).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(run.id.0)
+        .bind(error)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     if was == RunStatus::Pending {
         // Answers that it would have brought were not given.
         interrupts::restore(tx, run.thread, run.id).await?;
     } else {
         stop_children(tx, run.thread, run.id, now).await?;
     }
-    let left = threads::Left { run: run.id, status: ThreadStatus::Error, error: Some(failure) };
+    let left = threads::Left {
+        run: run.id,
+        status: ThreadStatus::Error,
+        error: Some(failure),
+    };
     threads::leave(tx, run.thread, &left, now).await?;
     rings::ring(tx, Ring::Ended(run.thread)).await
 }
@@ -96,8 +109,12 @@ pub async fn claim(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, now: Timestamp
         // Two runs of one thread that are claimed at the same time do not see each other without this.
         on_engine!(tx, |conn| query(LOCK).bind(run.0).execute(conn).await.map(drop))?;
     }
-    let row: Option<RunRow> =
-        on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(worker.0).bind(now.0).fetch_optional(conn).await)?;
+    let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL)
+        .bind(run.0)
+        .bind(worker.0)
+        .bind(now.0)
+        .fetch_optional(conn)
+        .await)?;
     match row {
         Some(row) => claimed(tx, row, RunStatus::Pending, now).await,
         None => Ok(None),
@@ -160,8 +177,12 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
         };
     }
     let sql = tx.either(adopt!(sqlite, ""), adopt!(postgres, " for update skip locked"));
-    let rows: Vec<RunRow> =
-        on_engine!(tx, |conn| query_as(sql).bind(worker.0).bind(now.0).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(worker.0)
+        .bind(now.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
     let mut claims = vec![];
     for row in rows {
         claims.extend(claimed(tx, row, RunStatus::Running, now).await?);
@@ -189,7 +210,12 @@ pub struct Trace<'a> {
 impl Trace<'_> {
     /// A write that leaves nothing but its time.
     pub fn at(at: Timestamp) -> Self {
-        Self { seq: None, usage: None, gets_on: false, at }
+        Self {
+            seq: None,
+            usage: None,
+            gets_on: false,
+            at,
+        }
     }
 }
 
@@ -262,7 +288,10 @@ pub async fn some_running(tx: &mut Tx<'_>, after: Option<ThreadId>, limit: i64) 
         order by thread_id limit $2";
     let after = after.map_or(Uuid::nil(), |after| after.0);
     let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(after).bind(limit).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(|(thread, run)| (ThreadId(thread), RunId(run))).collect())
+    Ok(rows
+        .into_iter()
+        .map(|(thread, run)| (ThreadId(thread), RunId(run)))
+        .collect())
 }
 
 /// Asks the worker of a run that is not over yet to stop it: `interrupt` keeps what it did, `rollback` undoes it.
@@ -319,19 +348,31 @@ pub async fn is_given_up(tx: &mut Tx<'_>, top: RunId) -> DbResult<bool> {
         "select exists (select 1 from runs where run_id in (select member from tree) \
          and depth > 0 and status = 'interrupted' and cancel is not null)"
     );
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(top.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(top.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Whether somebody has asked that the run stop.
 pub async fn is_to_stop(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from runs where run_id = $1 and cancel is not null)";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(run.0)
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Gives a run back that is not over: whoever looks next goes on with it.
 pub async fn release(tx: &mut Tx<'_>, run: RunId, worker: WorkerId, fence: i64) -> DbResult<()> {
     const SQL: &str = "update runs set worker = null where run_id = $1 and worker = $2 and fence = $3";
-    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(worker.0).bind(fence).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(worker.0)
+        .bind(fence)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -376,7 +417,13 @@ pub async fn stop_children(tx: &mut Tx<'_>, thread: ThreadId, by: RunId, now: Ti
         remember!("$2"),
         " where thread_id = $1 and depth > 0 and status = 'running'"
     );
-    on_engine!(tx, |conn| query(SQL).bind(thread.0).bind(by.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(thread.0)
+        .bind(by.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -389,7 +436,13 @@ pub async fn stop_below(tx: &mut Tx<'_>, child: RunId, by: RunId, now: Timestamp
         remember!("$2"),
         " where run_id in (select member from tree) and run_id <> $1 and status = 'running'"
     );
-    on_engine!(tx, |conn| query(SQL).bind(child.0).bind(by.0).bind(now.0).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(child.0)
+        .bind(by.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 

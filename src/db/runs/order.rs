@@ -24,8 +24,11 @@ pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<O
 }
 
 async fn one(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
-    let found: Option<(Uuid, i64)> =
-        on_engine!(tx, |conn| query_as(sql).bind(thread.0).bind(seq).fetch_optional(conn).await)?;
+    let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql)
+        .bind(thread.0)
+        .bind(seq)
+        .fetch_optional(conn)
+        .await)?;
     let Some((id, first)) = found else { return Ok(None) };
     Ok(get_by_id(tx, RunId(id)).await?.map(|run| (run, first)))
 }

@@ -26,5 +26,9 @@ pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Queue> {
     let (due, oldest, running): (i64, Option<i64>, i64) =
         on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
     let count = |number| u64::try_from(number).unwrap_or(0);
-    Ok(Queue { due: count(due), oldest: oldest.map(Timestamp), running: count(running) })
+    Ok(Queue {
+        due: count(due),
+        oldest: oldest.map(Timestamp),
+        running: count(running),
+    })
 }

@@ -16,7 +16,12 @@ use crate::domain::limits::Usage;
 pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage) -> DbResult<()> {
     const SQL: &str = "update runs set usage = $2 where run_id = $1";
     let usage = encode(usage)?;
-    on_engine!(tx, |conn| query(SQL).bind(run.0).bind(usage).execute(conn).await.map(drop))?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(run.0)
+        .bind(usage)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -25,14 +30,24 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
     const SQL: &str = "select usage from runs where run_id = $1";
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-    let cell = Cell { table: TABLE, column: "usage", id: &run.0 };
-    Ok(found.flatten().map(|usage| cell.decode_or_default(&usage)).unwrap_or_default())
+    let cell = Cell {
+        table: TABLE,
+        column: "usage",
+        id: &run.0,
+    };
+    Ok(found
+        .flatten()
+        .map(|usage| cell.decode_or_default(&usage))
+        .unwrap_or_default())
 }
 
 /// What the runs of a tree have used, each by itself; those that have used nothing are left out.
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
-    Ok(read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?))
+    Ok(read(on_engine!(tx, |conn| query_as(SQL)
+        .bind(root.0)
+        .fetch_all(conn)
+        .await)?))
 }
 
 /// The same, and what the background tasks have used that were begun in the tree, at any depth; those of other servers are
@@ -46,12 +61,19 @@ pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<Ha
         union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
         union all select task_id, used from background_tasks where used is not null \
         and (parent_run = $1 or parent_run in (select member from below))";
-    Ok(read(on_engine!(tx, |conn| query_as(SQL).bind(root.0).fetch_all(conn).await)?))
+    Ok(read(on_engine!(tx, |conn| query_as(SQL)
+        .bind(root.0)
+        .fetch_all(conn)
+        .await)?))
 }
 
 fn read(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
     let read = |(id, usage): (Uuid, String)| {
-        let cell = Cell { table: TABLE, column: "usage", id: &id };
+        let cell = Cell {
+            table: TABLE,
+            column: "usage",
+            id: &id,
+        };
         (RunId(id), cell.decode_or_default(&usage))
     };
     rows.into_iter().map(read).collect()

@@ -19,7 +19,11 @@ on_both!(
 );
 
 fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
-    let settings = Settings { name: name.to_owned(), graph_id: graph_id.to_owned(), ..Settings::default() };
+    let settings = Settings {
+        name: name.to_owned(),
+        graph_id: graph_id.to_owned(),
+        ..Settings::default()
+    };
     Assistant::new(AssistantId::mint(), settings, Timestamp(now))
 }
 
@@ -43,7 +47,10 @@ async fn is_stored_once_with_its_first_version(db: Db) {
     assert_eq!(read!(db, |tx| assistants::find(tx, id)), Some(assistant.clone()));
     assert_eq!(write!(db, |tx| assistants::lock(tx, id)), Some(assistant.clone()));
     let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
-    assert_eq!((version.number, version.settings, version.created_at), (1, assistant.settings, Timestamp(7)));
+    assert_eq!(
+        (version.number, version.settings, version.created_at),
+        (1, assistant.settings, Timestamp(7))
+    );
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 1);
     assert_eq!(read!(db, |tx| assistants::find(tx, AssistantId::mint())), None);
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, AssistantId::mint())), 0);
@@ -67,13 +74,19 @@ async fn keeps_every_version(db: Db) {
     let taken = assistant.clone();
     write!(db, |tx| assistants::update(tx, &taken));
     let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
-    assert_eq!((found.version, found.settings.name.as_str(), found.updated_at), (2, "two", Timestamp(9)));
+    assert_eq!(
+        (found.version, found.settings.name.as_str(), found.updated_at),
+        (2, "two", Timestamp(9))
+    );
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 3);
 
     let versions = async |metadata: Value, part: (i64, i64)| {
         let metadata = filter(metadata);
         let found = read!(db, |tx| assistants::versions(tx, id, &metadata, part, usize::MAX)).into_items();
-        found.into_iter().map(|version| (version.number, version.created_at.0)).collect::<Vec<_>>()
+        found
+            .into_iter()
+            .map(|version| (version.number, version.created_at.0))
+            .collect::<Vec<_>>()
     };
     assert_eq!(versions(json!({}), (10, 0)).await, [(3, 3), (2, 2), (1, 1)]);
     assert_eq!(versions(json!({}), (1, 1)).await, [(2, 2)]);
@@ -92,21 +105,42 @@ async fn is_searched(db: Db) {
     let found = async |wanted: AssistantSearch| {
         let counted = wanted.clone();
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
-        let places: Vec<usize> = found.iter().filter_map(|one| ids.iter().position(|id| *id == one.id)).collect();
+        let places: Vec<usize> = found
+            .iter()
+            .filter_map(|one| ids.iter().position(|id| *id == one.id))
+            .collect();
         (places, read!(db, |tx| assistants::count(tx, &counted)))
     };
     let all = AssistantSearch::default();
     assert_eq!(found(all.clone()).await, (vec![3, 2, 1, 0], 4));
-    assert_eq!(found(AssistantSearch { limit: 2, offset: 1, ..all.clone() }).await, (vec![2, 1], 4));
-    let sorted = |sort, ascending| AssistantSearch { sort, ascending, ..all.clone() };
+    assert_eq!(
+        found(AssistantSearch {
+            limit: 2,
+            offset: 1,
+            ..all.clone()
+        })
+        .await,
+        (vec![2, 1], 4)
+    );
+    let sorted = |sort, ascending| AssistantSearch {
+        sort,
+        ascending,
+        ..all.clone()
+    };
     assert_eq!(found(sorted(AssistantSort::Name, true)).await.0, [1, 0, 3, 2]);
     assert_eq!(found(sorted(AssistantSort::Name, false)).await.0, [2, 3, 0, 1]);
     assert_eq!(found(sorted(AssistantSort::UpdatedAt, true)).await.0, [3, 2, 1, 0]);
     assert_eq!(found(sorted(AssistantSort::Graph, true)).await.0, [0, 2, 1, 3]);
     assert_eq!(found(sorted(AssistantSort::Id, true)).await.0, [0, 1, 2, 3]);
-    let plain = AssistantSearch { graph_id: Some("plain".to_owned()), ..all.clone() };
+    let plain = AssistantSearch {
+        graph_id: Some("plain".to_owned()),
+        ..all.clone()
+    };
     assert_eq!(found(plain).await, (vec![3, 1], 2));
-    let led = AssistantSearch { metadata: filter(json!({"team": {"lead": true}})), ..all.clone() };
+    let led = AssistantSearch {
+        metadata: filter(json!({"team": {"lead": true}})),
+        ..all.clone()
+    };
     assert_eq!(found(led).await, (vec![1, 0], 2));
 }
 
@@ -116,7 +150,11 @@ async fn is_found_by_any_part_of_its_name(db: Db) {
         write!(db, |tx| assistants::insert(tx, &assistant));
     }
     let found = async |name: &str| {
-        let wanted = AssistantSearch { name: Some(name.to_owned()), ascending: true, ..AssistantSearch::default() };
+        let wanted = AssistantSearch {
+            name: Some(name.to_owned()),
+            ascending: true,
+            ..AssistantSearch::default()
+        };
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
     };
@@ -143,25 +181,49 @@ async fn is_renamed_in_its_only_version(db: Db) {
     write!(db, |tx| assistants::insert(tx, &assistant));
     write!(db, |tx| assistants::rename(tx, id, "New", Some("for tests")));
     let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
-    assert_eq!((found.settings.name.as_str(), found.version, found.updated_at), ("New", 1, Timestamp(1)));
+    assert_eq!(
+        (found.settings.name.as_str(), found.version, found.updated_at),
+        ("New", 1, Timestamp(1))
+    );
     let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
     assert_eq!(version.settings, found.settings);
-    let by_name = AssistantSearch { name: Some("new".to_owned()), ..AssistantSearch::default() };
+    let by_name = AssistantSearch {
+        name: Some("new".to_owned()),
+        ..AssistantSearch::default()
+    };
     assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
 }
 
 /// Searches and the indexes they must use on SQLite.
 const SEARCHES: [(&str, &str); 7] = [
-    ("select * from assistants order by created_at desc, assistant_id desc limit 10", "assistants_by_created"),
-    ("select * from assistants order by updated_at, assistant_id limit 10", "assistants_by_updated"),
-    ("select * from assistants order by folded desc, assistant_id desc limit 10", "assistants_by_name"),
-    ("select * from assistants order by graph_id, created_at, assistant_id limit 10", "assistants_by_graph"),
+    (
+        "select * from assistants order by created_at desc, assistant_id desc limit 10",
+        "assistants_by_created",
+    ),
+    (
+        "select * from assistants order by updated_at, assistant_id limit 10",
+        "assistants_by_updated",
+    ),
+    (
+        "select * from assistants order by folded desc, assistant_id desc limit 10",
+        "assistants_by_name",
+    ),
+    (
+        "select * from assistants order by graph_id, created_at, assistant_id limit 10",
+        "assistants_by_graph",
+    ),
     (
         "select * from assistants where true and graph_id = 'g1' order by created_at desc, assistant_id desc limit 10",
         "assistants_by_graph",
     ),
-    ("select count(*) from assistants where true and graph_id = 'g1'", "assistants_by_graph"),
-    ("select * from assistant_versions where assistant_id = {id} order by version desc limit 10", "assistant_versions"),
+    (
+        "select count(*) from assistants where true and graph_id = 'g1'",
+        "assistants_by_graph",
+    ),
+    (
+        "select * from assistant_versions where assistant_id = {id} order by version desc limit 10",
+        "assistant_versions",
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,7 +257,10 @@ async fn are_searched_by_index_on_postgres() {
     })
     .await
     .expect("a write");
-    let by_metadata = ("select count(*) from assistants where metadata @> '{\"n\": 7}'", "assistants_by_metadata");
+    let by_metadata = (
+        "select count(*) from assistants where metadata @> '{\"n\": 7}'",
+        "assistants_by_metadata",
+    );
     for (sql, index) in SEARCHES.into_iter().chain([by_metadata]) {
         let explained = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'");
         let plan = read!(db, |tx| plan(tx, &explained));

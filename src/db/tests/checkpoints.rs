@@ -34,10 +34,21 @@ async fn add(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) -> i64 {
 }
 
 async fn place(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbResult<i64> {
-    let position = Position { taken: 3, ..Position::default() };
+    let position = Position {
+        taken: 3,
+        ..Position::default()
+    };
     let at = Timestamp(seq);
-    let placed =
-        Placed { thread, lane: Lane::Main, seq, segment: None, run: None, entry: &entry, position: &position, at };
+    let placed = Placed {
+        thread,
+        lane: Lane::Main,
+        seq,
+        segment: None,
+        run: None,
+        entry: &entry,
+        position: &position,
+        at,
+    };
     checkpoints::insert(tx, &placed).await
 }
 
@@ -49,7 +60,9 @@ async fn said_at(db: &Db, thread: ThreadId, checkpoint: CheckpointId) -> Vec<Str
 }
 
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<State> {
-    let head = checkpoints::find_head(tx, thread, checkpoint).await?.expect("the checkpoint");
+    let head = checkpoints::find_head(tx, thread, checkpoint)
+        .await?
+        .expect("the checkpoint");
     checkpoints::load_state(tx, thread, head.lane, &head).await
 }
 
@@ -59,15 +72,35 @@ async fn fold_as_the_machine_does(db: Db) {
     let remove = |id: &str| Update::messages([Message::new(Role::Remove, "").with_id(id)]);
     let file = |text: &str| Some(Arc::new(File::text(text, Timestamp(1))));
     let files = |changes: Vec<(&str, Option<Arc<File>>)>| Update {
-        files: changes.into_iter().map(|(path, file)| (path.to_owned(), file)).collect(),
+        files: changes
+            .into_iter()
+            .map(|(path, file)| (path.to_owned(), file))
+            .collect(),
         ..Update::none()
     };
     let steps = [
-        vec![say("a", "one"), say("b", "two"), files(vec![("/x", file("x")), ("/y", file("y"))])],
-        vec![Update::messages([Message::human("nameless")]), say("c", "three"), Update::field("todos", json!([1]))],
-        vec![remove("a"), say("b", "TWO"), say("d", "four"), files(vec![("/x", None), ("/y", file("Y"))])],
+        vec![
+            say("a", "one"),
+            say("b", "two"),
+            files(vec![("/x", file("x")), ("/y", file("y"))]),
+        ],
+        vec![
+            Update::messages([Message::human("nameless")]),
+            say("c", "three"),
+            Update::field("todos", json!([1])),
+        ],
+        vec![
+            remove("a"),
+            say("b", "TWO"),
+            say("d", "four"),
+            files(vec![("/x", None), ("/y", file("Y"))]),
+        ],
         vec![],
-        vec![say("c", "THREE"), Update::field("todos", json!([2])), Update::field("_private", json!(null))],
+        vec![
+            say("c", "THREE"),
+            Update::field("todos", json!([2])),
+            Update::field("_private", json!(null)),
+        ],
         vec![remove(REMOVE_ALL), say("b", "again"), say("a", "anew")],
     ];
     let (mut expected, mut parent) = (State::default(), None);
@@ -96,7 +129,15 @@ async fn make_segments(db: Db) {
     let f = saying("f", Some(c.id), 2);
     let other_fork = saying("g", Some(a.id), 0);
     let mut segments = vec![];
-    for (seq, entry) in [(1, &a), (2, &b), (5, &c), (6, &fork), (7, &e), (8, &f), (9, &other_fork)] {
+    for (seq, entry) in [
+        (1, &a),
+        (2, &b),
+        (5, &c),
+        (6, &fork),
+        (7, &e),
+        (8, &f),
+        (9, &other_fork),
+    ] {
         segments.push(add(&db, thread, seq, entry).await);
     }
     assert_eq!(segments, [1, 1, 1, 6, 6, 1, 9]);
@@ -106,7 +147,10 @@ async fn make_segments(db: Db) {
     assert_eq!(said_at(&db, thread, b.id).await, ["a", "b"]);
     let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a head");
     assert_eq!((head.id, head.seq, head.segment, head.step), (other_fork.id, 9, 9, 0));
-    assert_eq!((head.parent, head.run, head.created_at), (Some(a.id), None, Timestamp(9)));
+    assert_eq!(
+        (head.parent, head.run, head.created_at),
+        (Some(a.id), None, Timestamp(9))
+    );
 }
 
 async fn fork(db: Db) {
@@ -154,15 +198,28 @@ async fn tell_their_history(db: Db) {
     }
     let history = async |limit: i64, before: Option<CheckpointId>| {
         db.states().clear();
-        let found = read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, HistoryQuery { limit, before }));
-        found.iter().map(|checkpoint| said(&checkpoint.state).concat()).collect::<Vec<_>>()
+        let found = read!(db, |tx| checkpoints::history(
+            tx,
+            thread,
+            Lane::Main,
+            HistoryQuery { limit, before }
+        ));
+        found
+            .iter()
+            .map(|checkpoint| said(&checkpoint.state).concat())
+            .collect::<Vec<_>>()
     };
     assert_eq!(history(10, None).await, ["abcf", "ade", "ad", "abc", "ab", "a"]);
     assert_eq!(history(2, None).await, ["abcf", "ade"]);
     assert_eq!(history(3, Some(f.id)).await, ["ade", "ad", "abc"]);
     assert_eq!(history(3, Some(a.id)).await, Vec::<String>::new());
     assert_eq!(history(3, Some(CheckpointId::mint())).await, Vec::<String>::new());
-    let found = read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, HistoryQuery { limit: 3, before: None }));
+    let found = read!(db, |tx| checkpoints::history(
+        tx,
+        thread,
+        Lane::Main,
+        HistoryQuery { limit: 3, before: None }
+    ));
     assert_eq!(found[2].entry, d);
 }
 
@@ -173,30 +230,71 @@ async fn keep_lanes_apart(db: Db) {
     add(&db, thread, 1, &main).await;
     let inner = saying("inner", None, -1);
     let id = inner.id;
-    let position = Position { phase: Phase::Model, ..Position::default() };
+    let position = Position {
+        phase: Phase::Model,
+        ..Position::default()
+    };
     let lane = Lane::Child(run);
     let stored = position.clone();
     db.write(move |tx| {
         Box::pin(async move {
             let (entry, position, at) = (&inner, &stored, Timestamp(2));
-            let placed = Placed { thread, lane, seq: 2, segment: None, run: Some(run), entry, position, at };
+            let placed = Placed {
+                thread,
+                lane,
+                seq: 2,
+                segment: None,
+                run: Some(run),
+                entry,
+                position,
+                at,
+            };
             checkpoints::insert(tx, &placed).await
         })
     })
     .await
     .expect("a write");
     let head = read!(db, |tx| checkpoints::head(tx, thread, lane)).expect("a head");
-    assert_eq!((head.id, head.lane, head.run, head.position), (id, lane, Some(run), position));
+    assert_eq!(
+        (head.id, head.lane, head.run, head.position),
+        (id, lane, Some(run), position)
+    );
     assert_eq!(said_at(&db, thread, id).await, ["inner"]);
-    assert_eq!(read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id), Some(main.id));
-    let found = read!(db, |tx| checkpoints::history(tx, thread, lane, HistoryQuery { limit: 9, before: None }));
+    assert_eq!(
+        read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id),
+        Some(main.id)
+    );
+    let found = read!(db, |tx| checkpoints::history(
+        tx,
+        thread,
+        lane,
+        HistoryQuery { limit: 9, before: None }
+    ));
     assert_eq!(found.len(), 1);
-    let ended = Position { phase: Phase::Ended, ..Position::default() };
+    let ended = Position {
+        phase: Phase::Ended,
+        ..Position::default()
+    };
     let changed = ended.clone();
     let elsewhere = changed.clone();
-    assert!(!write!(db, |tx| checkpoints::set_position(tx, ThreadId::mint(), id, &elsewhere, RunId::mint())));
-    assert!(write!(db, |tx| checkpoints::set_position(tx, thread, id, &changed, RunId::mint())));
-    assert_eq!(read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position), Some(ended));
+    assert!(!write!(db, |tx| checkpoints::set_position(
+        tx,
+        ThreadId::mint(),
+        id,
+        &elsewhere,
+        RunId::mint()
+    )));
+    assert!(write!(db, |tx| checkpoints::set_position(
+        tx,
+        thread,
+        id,
+        &changed,
+        RunId::mint()
+    )));
+    assert_eq!(
+        read!(db, |tx| checkpoints::find_head(tx, thread, id)).map(|head| head.position),
+        Some(ended)
+    );
     assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
 }
 
@@ -210,10 +308,16 @@ async fn are_remembered(db: Db) {
     }
     let (id, middle) = (c.id, b.id);
     assert!(db.states().get(id).is_none());
-    let made_up = State { fields: [("from".to_owned(), json!("memory"))].into(), ..State::default() };
+    let made_up = State {
+        fields: [("from".to_owned(), json!("memory"))].into(),
+        ..State::default()
+    };
     db.states().put(middle, Arc::new(made_up));
     let state = read!(db, |tx| state_at(tx, thread, id));
-    assert_eq!((said(&state), state.fields["from"].clone()), (vec!["c".to_owned()], json!("memory")));
+    assert_eq!(
+        (said(&state), state.fields["from"].clone()),
+        (vec!["c".to_owned()], json!("memory"))
+    );
     assert!(db.states().get(id).is_some());
     db.states().clear();
     for _ in 0..600 {
@@ -247,7 +351,16 @@ async fn come_in_batches(db: Db) {
             let position = Position::default();
             let place = |(seq, entry)| {
                 let (lane, at) = (Lane::Main, Timestamp(seq));
-                Placed { thread, lane, seq, segment: None, run: None, entry, position: &position, at }
+                Placed {
+                    thread,
+                    lane,
+                    seq,
+                    segment: None,
+                    run: None,
+                    entry,
+                    position: &position,
+                    at,
+                }
             };
             let placed: Vec<Placed<'_>> = (1..).zip(&entries).map(place).collect();
             assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
@@ -270,12 +383,32 @@ async fn are_events(db: Db) {
         Box::pin(async move {
             let (lane, position) = (Lane::Main, Position::default());
             let facts = [1, 3, 5].map(|n| Fact::Custom { value: json!(n) });
-            let fact = |seq: i64, run, fact| PlacedFact { thread, seq, run, lane, fact, at: Timestamp(seq) };
-            let facts = [fact(1, run, &facts[0]), fact(3, run, &facts[1]), fact(5, other, &facts[2])];
+            let fact = |seq: i64, run, fact| PlacedFact {
+                thread,
+                seq,
+                run,
+                lane,
+                fact,
+                at: Timestamp(seq),
+            };
+            let facts = [
+                fact(1, run, &facts[0]),
+                fact(3, run, &facts[1]),
+                fact(5, other, &facts[2]),
+            ];
             events::insert(tx, &facts).await?;
             let place = |seq, run, entry| {
                 let at = Timestamp(seq);
-                Placed { thread, lane, seq, segment: None, run, entry, position: &position, at }
+                Placed {
+                    thread,
+                    lane,
+                    seq,
+                    segment: None,
+                    run,
+                    entry,
+                    position: &position,
+                    at,
+                }
             };
             checkpoints::insert_all(tx, &[place(2, Some(run), &entries[0]), place(4, None, &entries[1])]).await
         })
@@ -285,8 +418,14 @@ async fn are_events(db: Db) {
     let all = read!(db, |tx| events::read(tx, thread, 0, 10));
     assert_eq!(all.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     assert_eq!(all[0].what, Logged::Fact(Fact::Custom { value: json!(1) }));
-    assert_eq!((&all[1].what, all[1].run, all[1].at), (&Logged::Entry(first), Some(run), Timestamp(2)));
-    assert_eq!((&all[3].what, all[3].run, all[3].lane), (&Logged::Entry(second), None, Lane::Main));
+    assert_eq!(
+        (&all[1].what, all[1].run, all[1].at),
+        (&Logged::Entry(first), Some(run), Timestamp(2))
+    );
+    assert_eq!(
+        (&all[3].what, all[3].run, all[3].lane),
+        (&Logged::Entry(second), None, Lane::Main)
+    );
     let seqs = async |after: i64, limit: i64| {
         let page = read!(db, |tx| events::read(tx, thread, after, limit));
         page.iter().map(|event| event.seq).collect::<Vec<_>>()
@@ -305,7 +444,16 @@ async fn are_taken_back(db: Db) {
         Box::pin(async move {
             let (lane, position, at) = (Lane::Main, Position::default(), Timestamp(2));
             let (run, entry) = (Some(run), &undone);
-            let placed = Placed { thread, lane, seq: 2, segment: None, run, entry, position: &position, at };
+            let placed = Placed {
+                thread,
+                lane,
+                seq: 2,
+                segment: None,
+                run,
+                entry,
+                position: &position,
+                at,
+            };
             checkpoints::insert(tx, &placed).await
         })
     })
@@ -313,6 +461,10 @@ async fn are_taken_back(db: Db) {
     .expect("a write");
     write!(db, |tx| checkpoints::delete_of_run(tx, thread, run));
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, thread)), 1);
-    assert_eq!(add(&db, thread, 3, &kept).await, 1, "the segment goes on where it ends now");
+    assert_eq!(
+        add(&db, thread, 3, &kept).await,
+        1,
+        "the segment goes on where it ends now"
+    );
     assert_eq!(said_at(&db, thread, kept.id).await, ["a", "c"]);
 }

@@ -11,7 +11,12 @@ use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-on_both!(have_the_history_with_its_branches, wait_for_nobody, need_an_original, are_swept_when_a_crash_leaves_them);
+on_both!(
+    have_the_history_with_its_branches,
+    wait_for_nobody,
+    need_an_original,
+    are_swept_when_a_crash_leaves_them
+);
 
 async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
     let entry = entry.clone();
@@ -31,7 +36,10 @@ async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, pos
 }
 
 fn ended() -> Position {
-    Position { phase: Phase::Ended, ..Position::default() }
+    Position {
+        phase: Phase::Ended,
+        ..Position::default()
+    }
 }
 
 async fn copy(db: &Db, from: ThreadId) -> ThreadId {
@@ -57,13 +65,22 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
 
 /// How many threads a search finds that were made when copies are.
 async fn found(db: &Db) -> usize {
-    let all = threads::ThreadSearch { limit: 100, ..threads::ThreadSearch::default() };
+    let all = threads::ThreadSearch {
+        limit: 100,
+        ..threads::ThreadSearch::default()
+    };
     let page = read!(db, |tx| threads::search(tx, &all));
-    page.threads.iter().filter(|thread| thread.created_at == Timestamp(90)).count()
+    page.threads
+        .iter()
+        .filter(|thread| thread.created_at == Timestamp(90))
+        .count()
 }
 
 async fn history(db: &Db, thread: ThreadId) -> Vec<Checkpoint> {
-    let all = HistoryQuery { limit: 1000, before: None };
+    let all = HistoryQuery {
+        limit: 1000,
+        before: None,
+    };
     read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, all))
 }
 
@@ -90,7 +107,10 @@ async fn have_the_history_with_its_branches(db: Db) {
     assert_eq!(said(&new[0].state), ["s0", "s1", "branch"]);
     for (old, new) in old.iter().zip(&new) {
         assert_eq!((old.entry.id, old.entry.parent), (new.entry.id, new.entry.parent));
-        assert_eq!((&old.state, old.seq, old.created_at), (&new.state, new.seq, new.created_at));
+        assert_eq!(
+            (&old.state, old.seq, old.created_at),
+            (&new.state, new.seq, new.created_at)
+        );
     }
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
     assert_eq!(copied.metadata, object(json!({"k": "v"})));
@@ -105,17 +125,42 @@ async fn wait_for_nobody(db: Db) {
     let original = stored_thread(&db).await;
     let step = saying("one", None, 0);
     let task = TaskId::of_step(Some(step.id), "tools", 0);
-    let question =
-        Question { kind: QuestionKind::Question, value: json!(1), schema: json!({}), calls: vec![], passed_on: None };
+    let question = Question {
+        kind: QuestionKind::Question,
+        value: json!(1),
+        schema: json!({}),
+        calls: vec![],
+        passed_on: None,
+    };
     let id = crate::domain::id::InterruptId::of_task(task, 0);
-    let asked = Interrupt { id, task, asker: Asker::Call("a".to_owned()), question, answer: None };
-    let call = |id: &str, fate: Fate| Call { id: id.to_owned(), edited: None, fate };
+    let asked = Interrupt {
+        id,
+        task,
+        asker: Asker::Call("a".to_owned()),
+        question,
+        answer: None,
+    };
+    let call = |id: &str, fate: Fate| Call {
+        id: id.to_owned(),
+        edited: None,
+        fate,
+    };
     let calls = vec![
         call("a", Fate::Asking),
-        call("b", Fate::Delegated { child: RunId::mint(), parked: true }),
+        call(
+            "b",
+            Fate::Delegated {
+                child: RunId::mint(),
+                parked: true,
+            },
+        ),
         call("c", Fate::Started),
     ];
-    let position = Position { phase: Phase::Tools { calls }, asked: vec![asked], ..Position::default() };
+    let position = Position {
+        phase: Phase::Tools { calls },
+        asked: vec![asked],
+        ..Position::default()
+    };
     put(&db, original, Lane::Main, 1, &step, position).await;
 
     let to = copy(&db, original).await;
@@ -143,9 +188,16 @@ async fn are_swept_when_a_crash_leaves_them(db: Db) {
     let (_, piece) = read!(db, |tx| next(tx, copy));
     let piece = piece.expect("a piece");
     write!(db, |tx| copies::store(tx, piece, Timestamp(20)));
-    assert!(!write!(db, |tx| copies::sweep(tx, false, Timestamp(hour + 19))), "it may be in the making");
+    assert!(
+        !write!(db, |tx| copies::sweep(tx, false, Timestamp(hour + 19))),
+        "it may be in the making"
+    );
     let at_start = db.engine() == Engine::Sqlite;
-    assert!(write!(db, |tx| copies::sweep(tx, at_start, Timestamp(if at_start { 20 } else { hour + 20 }))));
+    assert!(write!(db, |tx| copies::sweep(
+        tx,
+        at_start,
+        Timestamp(if at_start { 20 } else { hour + 20 })
+    )));
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
     assert!(!write!(db, |tx| copies::sweep(tx, true, Timestamp(2 * hour))));
     assert!(read!(db, |tx| threads::find(tx, original)).is_some());

@@ -26,7 +26,10 @@ fn cron_at(thread: Option<ThreadId>, now: i64) -> Cron {
         enabled: true,
         keep_threads: true,
         due_at: Some(Timestamp(now)),
-        request: RunRequest { input: Some(serde_json::json!({"messages": ["hi"]})), ..RunRequest::default() },
+        request: RunRequest {
+            input: Some(serde_json::json!({"messages": ["hi"]})),
+            ..RunRequest::default()
+        },
         payload: object(serde_json::json!({"schedule": "*/5 * * * *", "odd": null})),
         metadata: object(serde_json::json!({"who": "me"})),
         created_at: Timestamp(now),
@@ -61,7 +64,9 @@ async fn come_back_as_they_went(db: Db) {
     assert!(write!(db, |tx| crons::update(tx, &new)));
     assert_eq!(write!(db, |tx| crons::lock(tx, id)), Some(changed));
     let homeless = cron_at(Some(ThreadId::mint()), 5);
-    let refused = db.write(move |tx| Box::pin(async move { crons::insert(tx, &homeless).await })).await;
+    let refused = db
+        .write(move |tx| Box::pin(async move { crons::insert(tx, &homeless).await }))
+        .await;
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
     assert!(write!(db, |tx| crons::delete(tx, id)));
     assert!(!write!(db, |tx| crons::delete(tx, id)));
@@ -74,17 +79,37 @@ async fn are_due_until_they_are_moved_on(db: Db) {
     let first = stored(&db, &cron_at(Some(thread), 5)).await;
     let second = stored(&db, &cron_at(None, 6)).await;
     stored(&db, &cron_at(None, 8)).await;
-    stored(&db, &Cron { enabled: false, ..cron_at(None, 1) }).await;
-    stored(&db, &Cron { due_at: None, ..cron_at(None, 1) }).await;
+    stored(
+        &db,
+        &Cron {
+            enabled: false,
+            ..cron_at(None, 1)
+        },
+    )
+    .await;
+    stored(
+        &db,
+        &Cron {
+            due_at: None,
+            ..cron_at(None, 1)
+        },
+    )
+    .await;
     let due = read!(db, |tx| crons::due(tx, Timestamp(7), None, 10));
-    assert_eq!(due.iter().map(|due| (due.id, due.thread)).collect::<Vec<_>>(), [(first, Some(thread)), (second, None)]);
+    assert_eq!(
+        due.iter().map(|due| (due.id, due.thread)).collect::<Vec<_>>(),
+        [(first, Some(thread)), (second, None)]
+    );
     let after = Some(due[0]);
     let rest = read!(db, |tx| crons::due(tx, Timestamp(7), after, 10));
     assert_eq!(rest, due[1..]);
     write!(db, |tx| crons::set_due(tx, first, Some(Timestamp(20))));
     write!(db, |tx| crons::set_due(tx, second, None));
     assert_eq!(read!(db, |tx| crons::due(tx, Timestamp(7), None, 10)), []);
-    assert_eq!(read!(db, |tx| crons::find(tx, first)).and_then(|cron| cron.due_at), Some(Timestamp(20)));
+    assert_eq!(
+        read!(db, |tx| crons::find(tx, first)).and_then(|cron| cron.due_at),
+        Some(Timestamp(20))
+    );
 }
 
 async fn are_claimed_by_one(db: Db) {
@@ -112,7 +137,10 @@ async fn are_claimed_by_one(db: Db) {
 async fn go_with_what_they_are_for(db: Db) {
     let thread = stored_thread(&db).await;
     let on_thread = stored(&db, &cron_at(Some(thread), 5)).await;
-    let other = Cron { assistant: AssistantId::of_graph("other"), ..cron_at(None, 5) };
+    let other = Cron {
+        assistant: AssistantId::of_graph("other"),
+        ..cron_at(None, 5)
+    };
     let of_other = stored(&db, &other).await;
     assert!(write!(db, |tx| threads::delete(tx, thread)));
     assert_eq!(read!(db, |tx| crons::find(tx, on_thread)), None);
@@ -128,7 +156,11 @@ async fn are_sorted(db: Db) {
         assert!(write!(db, |tx| threads::insert(tx, &thread)));
         let end = (now != 1).then_some(Timestamp(10 - now));
         let due_at = (now != 3).then_some(Timestamp(10 - now));
-        let cron = Cron { end, due_at, ..cron_at(thread_is.then_some(id), now) };
+        let cron = Cron {
+            end,
+            due_at,
+            ..cron_at(thread_is.then_some(id), now)
+        };
         ids.push(stored(&db, &cron).await);
     }
     let expected = [
@@ -142,7 +174,12 @@ async fn are_sorted(db: Db) {
     ];
     for (sort, order) in expected {
         for ascending in [true, false] {
-            let wanted = CronSearch { sort, ascending, limit: 10, ..CronSearch::default() };
+            let wanted = CronSearch {
+                sort,
+                ascending,
+                limit: 10,
+                ..CronSearch::default()
+            };
             let mut found: Vec<CronId> = read!(db, |tx| crons::search(tx, &wanted, usize::MAX))
                 .into_items()
                 .into_iter()
@@ -155,6 +192,9 @@ async fn are_sorted(db: Db) {
         }
     }
     let who = Filter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
-    let wanted = CronSearch { metadata: who, ..CronSearch::default() };
+    let wanted = CronSearch {
+        metadata: who,
+        ..CronSearch::default()
+    };
     assert_eq!(read!(db, |tx| crons::count(tx, &wanted)), 3);
 }

@@ -26,7 +26,13 @@ fn saying(prompt: &str) -> AgentDefinition {
 
 async fn kept(db: &Db, graph_id: &'static str, prompt: &str, now: i64) -> i64 {
     let definition = saying(prompt);
-    let kept = write!(db, |tx| definitions::keep(tx, graph_id, &definition, &Provenance::Client, Timestamp(now)));
+    let kept = write!(db, |tx| definitions::keep(
+        tx,
+        graph_id,
+        &definition,
+        &Provenance::Client,
+        Timestamp(now)
+    ));
     kept.number
 }
 
@@ -38,15 +44,24 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
     assert_eq!(kept(&db, "b", "one", 5).await, 1);
     let file = Provenance::File("agents/a".to_owned());
     let (definition, at) = (saying("one"), file.clone());
-    assert_eq!(write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number, 4);
+    assert_eq!(
+        write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number,
+        4
+    );
     let all = read!(db, |tx| definitions::versions(tx, "a", (10, 0), usize::MAX)).into_items();
-    let shown: Vec<_> = all.iter().map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0)).collect();
+    let shown: Vec<_> = all
+        .iter()
+        .map(|v| (v.number, v.definition.system_prompt.parts()[0], v.created_at.0))
+        .collect();
     assert_eq!(shown, [(4, "one", 6), (3, "one", 4), (2, "two", 3), (1, "one", 1)]);
     assert_eq!(all[0].provenance, file);
     // The order of keys means something to models.
     assert_eq!(all[3].definition.text(), saying("one").text());
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 2)), Some(all[2].clone()));
-    assert_eq!(read!(db, |tx| definitions::versions(tx, "a", (1, 1), usize::MAX)).into_items()[0].number, 3);
+    assert_eq!(
+        read!(db, |tx| definitions::versions(tx, "a", (1, 1), usize::MAX)).into_items()[0].number,
+        3
+    );
     assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 4);
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 9)), None);
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));
@@ -61,7 +76,10 @@ async fn is_an_agent_of_clients_until_it_is_removed(db: Db) {
     kept(&db, "of a file", "one", 3).await;
     assert_eq!(read!(db, |tx| definitions::count(tx)), 1);
     let all = read!(db, |tx| definitions::of_clients(tx));
-    assert_eq!(all.iter().map(|v| (v.graph_id.as_str(), v.number)).collect::<Vec<_>>(), [("a", 2)]);
+    assert_eq!(
+        all.iter().map(|v| (v.graph_id.as_str(), v.number)).collect::<Vec<_>>(),
+        [("a", 2)]
+    );
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "a")), Some(all[0].clone()));
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "of a file")), None);
     // The version in use is not forgotten.
@@ -82,26 +100,46 @@ async fn stays_as_long_as_a_run_needs_it(db: Db) {
     }
     let under = |prompt: &str| {
         let definition = Some(saying(prompt).digest());
-        let agent = Some(Assigned { graph_id: "a".to_owned(), version: 1, definition });
-        RunRequest { agent, ..RunRequest::default() }
+        let agent = Some(Assigned {
+            graph_id: "a".to_owned(),
+            version: 1,
+            definition,
+        });
+        RunRequest {
+            agent,
+            ..RunRequest::default()
+        }
     };
-    for (prompt, status) in
-        [("waits", RunStatus::Success), ("at work", RunStatus::Pending), ("done", RunStatus::Success)]
-    {
+    for (prompt, status) in [
+        ("waits", RunStatus::Success),
+        ("at work", RunStatus::Pending),
+        ("done", RunStatus::Success),
+    ] {
         let thread = stored_thread(&db).await;
         let mut run = run_at(thread, 1);
         (run.request, run.status) = (under(prompt), status);
         write!(db, |tx| runs::insert(tx, &run, None));
         let status = (prompt == "waits").then_some(ThreadStatus::Interrupted);
-        let change = threads::ThreadChange { status, ..Default::default() };
+        let change = threads::ThreadChange {
+            status,
+            ..Default::default()
+        };
         write!(db, |tx| threads::set(tx, thread, change, Timestamp(2)));
     }
     write!(db, |tx| definitions::forget_versions(tx, "a", 3));
-    assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(1))), 0, "it may be in use in this moment");
+    assert_eq!(
+        write!(db, |tx| definitions::sweep(tx, Timestamp(1))),
+        0,
+        "it may be in use in this moment"
+    );
     assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(100))), 1);
     for (prompt, is_there) in [("waits", true), ("at work", true), ("done", false), ("listed", true)] {
         let digest = saying(prompt).digest();
-        assert_eq!(read!(db, |tx| definitions::find(tx, &digest)).is_some(), is_there, "{prompt}");
+        assert_eq!(
+            read!(db, |tx| definitions::find(tx, &digest)).is_some(),
+            is_there,
+            "{prompt}"
+        );
     }
     assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(100))), 0);
 }

@@ -16,19 +16,36 @@ on_both!(
 );
 
 async fn stored(db: &Db, now: i64) -> Delivery {
-    let new = Delivery::new(RunId::mint(), ThreadId::mint(), "https://example.org/", "{}".to_owned(), Timestamp(now));
+    let new = Delivery::new(
+        RunId::mint(),
+        ThreadId::mint(),
+        "https://example.org/",
+        "{}".to_owned(),
+        Timestamp(now),
+    );
     let delivery = new.clone();
     write!(db, |tx| deliveries::insert(tx, &delivery));
     new
 }
 
 async fn claim(db: &Db, worker: WorkerId, now: i64) -> Vec<DeliveryId> {
-    let claimed = write!(db, |tx| deliveries::claim(tx, worker, Timestamp(now), Timestamp(now + 100), 10));
+    let claimed = write!(db, |tx| deliveries::claim(
+        tx,
+        worker,
+        Timestamp(now),
+        Timestamp(now + 100),
+        10
+    ));
     claimed.into_iter().map(|delivery| delivery.id).collect()
 }
 
 fn attempt(status: DeliveryStatus, due: i64) -> Attempt {
-    Attempt { status, answer: Some(503), error: Some("no".to_owned()), due_at: Timestamp(due) }
+    Attempt {
+        status,
+        answer: Some(503),
+        error: Some("no".to_owned()),
+        due_at: Timestamp(due),
+    }
 }
 
 async fn come_back_as_they_went(db: Db) {
@@ -36,14 +53,51 @@ async fn come_back_as_they_went(db: Db) {
     let (id, run, thread) = (first.id, first.run, second.thread);
     assert_eq!(read!(db, |tx| deliveries::find(tx, id)), Some(first.clone()));
     for (wanted, expected) in [
-        (DeliverySearch { limit: 10, ..DeliverySearch::default() }, vec![second.clone(), first.clone()]),
-        (DeliverySearch { limit: 1, offset: 1, ..DeliverySearch::default() }, vec![first.clone()]),
-        (DeliverySearch { run: Some(run), limit: 10, ..DeliverySearch::default() }, vec![first.clone()]),
-        (DeliverySearch { thread: Some(thread), limit: 10, ..DeliverySearch::default() }, vec![second.clone()]),
-        (DeliverySearch { status: Some(DeliveryStatus::Dead), limit: 10, ..DeliverySearch::default() }, vec![]),
+        (
+            DeliverySearch {
+                limit: 10,
+                ..DeliverySearch::default()
+            },
+            vec![second.clone(), first.clone()],
+        ),
+        (
+            DeliverySearch {
+                limit: 1,
+                offset: 1,
+                ..DeliverySearch::default()
+            },
+            vec![first.clone()],
+        ),
+        (
+            DeliverySearch {
+                run: Some(run),
+                limit: 10,
+                ..DeliverySearch::default()
+            },
+            vec![first.clone()],
+        ),
+        (
+            DeliverySearch {
+                thread: Some(thread),
+                limit: 10,
+                ..DeliverySearch::default()
+            },
+            vec![second.clone()],
+        ),
+        (
+            DeliverySearch {
+                status: Some(DeliveryStatus::Dead),
+                limit: 10,
+                ..DeliverySearch::default()
+            },
+            vec![],
+        ),
     ] {
         let (count, offset) = (wanted.clone(), wanted.offset);
-        assert_eq!(read!(db, |tx| deliveries::search(tx, &wanted, usize::MAX)).into_items(), expected);
+        assert_eq!(
+            read!(db, |tx| deliveries::search(tx, &wanted, usize::MAX)).into_items(),
+            expected
+        );
         let count = read!(db, |tx| deliveries::count(tx, &count));
         assert_eq!(count, i64::try_from(expected.len()).unwrap_or(0) + offset);
     }
@@ -71,7 +125,11 @@ async fn are_freed_when_their_worker_dies(db: Db) {
     assert_eq!(write!(db, |tx| deliveries::free_orphans(tx, other, later)), 0);
     assert_eq!(claim(&db, other, later.0).await, []);
     write!(db, |tx| workers::beat(tx, one, Duration::ZERO));
-    assert_eq!(write!(db, |tx| deliveries::free_orphans(tx, one, Timestamp(11))), 0, "it is at it itself");
+    assert_eq!(
+        write!(db, |tx| deliveries::free_orphans(tx, one, Timestamp(11))),
+        0,
+        "it is at it itself"
+    );
     assert_eq!(write!(db, |tx| deliveries::free_orphans(tx, other, Timestamp(11))), 1);
     assert_eq!(claim(&db, other, 11).await, [delivery.id]);
 }
@@ -85,16 +143,25 @@ async fn are_settled_by_who_has_them(db: Db) {
     let again = attempt(DeliveryStatus::Pending, 60);
     assert!(write!(db, |tx| deliveries::settle(tx, (id, 1), &again, Timestamp(3))));
     let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
-    assert_eq!((found.due_at, found.answer, found.error.as_deref()), (Timestamp(60), Some(503), Some("no")));
+    assert_eq!(
+        (found.due_at, found.answer, found.error.as_deref()),
+        (Timestamp(60), Some(503), Some("no"))
+    );
     assert_eq!((found.worker, found.finished_at), (None, None));
     claim(&db, worker, 60).await;
     let dead = attempt(DeliveryStatus::Dead, 60);
     assert!(write!(db, |tx| deliveries::settle(tx, (id, 2), &dead, Timestamp(61))));
     assert_eq!(claim(&db, worker, 1000).await, []);
     let renewed = write!(db, |tx| deliveries::renew(tx, id, Timestamp(70))).expect("it is there");
-    assert_eq!((renewed.status, renewed.attempts, renewed.finished_at), (DeliveryStatus::Pending, 0, None));
+    assert_eq!(
+        (renewed.status, renewed.attempts, renewed.finished_at),
+        (DeliveryStatus::Pending, 0, None)
+    );
     assert_eq!(claim(&db, worker, 70).await, [id]);
-    assert_eq!(write!(db, |tx| deliveries::renew(tx, DeliveryId::mint(), Timestamp(70))), None);
+    assert_eq!(
+        write!(db, |tx| deliveries::renew(tx, DeliveryId::mint(), Timestamp(70))),
+        None
+    );
 }
 
 async fn are_forgotten(db: Db) {
@@ -110,7 +177,13 @@ async fn are_forgotten(db: Db) {
     write!(db, |tx| deliveries::forget_thread(tx, thread));
     let thread = pending.thread;
     write!(db, |tx| deliveries::forget_thread(tx, thread));
-    let all = DeliverySearch { limit: 10, ..DeliverySearch::default() };
+    let all = DeliverySearch {
+        limit: 10,
+        ..DeliverySearch::default()
+    };
     let left = read!(db, |tx| deliveries::search(tx, &all, usize::MAX)).into_items();
-    assert_eq!(left.into_iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [pending.id]);
+    assert_eq!(
+        left.into_iter().map(|delivery| delivery.id).collect::<Vec<_>>(),
+        [pending.id]
+    );
 }

@@ -22,24 +22,47 @@ fn key(text: &str, body: &str) -> Key {
 }
 
 fn answer(number: i32) -> Kept {
-    Kept::Answer { status: 200, body: number.to_string(), location: Some("/threads/x".to_owned()) }
+    Kept::Answer {
+        status: 200,
+        body: number.to_string(),
+        location: Some("/threads/x".to_owned()),
+    }
 }
 
 /// Makes `number` under a key.
 async fn make(db: &Db, key: Key, number: Result<i32, &'static str>, now: Timestamp) -> Result<Once<i32>, &'static str> {
-    let made = db.write_once(Some(key), now, |number| answer(*number), move |_| Box::pin(async move { Ok(number) }));
+    let made = db.write_once(
+        Some(key),
+        now,
+        |number| answer(*number),
+        move |_| Box::pin(async move { Ok(number) }),
+    );
     made.await.expect("a write")
 }
 
 async fn keep_the_answer(db: Db) {
     assert_eq!(make(&db, key("k", "{}"), Ok(1), BEGIN).await, Ok(Once::First(1)));
-    assert_eq!(make(&db, key("k", "{}"), Ok(2), BEGIN).await, Ok(Once::Again(answer(1))));
+    assert_eq!(
+        make(&db, key("k", "{}"), Ok(2), BEGIN).await,
+        Ok(Once::Again(answer(1)))
+    );
     assert_eq!(make(&db, key("k", "[]"), Ok(3), BEGIN).await, Ok(Once::Reused));
-    assert_eq!(make(&db, key("k", "{}"), Err("no"), BEGIN).await, Ok(Once::Again(answer(1))));
-    let place = Kept::Run { thread: ThreadId::mint(), run: RunId::mint() };
+    assert_eq!(
+        make(&db, key("k", "{}"), Err("no"), BEGIN).await,
+        Ok(Once::Again(answer(1)))
+    );
+    let place = Kept::Run {
+        thread: ThreadId::mint(),
+        run: RunId::mint(),
+    };
     for once in [Once::First(()), Once::Again(place.clone())] {
         let kept = place.clone();
-        let job = db.write_once(Some(key("r", "")), BEGIN, move |()| kept, |_| Box::pin(async { Ok(Ok::<_, ()>(())) }));
+        let job = db.write_once(
+            Some(key("r", "")),
+            BEGIN,
+            move |()| kept,
+            |_| Box::pin(async { Ok(Ok::<_, ()>(())) }),
+        );
         assert_eq!(job.await.expect("a write"), Ok(once));
     }
 }
@@ -68,7 +91,10 @@ async fn let_the_second_wait_for_the_first(db: Db) {
         make(&db, key("k", "{}"), Ok(2), BEGIN).await
     };
     let (slow, second) = tokio::join!(slow, second);
-    assert_eq!((slow.expect("a write"), second), (Ok(Once::First(1)), Ok(Once::Again(answer(1)))));
+    assert_eq!(
+        (slow.expect("a write"), second),
+        (Ok(Once::First(1)), Ok(Once::Again(answer(1))))
+    );
 }
 
 async fn are_forgotten_after_a_day(db: Db) {
@@ -78,9 +104,15 @@ async fn are_forgotten_after_a_day(db: Db) {
     }
     let eve = Timestamp(late.0 - 1);
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, eve, 10)), 0);
-    assert_eq!(make(&db, key("old", "{}"), Ok(2), eve).await, Ok(Once::Again(answer(1))));
+    assert_eq!(
+        make(&db, key("old", "{}"), Ok(2), eve).await,
+        Ok(Once::Again(answer(1)))
+    );
     // Without a sweep a key is as free when its time is over.
     assert_eq!(make(&db, key("old", "[]"), Ok(2), late).await, Ok(Once::First(2)));
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, late, 10)), 1);
-    assert_eq!(make(&db, key("young", "{}"), Ok(2), late).await, Ok(Once::Again(answer(1))));
+    assert_eq!(
+        make(&db, key("young", "{}"), Ok(2), late).await,
+        Ok(Once::Again(answer(1)))
+    );
 }

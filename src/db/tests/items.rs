@@ -46,7 +46,12 @@ async fn find(db: &Db, place: &str, key: &str, now: i64) -> Option<Item> {
 /// The keys of what is found, in order.
 async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
     let filter = Filter::read("filter", &object(filter)).expect("a filter");
-    let wanted = ItemSearch { prefix: namespace(prefix), filter, limit: page.0, offset: page.1 };
+    let wanted = ItemSearch {
+        prefix: namespace(prefix),
+        filter,
+        limit: page.0,
+        offset: page.1,
+    };
     let found = read!(db, |tx| items::search(tx, &wanted, usize::MAX, Timestamp(100))).into_items();
     found.into_iter().map(|item| item.address.key).collect()
 }
@@ -63,7 +68,11 @@ async fn are_written_read_and_forgotten(db: Db) {
     };
     assert_eq!(find(&db, "a.b", "k", 5).await, Some(expected.clone()));
     put(&db, draft("a.b", "k", json!({"x": 2})), 3).await;
-    let newer = Item { value: object(json!({"x": 2})), updated_at: Timestamp(3), ..expected };
+    let newer = Item {
+        value: object(json!({"x": 2})),
+        updated_at: Timestamp(3),
+        ..expected
+    };
     assert_eq!(find(&db, "a.b", "k", 5).await, Some(newer));
     let gone = address("a.b", "k");
     let forget = async || {
@@ -77,14 +86,24 @@ async fn are_written_read_and_forgotten(db: Db) {
 }
 
 async fn lie_in_namespaces_and_below(db: Db) {
-    for (place, key) in [("a", "1"), ("a.b", "2"), ("a.b.c", "3"), ("a-b", "4"), ("ab", "5"), ("b.a", "6"), ("é", "7")]
-    {
+    for (place, key) in [
+        ("a", "1"),
+        ("a.b", "2"),
+        ("a.b.c", "3"),
+        ("a-b", "4"),
+        ("ab", "5"),
+        ("b.a", "6"),
+        ("é", "7"),
+    ] {
         put(&db, draft(place, key, json!({})), 1).await;
     }
     assert_eq!(keys(&db, "a", json!({}), (10, 0)).await, ["1", "2", "3"]);
     assert_eq!(keys(&db, "a.b", json!({}), (10, 0)).await, ["2", "3"]);
     assert_eq!(keys(&db, "é", json!({}), (10, 0)).await, ["7"]);
-    assert_eq!(keys(&db, "", json!({}), (10, 0)).await, ["4", "1", "2", "3", "5", "6", "7"]);
+    assert_eq!(
+        keys(&db, "", json!({}), (10, 0)).await,
+        ["4", "1", "2", "3", "5", "6", "7"]
+    );
     assert_eq!(keys(&db, "c", json!({}), (10, 0)).await, [""; 0]);
 }
 
@@ -121,7 +140,10 @@ async fn are_found_by_what_they_say(db: Db) {
         (json!({"v": true}), &["yes"]),
         (json!({"v": 1}), &[]),
         (json!({"v": null}), &["dotted", "none", "null"]),
-        (json!({"v": {"$ne": null}, "o": null}), &["half", "list", "long", "object", "text", "upper", "yes"]),
+        (
+            json!({"v": {"$ne": null}, "o": null}),
+            &["half", "list", "long", "object", "text", "upper", "yes"],
+        ),
         (json!({"v": {"$eq": 2.5}}), &["half"]),
         (json!({"v": {"$gt": 2}}), &["half"]),
         (json!({"v": {"$gte": 2, "$lt": 2.5}}), &["float", "int"]),
@@ -147,20 +169,29 @@ async fn are_found_by_what_they_say(db: Db) {
 
 /// An item that stays for ten microseconds.
 fn brief(place: &str, key: &str) -> ItemDraft {
-    ItemDraft { ttl: Some(Duration::from_micros(10)), ..draft(place, key, json!({})) }
+    ItemDraft {
+        ttl: Some(Duration::from_micros(10)),
+        ..draft(place, key, json!({}))
+    }
 }
 
 async fn are_gone_when_their_time_is_over(db: Db) {
     put(&db, brief("n", "k"), 90).await;
     put(&db, brief("n", "l"), 91).await;
-    assert_eq!(find(&db, "n", "k", 99).await.and_then(|item| item.expires_at), Some(Timestamp(100)));
+    assert_eq!(
+        find(&db, "n", "k", 99).await.and_then(|item| item.expires_at),
+        Some(Timestamp(100))
+    );
     assert_eq!(find(&db, "n", "k", 100).await, None);
     assert_eq!(keys(&db, "n", json!({}), (10, 0)).await, ["l"]);
     let gone = address("n", "k");
     assert!(!write!(db, |tx| items::delete(tx, &gone, Timestamp(100))));
     put(&db, brief("n", "l"), 200).await;
     let anew = find(&db, "n", "l", 201).await.expect("it is there again");
-    assert_eq!((anew.created_at, anew.expires_at), (Timestamp(200), Some(Timestamp(210))));
+    assert_eq!(
+        (anew.created_at, anew.expires_at),
+        (Timestamp(200), Some(Timestamp(210)))
+    );
     put(&db, draft("n", "l", json!({})), 205).await;
     let lasting = find(&db, "n", "l", 1000).await.expect("it stays");
     assert_eq!((lasting.created_at, lasting.expires_at), (Timestamp(200), None));
@@ -173,7 +204,10 @@ async fn stay_longer_when_they_are_read(db: Db) {
     let again = both.clone();
     write!(db, |tx| items::refresh(tx, &again, Timestamp(9)));
     let found = find(&db, "n", "k", 18).await.expect("it stays longer");
-    assert_eq!((found.expires_at, found.updated_at), (Some(Timestamp(19)), Timestamp(0)));
+    assert_eq!(
+        (found.expires_at, found.updated_at),
+        (Some(Timestamp(19)), Timestamp(0))
+    );
     write!(db, |tx| items::refresh(tx, &both, Timestamp(19)));
     assert_eq!(find(&db, "n", "k", 19).await, None);
     assert_eq!(find(&db, "n", "l", 19).await.and_then(|item| item.expires_at), None);
@@ -204,7 +238,13 @@ async fn are_swept_once(db: Db) {
 /// Namespaces as texts: of this prefix and suffix, down to a depth, and a page of them.
 async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize, usize)) -> Vec<String> {
     let [prefix, suffix] = ends.map(namespace);
-    let wanted = NamespaceSearch { prefix, suffix, max_depth, limit: page.0, offset: page.1 };
+    let wanted = NamespaceSearch {
+        prefix,
+        suffix,
+        max_depth,
+        limit: page.0,
+        offset: page.1,
+    };
     let found = read!(db, |tx| items::list_namespaces(tx, &wanted, Timestamp(100)));
     found.iter().map(ToString::to_string).collect()
 }
@@ -220,11 +260,20 @@ async fn have_namespaces_that_are_listed(db: Db) {
     assert_eq!(listed(&db, ["", ""], None, (100, 0)).await, all);
     assert_eq!(listed(&db, ["", ""], None, (2, 3)).await, ["a.x.c", "b.c"]);
     assert_eq!(listed(&db, ["a.b", ""], None, (100, 0)).await, ["a.b.c", "a.b.d"]);
-    assert_eq!(listed(&db, ["", "c"], None, (100, 0)).await, ["a.b.c", "a.x.c", "b.c", "c"]);
+    assert_eq!(
+        listed(&db, ["", "c"], None, (100, 0)).await,
+        ["a.b.c", "a.x.c", "b.c", "c"]
+    );
     assert_eq!(listed(&db, ["a", "c"], Some(2), (100, 0)).await, ["a.b", "a.x"]);
-    assert_eq!(listed(&db, ["", ""], Some(2), (100, 0)).await, ["a", "a.b", "a.x", "b.c", "c"]);
+    assert_eq!(
+        listed(&db, ["", ""], Some(2), (100, 0)).await,
+        ["a", "a.b", "a.x", "b.c", "c"]
+    );
     assert_eq!(listed(&db, ["a.*.c", ""], None, (100, 0)).await, ["a.b.c", "a.x.c"]);
-    assert_eq!(listed(&db, ["", "b.*"], None, (100, 0)).await, ["a.b.c", "a.b.d", "b.c"]);
+    assert_eq!(
+        listed(&db, ["", "b.*"], None, (100, 0)).await,
+        ["a.b.c", "a.b.d", "b.c"]
+    );
 }
 
 async fn have_more_namespaces_than_are_looked_up_at_once(db: Db) {
@@ -241,9 +290,18 @@ async fn have_more_namespaces_than_are_looked_up_at_once(db: Db) {
     })
     .await
     .expect("a write");
-    assert_eq!(listed(&db, ["users", ""], Some(2), (100, 0)).await, ["users.0", "users.1", "users.2"]);
+    assert_eq!(
+        listed(&db, ["users", ""], Some(2), (100, 0)).await,
+        ["users.0", "users.1", "users.2"]
+    );
     let all = listed(&db, ["users", ""], None, (1000, 0)).await;
-    assert_eq!((all.len(), all[0].as_str(), all[599].as_str()), (600, "users.0.000", "users.2.199"));
-    assert_eq!(listed(&db, ["users", "128"], None, (2, 1)).await, ["users.1.128", "users.2.128"]);
+    assert_eq!(
+        (all.len(), all[0].as_str(), all[599].as_str()),
+        (600, "users.0.000", "users.2.199")
+    );
+    assert_eq!(
+        listed(&db, ["users", "128"], None, (2, 1)).await,
+        ["users.1.128", "users.2.128"]
+    );
     assert_eq!(listed(&db, ["users", ""], None, (1, 128)).await, ["users.0.128"]);
 }

@@ -10,10 +10,19 @@ use crate::db::{DbResult, Tx};
 use crate::domain::filter::{Filter, Term};
 use crate::domain::thread::ThreadStatus;
 
-on_both!(pages_are_cut_from_an_index, matches_are_counted_in_an_index, searches_find_the_few_and_the_many);
+on_both!(
+    pages_are_cut_from_an_index,
+    matches_are_counted_in_an_index,
+    searches_find_the_few_and_the_many
+);
 
-const SORTS: [ThreadSort; 5] =
-    [ThreadSort::Id, ThreadSort::Status, ThreadSort::CreatedAt, ThreadSort::UpdatedAt, ThreadSort::StateUpdatedAt];
+const SORTS: [ThreadSort; 5] = [
+    ThreadSort::Id,
+    ThreadSort::Status,
+    ThreadSort::CreatedAt,
+    ThreadSort::UpdatedAt,
+    ThreadSort::StateUpdatedAt,
+];
 
 fn filter(wanted: Value) -> Filter {
     Filter::new("metadata", object(wanted)).expect("a filter")
@@ -61,8 +70,10 @@ async fn fill(db: &Db) {
                 }
                 Conn::Postgres(conn) => {
                     let pair = "'{\"graph_id\":\"agent\",\"owner\":\"me\"}'::jsonb";
-                    let threads = threads("gen_random_uuid()", "generate_series(1, 100000) n", pair)
-                        .replace("else '{\"graph_id\":\"agent\"}'", "else '{\"graph_id\":\"agent\"}'::jsonb");
+                    let threads = threads("gen_random_uuid()", "generate_series(1, 100000) n", pair).replace(
+                        "else '{\"graph_id\":\"agent\"}'",
+                        "else '{\"graph_id\":\"agent\"}'::jsonb",
+                    );
                     let terms = format!(
                         "insert into thread_terms select '{all}', thread_id from threads; \
                          insert into thread_terms select '{some}', thread_id from threads where created_at <= 10; \
@@ -130,14 +141,29 @@ fn searches() -> Vec<(ThreadSearch, Way)> {
         (Filter::default(), Way::Order),
         (many(), Way::Order),
         (few(), Way::Term(only_term(&few()))),
-        (filter(json!({"graph_id": "agent", "owner": "me"})), Way::Term(only_term(&few()))),
-        (filter(json!({"owner": "me", "list": [{"a": 1, "b": 2}]})), Way::Term(only_term(&few()))),
+        (
+            filter(json!({"graph_id": "agent", "owner": "me"})),
+            Way::Term(only_term(&few())),
+        ),
+        (
+            filter(json!({"owner": "me", "list": [{"a": 1, "b": 2}]})),
+            Way::Term(only_term(&few())),
+        ),
     ];
     for sort in SORTS {
         for ascending in [false, true] {
             for status in [None, Some(ThreadStatus::Idle)] {
                 all.extend(filters.clone().map(|(metadata, way)| {
-                    (ThreadSearch { metadata, status, sort, ascending, ..ThreadSearch::default() }, way)
+                    (
+                        ThreadSearch {
+                            metadata,
+                            status,
+                            sort,
+                            ascending,
+                            ..ThreadSearch::default()
+                        },
+                        way,
+                    )
                 }));
             }
         }
@@ -149,7 +175,10 @@ async fn pages_are_cut_from_an_index(db: Db) {
     fill(&db).await;
     for (wanted, way) in searches() {
         for offset in [0, 50_000] {
-            let search = ThreadSearch { offset, ..wanted.clone() };
+            let search = ThreadSearch {
+                offset,
+                ..wanted.clone()
+            };
             let (about, asked) = (format!("{search:?}"), search.clone());
             let plan = read!(db, |tx| plan(tx, &asked, way, Part::Page));
             assert_indexed(&plan, &about);
@@ -161,7 +190,11 @@ async fn pages_are_cut_from_an_index(db: Db) {
     let ids = read!(db, |tx| threads::search(tx, &ThreadSearch::default()));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
-        let search = ThreadSearch { ids: ids.clone(), sort, ..ThreadSearch::default() };
+        let search = ThreadSearch {
+            ids: ids.clone(),
+            sort,
+            ..ThreadSearch::default()
+        };
         let plan = read!(db, |tx| plan(tx, &search, Way::Ids, Part::Page));
         assert_indexed(&plan, "by ids");
     }
@@ -170,7 +203,11 @@ async fn pages_are_cut_from_an_index(db: Db) {
 async fn matches_are_counted_in_an_index(db: Db) {
     fill(&db).await;
     for (wanted, way) in searches() {
-        let way = if wanted.metadata == many() { Way::Term(only_term(&many())) } else { way };
+        let way = if wanted.metadata == many() {
+            Way::Term(only_term(&many()))
+        } else {
+            way
+        };
         let about = format!("{wanted:?}");
         let plan = read!(db, |tx| plan(tx, &wanted, way, Part::Count));
         assert_indexed(&plan, &about);
@@ -181,19 +218,59 @@ async fn searches_find_the_few_and_the_many(db: Db) {
     fill(&db).await;
     let found = async |wanted: ThreadSearch| {
         let page = read!(db, |tx| threads::search(tx, &wanted));
-        (page.threads.iter().map(|thread| thread.created_at.0).collect::<Vec<_>>(), page.total)
+        (
+            page.threads
+                .iter()
+                .map(|thread| thread.created_at.0)
+                .collect::<Vec<_>>(),
+            page.total,
+        )
     };
-    let all = ThreadSearch { limit: 3, ascending: true, ..ThreadSearch::default() };
+    let all = ThreadSearch {
+        limit: 3,
+        ascending: true,
+        ..ThreadSearch::default()
+    };
     assert_eq!(found(all.clone()).await, (vec![1, 2, 3], 100_000));
-    let deep = ThreadSearch { offset: 99_998, ..all.clone() };
+    let deep = ThreadSearch {
+        offset: 99_998,
+        ..all.clone()
+    };
     assert_eq!(found(deep).await, (vec![99_999, 100_000], 100_000));
-    assert_eq!(found(ThreadSearch { metadata: many(), ..all.clone() }).await, (vec![1, 2, 3], 100_000));
-    assert_eq!(found(ThreadSearch { metadata: few(), offset: 8, ..all.clone() }).await, (vec![9, 10], 10));
-    let idle = ThreadSearch { status: Some(ThreadStatus::Idle), sort: ThreadSort::UpdatedAt, ..all.clone() };
+    assert_eq!(
+        found(ThreadSearch {
+            metadata: many(),
+            ..all.clone()
+        })
+        .await,
+        (vec![1, 2, 3], 100_000)
+    );
+    assert_eq!(
+        found(ThreadSearch {
+            metadata: few(),
+            offset: 8,
+            ..all.clone()
+        })
+        .await,
+        (vec![9, 10], 10)
+    );
+    let idle = ThreadSearch {
+        status: Some(ThreadStatus::Idle),
+        sort: ThreadSort::UpdatedAt,
+        ..all.clone()
+    };
     assert_eq!(found(idle).await, (vec![100_000, 99_990, 99_980], 10_000));
     let both = filter(json!({"graph_id": "agent", "owner": "me"}));
     let busy = Some(ThreadStatus::Busy);
-    assert_eq!(found(ThreadSearch { metadata: both, status: busy, ..all.clone() }).await, (vec![2], 1));
+    assert_eq!(
+        found(ThreadSearch {
+            metadata: both,
+            status: busy,
+            ..all.clone()
+        })
+        .await,
+        (vec![2], 1)
+    );
     let none = filter(json!({"owner": "you"}));
     assert_eq!(found(ThreadSearch { metadata: none, ..all }).await, (vec![], 0));
 }

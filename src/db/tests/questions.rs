@@ -20,7 +20,13 @@ fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
     };
     let asker = Asker::Call("c".to_owned());
     Asked {
-        interrupt: Interrupt { id: InterruptId::of_task(task, 0), task, asker, question, answer: None },
+        interrupt: Interrupt {
+            id: InterruptId::of_task(task, 0),
+            task,
+            asker,
+            question,
+            answer: None,
+        },
         thread,
         run: RunId::mint(),
         lane,
@@ -38,7 +44,11 @@ fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
 
 async fn are_asked_and_answered(db: Db) {
     let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
-    let all = [question(one, Lane::Main, 3), question(one, Lane::Main, 1), question(two, Lane::Main, 2)];
+    let all = [
+        question(one, Lane::Main, 3),
+        question(one, Lane::Main, 1),
+        question(two, Lane::Main, 2),
+    ];
     for asked in all.clone() {
         write!(db, |tx| interrupts::insert(tx, &asked));
     }
@@ -51,13 +61,26 @@ async fn are_asked_and_answered(db: Db) {
     let wanted = id.clone();
     assert_eq!(read!(db, |tx| interrupts::find_by_id(tx, &wanted)), Some(first.clone()));
     assert_eq!(read!(db, |tx| interrupts::find_by_id(tx, &missing)), None);
-    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, one, None)), [first.clone(), later.clone()]);
-    assert_eq!(read!(db, |tx| interrupts::pending(tx, 2, 1)), [elsewhere, later.clone()]);
+    assert_eq!(
+        read!(db, |tx| interrupts::of_thread(tx, one, None)),
+        [first.clone(), later.clone()]
+    );
+    assert_eq!(
+        read!(db, |tx| interrupts::pending(tx, 2, 1)),
+        [elsewhere, later.clone()]
+    );
 
     let by = RunId::mint();
     let resolve = async |now: i64| {
         let id = id.clone();
-        write!(db, |tx| interrupts::resolve(tx, one, &id, &json!({"yes": 1}), by, Timestamp(now)))
+        write!(db, |tx| interrupts::resolve(
+            tx,
+            one,
+            &id,
+            &json!({"yes": 1}),
+            by,
+            Timestamp(now)
+        ))
     };
     assert!(resolve(9).await);
     assert!(!resolve(10).await);
@@ -68,8 +91,14 @@ async fn are_asked_and_answered(db: Db) {
         resolved_at: Some(Timestamp(9)),
         ..first.clone()
     };
-    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Resolved))), [answered]);
-    assert_eq!(read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Pending))), [later]);
+    assert_eq!(
+        read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Resolved))),
+        [answered]
+    );
+    assert_eq!(
+        read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Pending))),
+        [later]
+    );
     let again = first.clone();
     write!(db, |tx| interrupts::insert(tx, &again));
     assert_eq!(read!(db, |tx| interrupts::find(tx, one, &id)), Some(first));
@@ -78,14 +107,32 @@ async fn are_asked_and_answered(db: Db) {
 async fn are_dropped(db: Db) {
     let thread = stored_thread(&db).await;
     let child = Lane::Child(RunId::mint());
-    for asked in [question(thread, Lane::Main, 1), question(thread, child, 2), question(thread, child, 3)] {
+    for asked in [
+        question(thread, Lane::Main, 1),
+        question(thread, child, 2),
+        question(thread, child, 3),
+    ] {
         write!(db, |tx| interrupts::insert(tx, &asked));
     }
-    assert_eq!(write!(db, |tx| interrupts::drop_pending(tx, thread, Some(&[]), Timestamp(4))), 0);
-    assert_eq!(write!(db, |tx| interrupts::drop_pending(tx, thread, Some(&[child]), Timestamp(4))), 2);
+    assert_eq!(
+        write!(db, |tx| interrupts::drop_pending(tx, thread, Some(&[]), Timestamp(4))),
+        0
+    );
+    assert_eq!(
+        write!(db, |tx| interrupts::drop_pending(
+            tx,
+            thread,
+            Some(&[child]),
+            Timestamp(4)
+        )),
+        2
+    );
     let open = read!(db, |tx| interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)));
     assert_eq!(open.iter().map(|asked| asked.lane).collect::<Vec<_>>(), [Lane::Main]);
-    assert_eq!(write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(5))), 1);
+    assert_eq!(
+        write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(5))),
+        1
+    );
     let dropped = read!(db, |tx| interrupts::of_thread(tx, thread, Some(AskedStatus::Dropped)));
     assert_eq!(
         dropped.iter().map(|asked| asked.resolved_at).collect::<Vec<_>>(),

@@ -21,7 +21,10 @@ on_both!(
 );
 
 fn kept(now: i64, micros: u64) -> Thread {
-    let ttl = Ttl { after: Duration::from_micros(micros), strategy: TtlStrategy::KeepLatest };
+    let ttl = Ttl {
+        after: Duration::from_micros(micros),
+        strategy: TtlStrategy::KeepLatest,
+    };
     thread_at(now).kept_for(Some(ttl))
 }
 
@@ -35,7 +38,10 @@ async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
             segment: None,
             run: None,
             entry: &entry,
-            position: &Position { phase: Phase::Ended, ..Position::default() },
+            position: &Position {
+                phase: Phase::Ended,
+                ..Position::default()
+            },
             at: Timestamp(seq),
         };
         checkpoints::insert(tx, &placed).await
@@ -43,7 +49,14 @@ async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
 }
 
 async fn finds_what_is_over(db: Db) {
-    let (first, second, busy) = (kept(1, 10), kept(2, 5), Thread { status: ThreadStatus::Busy, ..kept(1, 1) });
+    let (first, second, busy) = (
+        kept(1, 10),
+        kept(2, 5),
+        Thread {
+            status: ThreadStatus::Busy,
+            ..kept(1, 1)
+        },
+    );
     let (one, two) = (first.id, second.id);
     for thread in [first, second, busy, thread_at(1)] {
         write!(db, |tx| threads::insert(tx, &thread));
@@ -63,18 +76,35 @@ async fn restarts_the_time_with_every_change(db: Db) {
     write!(db, |tx| threads::insert(tx, &thread));
     let expires = async || read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.expires_at);
     assert_eq!(expires().await, Some(Timestamp(11)));
-    write!(db, |tx| threads::set(tx, id, threads::ThreadChange::default(), Timestamp(20)));
+    write!(db, |tx| threads::set(
+        tx,
+        id,
+        threads::ThreadChange::default(),
+        Timestamp(20)
+    ));
     assert_eq!(expires().await, Some(Timestamp(30)));
     let run = run_at(id, 1);
-    let left = threads::Left { run: run.id, status: ThreadStatus::Idle, error: None };
+    let left = threads::Left {
+        run: run.id,
+        status: ThreadStatus::Idle,
+        error: None,
+    };
     write!(db, |tx| threads::leave(tx, id, &left, Timestamp(40)));
     assert_eq!(expires().await, Some(Timestamp(50)));
     let nothing = serde_json::Map::new();
     let patched = write!(db, |tx| threads::patch(tx, id, &nothing, None, Timestamp(60))).expect("the thread");
     assert_eq!((patched.ttl, patched.expires_at), (ttl, Some(Timestamp(70))));
     let other = stored_thread(&db).await;
-    write!(db, |tx| threads::set(tx, other, threads::ThreadChange::default(), Timestamp(20)));
-    assert_eq!(read!(db, |tx| threads::find(tx, other)).and_then(|thread| thread.expires_at), None);
+    write!(db, |tx| threads::set(
+        tx,
+        other,
+        threads::ThreadChange::default(),
+        Timestamp(20)
+    ));
+    assert_eq!(
+        read!(db, |tx| threads::find(tx, other)).and_then(|thread| thread.expires_at),
+        None
+    );
 }
 
 async fn finds_histories_that_are_old(db: Db) {
@@ -87,7 +117,10 @@ async fn finds_histories_that_are_old(db: Db) {
     assert_eq!(found(5).await, [id]);
     assert!(write!(db, |tx| retention::keep_latest(tx, id, Timestamp(6))));
     assert_eq!(found(5).await, []);
-    let change = threads::ThreadChange { state_changed: true, ..Default::default() };
+    let change = threads::ThreadChange {
+        state_changed: true,
+        ..Default::default()
+    };
     write!(db, |tx| threads::set(tx, id, change, Timestamp(7)));
     assert_eq!(found(7).await, [id]);
 }
@@ -105,14 +138,30 @@ async fn keeps_the_newest_state(db: Db) {
     let run = run_at(id, 1);
     let (run_id, fact) = (run.id, Fact::Paused);
     write!(db, |tx| runs::insert(tx, &run, None));
-    write!(db, |tx| runs::set_status(tx, run_id, crate::domain::run::RunStatus::Success, None, Timestamp(2)));
+    write!(db, |tx| runs::set_status(
+        tx,
+        run_id,
+        crate::domain::run::RunStatus::Success,
+        None,
+        Timestamp(2)
+    ));
     write!(db, |tx| async {
-        let placed = PlacedFact { thread: id, seq: 9, run: run_id, lane: Lane::Main, fact: &fact, at: Timestamp(9) };
+        let placed = PlacedFact {
+            thread: id,
+            seq: 9,
+            run: run_id,
+            lane: Lane::Main,
+            fact: &fact,
+            at: Timestamp(9),
+        };
         events::insert(tx, &[placed]).await
     });
     assert!(write!(db, |tx| retention::keep_latest(tx, id, Timestamp(20))));
     db.states().clear();
-    let all = HistoryQuery { limit: 99, before: None };
+    let all = HistoryQuery {
+        limit: 99,
+        before: None,
+    };
     let history = read!(db, |tx| checkpoints::history(tx, id, Lane::Main, all));
     assert_eq!(history.len(), 1);
     assert_eq!((history[0].entry.id, history[0].entry.parent), (steps[4].id, None));
@@ -134,17 +183,32 @@ async fn leaves_a_thread_at_work_alone(db: Db) {
     let run = run_at(id, 1);
     write!(db, |tx| runs::insert(tx, &run, None));
     assert!(!write!(db, |tx| retention::keep_latest(tx, id, Timestamp(20))));
-    let all = HistoryQuery { limit: 99, before: None };
+    let all = HistoryQuery {
+        limit: 99,
+        before: None,
+    };
     assert_eq!(read!(db, |tx| checkpoints::history(tx, id, Lane::Main, all)).len(), 2);
-    assert!(!write!(db, |tx| retention::keep_latest(tx, ThreadId::mint(), Timestamp(20))));
+    assert!(!write!(db, |tx| retention::keep_latest(
+        tx,
+        ThreadId::mint(),
+        Timestamp(20)
+    )));
 }
 
 async fn tells_what_a_thread_takes(db: Db) {
     let id = stored_thread(&db).await;
     put(&db, id, 1, &saying("hello", None, 0)).await;
     let shares = read!(db, |tx| retention::storage(tx, id)).expect("the thread");
-    let rows: Vec<_> = shares.iter().map(|share| (share.table, share.rows, share.bytes > 0)).collect();
-    let expected = [("checkpoints", 1, true), ("events", 0, false), ("runs", 0, false), ("interrupts", 0, false)];
+    let rows: Vec<_> = shares
+        .iter()
+        .map(|share| (share.table, share.rows, share.bytes > 0))
+        .collect();
+    let expected = [
+        ("checkpoints", 1, true),
+        ("events", 0, false),
+        ("runs", 0, false),
+        ("interrupts", 0, false),
+    ];
     assert_eq!(rows, expected);
     assert_eq!(read!(db, |tx| retention::storage(tx, ThreadId::mint())), None);
 }

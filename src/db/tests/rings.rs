@@ -6,7 +6,9 @@ use crate::domain::id::{RunId, ThreadId};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn are_heard_by_another_process_once_they_are_durable() {
-    let Some(database) = postgres::fresh_database().await else { return };
+    let Some(database) = postgres::fresh_database().await else {
+        return;
+    };
     let (here, there) = (open(&database.url).await, open(&database.url).await);
     let (mut rings, undone) = (there.rings(), RunId::mint());
     let failed = here.write(move |tx| {

@@ -42,8 +42,14 @@ fn child_of(parent: &Run, now: i64) -> Run {
 async fn come_back_as_they_went(db: Db) {
     let thread = stored_thread(&db).await;
     let mut run = run_at(thread, 5);
-    let resume = BTreeMap::from([(crate::domain::id::InterruptId("q".to_owned()), serde_json::json!({"x": 1}))]);
-    run.request.command = Some(Command { resume: Some(resume), ..Command::default() });
+    let resume = BTreeMap::from([(
+        crate::domain::id::InterruptId("q".to_owned()),
+        serde_json::json!({"x": 1}),
+    )]);
+    run.request.command = Some(Command {
+        resume: Some(resume),
+        ..Command::default()
+    });
     run.error = Some(Failure::new("E", "m"));
     let child = child_of(&run, 6);
     let grandchild = child_of(&child, 7);
@@ -52,14 +58,20 @@ async fn come_back_as_they_went(db: Db) {
     }
     let (id, below) = (run.id, child.id);
     assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
-    assert_eq!(read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)), None);
+    assert_eq!(
+        read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)),
+        None
+    );
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), Some(child.clone()));
     assert_eq!(read!(db, |tx| runs::children(tx, id)), vec![child.clone()]);
     assert_eq!(read!(db, |tx| runs::descendants(tx, id)), vec![child, grandchild]);
     let request = crate::domain::run::RunRequest::default();
     let changed = request.clone();
     assert!(write!(db, |tx| runs::set_request(tx, id, &changed, Timestamp(8))));
-    assert_eq!(read!(db, |tx| runs::get_by_id(tx, id)).map(|run| run.request), Some(request));
+    assert_eq!(
+        read!(db, |tx| runs::get_by_id(tx, id)).map(|run| run.request),
+        Some(request)
+    );
     assert!(write!(db, |tx| runs::delete(tx, thread, id)));
     assert!(!write!(db, |tx| runs::delete(tx, thread, id)));
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), None);
@@ -75,27 +87,60 @@ async fn are_listed(db: Db) {
     let ids: Vec<RunId> = all.iter().map(|run| run.id).collect();
     let failure = Failure::new("E", "m");
     let failed = ids[1];
-    assert!(write!(db, |tx| runs::set_status(tx, failed, RunStatus::Error, Some(&failure), Timestamp(50))));
+    assert!(write!(db, |tx| runs::set_status(
+        tx,
+        failed,
+        RunStatus::Error,
+        Some(&failure),
+        Timestamp(50)
+    )));
     let listed = {
-        let wanted = runs::RunList { thread, status: None, limit: 2, offset: 1, bytes: usize::MAX };
+        let wanted = runs::RunList {
+            thread,
+            status: None,
+            limit: 2,
+            offset: 1,
+            bytes: usize::MAX,
+        };
         read!(db, |tx| runs::list(tx, &wanted)).into_items()
     };
     assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[2], ids[1]]);
     assert_eq!(listed[1].error, Some(Failure::new("E", "m")));
-    assert_eq!((listed[1].status, listed[1].updated_at), (RunStatus::Error, Timestamp(50)));
+    assert_eq!(
+        (listed[1].status, listed[1].updated_at),
+        (RunStatus::Error, Timestamp(50))
+    );
     let pending = {
-        let wanted =
-            runs::RunList { thread, status: Some(RunStatus::Pending), limit: 10, offset: 0, bytes: usize::MAX };
+        let wanted = runs::RunList {
+            thread,
+            status: Some(RunStatus::Pending),
+            limit: 10,
+            offset: 0,
+            bytes: usize::MAX,
+        };
         read!(db, |tx| runs::list(tx, &wanted)).into_items()
     };
-    assert_eq!(pending.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[3], ids[2], ids[0]]);
+    assert_eq!(
+        pending.iter().map(|run| run.id).collect::<Vec<_>>(),
+        [ids[3], ids[2], ids[0]]
+    );
     let waiting = read!(db, |tx| runs::in_flight(tx, thread));
-    assert_eq!(waiting.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[0], ids[2], ids[3]]);
-    assert_eq!(read!(db, |tx| runs::ids_in_flight(tx, thread)), [ids[0], ids[2], ids[3]]);
+    assert_eq!(
+        waiting.iter().map(|run| run.id).collect::<Vec<_>>(),
+        [ids[0], ids[2], ids[3]]
+    );
+    assert_eq!(
+        read!(db, |tx| runs::ids_in_flight(tx, thread)),
+        [ids[0], ids[2], ids[3]]
+    );
     let counted = read!(db, |tx| runs::count_in_flight(tx, thread));
     assert_eq!((counted.waiting, counted.at_work, counted.is_none()), (3, 0, false));
     assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
-    assert_eq!(read!(db, |tx| runs::count_pending(tx, 2)), 2, "no more are counted than are asked for");
+    assert_eq!(
+        read!(db, |tx| runs::count_pending(tx, 2)),
+        2,
+        "no more are counted than are asked for"
+    );
 }
 
 async fn are_claimed_one_at_a_time(db: Db) {
@@ -107,14 +152,19 @@ async fn are_claimed_one_at_a_time(db: Db) {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let claim = write!(db, |tx| runs::claim(tx, a, worker, Timestamp(3))).expect("a claim");
-    assert_eq!((claim.run.id, claim.run.status, claim.run.attempt, claim.fence), (a, RunStatus::Running, 1, 1));
+    assert_eq!(
+        (claim.run.id, claim.run.status, claim.run.attempt, claim.fence),
+        (a, RunStatus::Running, 1, 1)
+    );
     assert_eq!(write!(db, |tx| runs::claim(tx, a, worker, Timestamp(4))), None);
     assert_eq!(write!(db, |tx| runs::claim(tx, b, worker, Timestamp(4))), None);
     write!(db, |tx| runs::set_status(tx, a, RunStatus::Success, None, Timestamp(5)));
     assert!(write!(db, |tx| runs::claim(tx, b, worker, Timestamp(6))).is_some());
     let mut third = run_at(thread, 7);
     third.status = RunStatus::Running;
-    let refused = db.write(move |tx| Box::pin(async move { runs::insert(tx, &third, Some(worker)).await })).await;
+    let refused = db
+        .write(move |tx| Box::pin(async move { runs::insert(tx, &third, Some(worker)).await }))
+        .await;
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
 }
 
@@ -151,11 +201,26 @@ async fn are_due_in_order(db: Db) {
     assert_eq!(next(10).await, Some(c));
     write!(db, |tx| runs::claim(tx, c, worker, Timestamp(10)));
     assert_eq!((next(2000).await, read!(db, |tx| runs::next_due_at(tx))), (None, None));
-    write!(db, |tx| runs::set_status(tx, a, RunStatus::Success, None, Timestamp(11)));
+    write!(db, |tx| runs::set_status(
+        tx,
+        a,
+        RunStatus::Success,
+        None,
+        Timestamp(11)
+    ));
     assert_eq!(next(10).await, Some(b));
     write!(db, |tx| runs::claim(tx, b, worker, Timestamp(12)));
-    write!(db, |tx| runs::set_status(tx, c, RunStatus::Success, None, Timestamp(13)));
-    assert_eq!((next(10).await, read!(db, |tx| runs::next_due_at(tx))), (None, Some(Timestamp(1000))));
+    write!(db, |tx| runs::set_status(
+        tx,
+        c,
+        RunStatus::Success,
+        None,
+        Timestamp(13)
+    ));
+    assert_eq!(
+        (next(10).await, read!(db, |tx| runs::next_due_at(tx))),
+        (None, Some(Timestamp(1000)))
+    );
     assert_eq!(next(1000).await, Some(d));
 }
 
@@ -169,10 +234,31 @@ async fn are_counted_while_they_wait(db: Db) {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let queue = async |now: i64| read!(db, |tx| runs::queue(tx, Timestamp(now)));
-    assert_eq!(queue(0).await, runs::Queue { due: 0, oldest: None, running: 0 });
-    assert_eq!(queue(10).await, runs::Queue { due: 2, oldest: Some(Timestamp(1)), running: 0 });
+    assert_eq!(
+        queue(0).await,
+        runs::Queue {
+            due: 0,
+            oldest: None,
+            running: 0
+        }
+    );
+    assert_eq!(
+        queue(10).await,
+        runs::Queue {
+            due: 2,
+            oldest: Some(Timestamp(1)),
+            running: 0
+        }
+    );
     write!(db, |tx| runs::claim(tx, a, WorkerId::mint(), Timestamp(10)));
-    assert_eq!(queue(1000).await, runs::Queue { due: 2, oldest: Some(Timestamp(2)), running: 1 });
+    assert_eq!(
+        queue(1000).await,
+        runs::Queue {
+            due: 2,
+            oldest: Some(Timestamp(2)),
+            running: 1
+        }
+    );
 }
 
 async fn fence_off_the_past(db: Db) {
@@ -181,13 +267,29 @@ async fn fence_off_the_past(db: Db) {
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, old, Timestamp(2))).expect("a claim");
     let fence = claim.fence;
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, old, fence), runs::Trace::at(Timestamp(3)))));
+    assert!(write!(db, |tx| runs::check_fence(
+        tx,
+        (id, old, fence),
+        runs::Trace::at(Timestamp(3))
+    )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
     assert!(newer > fence);
-    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, fence), runs::Trace::at(Timestamp(5)))));
-    assert!(!write!(db, |tx| runs::check_fence(tx, (id, old, newer), runs::Trace::at(Timestamp(5)))));
-    assert!(write!(db, |tx| runs::check_fence(tx, (id, new, newer), runs::Trace::at(Timestamp(5)))));
+    assert!(!write!(db, |tx| runs::check_fence(
+        tx,
+        (id, old, fence),
+        runs::Trace::at(Timestamp(5))
+    )));
+    assert!(!write!(db, |tx| runs::check_fence(
+        tx,
+        (id, old, newer),
+        runs::Trace::at(Timestamp(5))
+    )));
+    assert!(write!(db, |tx| runs::check_fence(
+        tx,
+        (id, new, newer),
+        runs::Trace::at(Timestamp(5))
+    )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
     assert!(!write!(db, |tx| runs::end_fenced(
@@ -206,13 +308,21 @@ async fn fence_off_the_past(db: Db) {
         runs::Trace::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
-    assert_eq!((ended.status, ended.error, ended.updated_at), (failed.0, failed.1, Timestamp(7)));
+    assert_eq!(
+        (ended.status, ended.error, ended.updated_at),
+        (failed.0, failed.1, Timestamp(7))
+    );
 }
 
 async fn are_adopted(db: Db) {
     let (alive, dead, rescuer) = (WorkerId::mint(), WorkerId::mint(), WorkerId::mint());
     let mut ids = vec![];
-    for (now, worker) in [(1, Some(alive)), (2, Some(dead)), (3, None), (4, Some(WorkerId::mint()))] {
+    for (now, worker) in [
+        (1, Some(alive)),
+        (2, Some(dead)),
+        (3, None),
+        (4, Some(WorkerId::mint())),
+    ] {
         let mut run = run_at(stored_thread(&db).await, now);
         run.status = RunStatus::Running;
         ids.push(run.id);
@@ -227,7 +337,10 @@ async fn are_adopted(db: Db) {
     // By whatever clock the rescuer lives: what counts is that of the database.
     let adopt = async |limit: i64| {
         let claims = write!(db, |tx| runs::adopt_orphans(tx, rescuer, Timestamp(i64::MAX), limit));
-        claims.iter().map(|claim| (claim.run.id, claim.run.attempt, claim.fence, claim.crashes)).collect::<Vec<_>>()
+        claims
+            .iter()
+            .map(|claim| (claim.run.id, claim.run.attempt, claim.fence, claim.crashes))
+            .collect::<Vec<_>>()
     };
     assert_eq!(adopt(2).await, [(ids[1], 2, 1, 1), (ids[2], 2, 1, 0)]);
     assert_eq!(adopt(9).await, [(ids[3], 2, 1, 1)]);
@@ -237,7 +350,10 @@ async fn are_adopted(db: Db) {
     write!(db, |tx| workers::retire_all(tx));
     assert_eq!(adopt(9).await, []);
     let next = WorkerId::mint();
-    assert_eq!(write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9)).len(), 4);
+    assert_eq!(
+        write!(db, |tx| runs::adopt_orphans(tx, next, Timestamp(101), 9)).len(),
+        4
+    );
 }
 
 async fn count_the_crashes_since_they_last_got_on(db: Db) {
@@ -247,7 +363,10 @@ async fn count_the_crashes_since_they_last_got_on(db: Db) {
     write!(db, |tx| runs::insert(tx, &run, Some(worker)));
     let adopted = async |by: WorkerId| {
         let claims = write!(db, |tx| runs::adopt_orphans(tx, by, Timestamp(2), 9));
-        claims.first().map(|claim| (claim.fence, claim.crashes)).expect("it was left behind")
+        claims
+            .first()
+            .map(|claim| (claim.fence, claim.crashes))
+            .expect("it was left behind")
     };
     for crashes in 1..=3 {
         worker = WorkerId::mint();
@@ -276,8 +395,17 @@ async fn are_cancelled(db: Db) {
     write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2)));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
     assert!(write!(db, |tx| runs::request_cancel(tx, id, "rollback")));
-    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), [(id, "rollback".to_owned())]);
-    write!(db, |tx| runs::set_status(tx, id, RunStatus::Interrupted, None, Timestamp(3)));
+    assert_eq!(
+        read!(db, |tx| runs::cancels_of(tx, worker)),
+        [(id, "rollback".to_owned())]
+    );
+    write!(db, |tx| runs::set_status(
+        tx,
+        id,
+        RunStatus::Interrupted,
+        None,
+        Timestamp(3)
+    ));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
     assert!(!write!(db, |tx| runs::request_cancel(tx, id, "interrupt")));
 }
@@ -288,16 +416,31 @@ async fn stop_with_what_is_below_them(db: Db) {
     main.status = RunStatus::Running;
     let (first, second) = (child_of(&main, 2), child_of(&main, 3));
     let (below, deepest) = (child_of(&first, 4), child_of(&child_of(&first, 4), 5));
-    let deepest = Run { lineage: Lineage { parent: Some(below.id), ..deepest.lineage.clone() }, ..deepest };
+    let deepest = Run {
+        lineage: Lineage {
+            parent: Some(below.id),
+            ..deepest.lineage.clone()
+        },
+        ..deepest
+    };
     write!(db, |tx| runs::insert(tx, &main, Some(worker)));
     let all = [first, second, below, deepest];
     for run in all.clone() {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let [first, second, below, deepest] = all.map(|run| run.id);
-    let (top, all) = (read!(db, |tx| runs::get_by_id(tx, first)).expect("it is there").lineage.root, 10);
+    let (top, all) = (
+        read!(db, |tx| runs::get_by_id(tx, first))
+            .expect("it is there")
+            .lineage
+            .root,
+        10,
+    );
     let ids = |runs: Vec<Run>| runs.into_iter().map(|run| run.id).collect::<Vec<_>>();
-    assert_eq!(ids(read!(db, |tx| runs::tree(tx, top, all))), [top, first, second, below, deepest]);
+    assert_eq!(
+        ids(read!(db, |tx| runs::tree(tx, top, all))),
+        [top, first, second, below, deepest]
+    );
     assert_eq!(ids(read!(db, |tx| runs::tree(tx, first, all))), [first, below, deepest]);
     assert_eq!(ids(read!(db, |tx| runs::tree(tx, top, 2))), [top, first]);
     let mut members = read!(db, |tx| runs::members(tx, first));
@@ -308,15 +451,30 @@ async fn stop_with_what_is_below_them(db: Db) {
     assert!(!read!(db, |tx| runs::is_to_stop(tx, first)));
     assert!(write!(db, |tx| runs::request_cancel(tx, first, "interrupt")));
     assert!(read!(db, |tx| runs::is_to_stop(tx, first)));
-    assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), [(first, "interrupt".to_owned())]);
+    assert_eq!(
+        read!(db, |tx| runs::cancels_of(tx, worker)),
+        [(first, "interrupt".to_owned())]
+    );
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, WorkerId::mint())), []);
-    let used = Usage { tool_calls: 2, seconds: 0.5, ..Usage::default() };
+    let used = Usage {
+        tool_calls: 2,
+        seconds: 0.5,
+        ..Usage::default()
+    };
     write!(db, |tx| runs::set_usage(tx, below, &used));
     assert_eq!(read!(db, |tx| runs::usage(tx, below)), used);
     assert_eq!(read!(db, |tx| runs::usage(tx, second)), Usage::default());
     assert_eq!(read!(db, |tx| runs::usages(tx, top)), HashMap::from([(below, used)]));
     write!(db, |tx| runs::stop_below(tx, first, top, now));
-    for (run, status) in [(first, "running"), (second, "running"), (below, "interrupted"), (deepest, "interrupted")] {
-        assert_eq!(read!(db, |tx| runs::get_by_id(tx, run)).map(|run| run.status.word()), Some(status));
+    for (run, status) in [
+        (first, "running"),
+        (second, "running"),
+        (below, "interrupted"),
+        (deepest, "interrupted"),
+    ] {
+        assert_eq!(
+            read!(db, |tx| runs::get_by_id(tx, run)).map(|run| run.status.word()),
+            Some(status)
+        );
     }
 }

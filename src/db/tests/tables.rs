@@ -80,7 +80,9 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
             Ok(rows.into_iter().map(|row| row.3).collect::<Vec<_>>().join("\n"))
         }
         Conn::Postgres(conn) => {
-            let rows: Vec<(String,)> = query_as(AssertSqlSafe(format!("explain {sql}"))).fetch_all(&mut **conn).await?;
+            let rows: Vec<(String,)> = query_as(AssertSqlSafe(format!("explain {sql}")))
+                .fetch_all(&mut **conn)
+                .await?;
             Ok(rows.into_iter().map(|row| row.0).collect::<Vec<_>>().join("\n"))
         }
     }
@@ -92,7 +94,10 @@ const SEARCHES: [(&str, &str); 35] = [
         "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
         "deliveries_due",
     ),
-    ("select * from deliveries order by created_at desc, delivery_id desc limit 9", "deliveries_by_created"),
+    (
+        "select * from deliveries order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_created",
+    ),
     (
         "select * from deliveries where run_id = {id} order by created_at desc, delivery_id desc limit 9",
         "deliveries_by_run",
@@ -111,16 +116,34 @@ const SEARCHES: [(&str, &str); 35] = [
          order by due_at, cron_id limit 9",
         "crons_due",
     ),
-    ("select * from crons order by thread_id nulls first, created_at, cron_id limit 9", "crons_by_thread"),
-    ("select * from crons order by due_at desc nulls last, cron_id desc limit 9", "crons_by_due"),
-    ("select * from crons order by end_time nulls first, cron_id limit 9", "crons_by_end"),
-    ("select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9", "crons_by_thread"),
+    (
+        "select * from crons order by thread_id nulls first, created_at, cron_id limit 9",
+        "crons_by_thread",
+    ),
+    (
+        "select * from crons order by due_at desc nulls last, cron_id desc limit 9",
+        "crons_by_due",
+    ),
+    (
+        "select * from crons order by end_time nulls first, cron_id limit 9",
+        "crons_by_end",
+    ),
+    (
+        "select * from crons where thread_id = {id} order by created_at desc, cron_id desc limit 9",
+        "crons_by_thread",
+    ),
     (
         "select * from crons where assistant_id = {id} order by created_at desc, cron_id desc limit 9",
         "crons_by_assistant",
     ),
-    ("select * from threads order by created_at desc, thread_id desc limit 10", "threads_by_created"),
-    ("select * from threads order by updated_at desc, thread_id desc limit 10", "threads_by_updated"),
+    (
+        "select * from threads order by created_at desc, thread_id desc limit 10",
+        "threads_by_created",
+    ),
+    (
+        "select * from threads order by updated_at desc, thread_id desc limit 10",
+        "threads_by_updated",
+    ),
     (
         "select * from threads where status = 'busy' order by updated_at desc, thread_id desc limit 10",
         "threads_by_status",
@@ -129,8 +152,14 @@ const SEARCHES: [(&str, &str); 35] = [
         "select * from runs where thread_id = {id} and depth = 0 order by created_at desc, run_id desc limit 10",
         "runs_by_thread",
     ),
-    ("select * from runs where parent_id = {id} order by created_at, run_id", "runs_by_parent"),
-    ("select * from runs where root_id = {id} and depth > 0 order by created_at, run_id", "runs_by_root"),
+    (
+        "select * from runs where parent_id = {id} order by created_at, run_id",
+        "runs_by_parent",
+    ),
+    (
+        "select * from runs where root_id = {id} and depth > 0 order by created_at, run_id",
+        "runs_by_root",
+    ),
     (
         "select run_id from runs where depth = 0 and status = 'pending' and due_at <= 5 order by due_at, run_id limit 1",
         "runs_due",
@@ -143,7 +172,10 @@ const SEARCHES: [(&str, &str); 35] = [
         "select run_id from runs where depth = 0 and status = 'running' and thread_id > {id} order by thread_id limit 9",
         "runs_running",
     ),
-    ("select 1 from runs where thread_id = {id} and depth = 0 and status = 'running'", "runs_running"),
+    (
+        "select 1 from runs where thread_id = {id} and depth = 0 and status = 'running'",
+        "runs_running",
+    ),
     (
         "select * from runs where thread_id = {id} and depth = 0 and status in ('pending', 'running') \
          order by created_at, run_id",
@@ -183,29 +215,43 @@ const SEARCHES: [(&str, &str); 35] = [
       order by created_at desc, run_id desc limit 10",
         "runs_by_thread",
     ),
-    ("select * from interrupts where status = 'pending' order by created_at, seq limit 10", "interrupts_by_status"),
+    (
+        "select * from interrupts where status = 'pending' order by created_at, seq limit 10",
+        "interrupts_by_status",
+    ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
     (
         "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
          and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
         "sqlite_autoindex_items_1",
     ),
-    ("select * from items where namespace = 'u.7.' and key = 'k'", "sqlite_autoindex_items_1"),
+    (
+        "select * from items where namespace = 'u.7.' and key = 'k'",
+        "sqlite_autoindex_items_1",
+    ),
     (
         "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
          and (expires_at is null or expires_at > 5) order by namespace limit 1",
         "sqlite_autoindex_items_1",
     ),
-    ("select namespace, key from items where expires_at <= 5 order by expires_at limit 500", "items_by_expiry"),
+    (
+        "select namespace, key from items where expires_at <= 5 order by expires_at limit 500",
+        "items_by_expiry",
+    ),
 ];
 
 async fn check_plans(db: &Db, id: &'static str) {
     for (sql, index) in SEARCHES {
-        let sql = sql.replace("{id}", id).replace("{hint}", " indexed by checkpoints_by_lane");
+        let sql = sql
+            .replace("{id}", id)
+            .replace("{hint}", " indexed by checkpoints_by_lane");
         let explained = sql.clone();
         let plan = read!(db, |tx| plan(tx, &explained));
         assert!(plan.contains(index), "{sql}\n{plan}");
-        assert!(!plan.contains("TEMP B-TREE") && !plan.contains("Seq Scan"), "{sql}\n{plan}");
+        assert!(
+            !plan.contains("TEMP B-TREE") && !plan.contains("Seq Scan"),
+            "{sql}\n{plan}"
+        );
     }
 }
 
@@ -262,7 +308,9 @@ async fn are_searched_by_index_on_postgres() {
 /// The planner may choose between indexes of equal worth and may sort a few rows; it may not read whole tables.
 async fn check_plans_of_postgres(db: &Db) {
     for (sql, _) in SEARCHES {
-        let sql = sql.replace("{id}", "'00000000-0000-7000-8000-000000000000'").replace("{hint}", "");
+        let sql = sql
+            .replace("{id}", "'00000000-0000-7000-8000-000000000000'")
+            .replace("{hint}", "");
         let explained = sql.clone();
         let plan = read!(db, |tx| plan(tx, &explained));
         assert!(plan.contains("Index") && !plan.contains("Seq Scan"), "{sql}\n{plan}");

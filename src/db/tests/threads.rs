@@ -36,7 +36,10 @@ async fn is_stored_once(db: Db) {
     let id = same.id;
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(same.clone()));
     assert_eq!(write!(db, |tx| threads::lock(tx, id)), Some(same));
-    assert_eq!(read!(db, |tx| threads::find(tx, crate::domain::id::ThreadId::mint())), None);
+    assert_eq!(
+        read!(db, |tx| threads::find(tx, crate::domain::id::ThreadId::mint())),
+        None
+    );
 }
 
 async fn is_patched(db: Db) {
@@ -46,7 +49,10 @@ async fn is_patched(db: Db) {
     write!(db, |tx| threads::patch(tx, id, &first, None, Timestamp(2)));
     let second = patch(json!({"a": {"y": null}}));
     let thread = write!(db, |tx| threads::patch(tx, id, &second, None, Timestamp(3))).expect("the thread");
-    assert_eq!(Value::Object(thread.metadata.clone()), json!({"a": {"y": null}, "b": 1}));
+    assert_eq!(
+        Value::Object(thread.metadata.clone()),
+        json!({"a": {"y": null}, "b": 1})
+    );
     assert_eq!(thread.updated_at, Timestamp(3));
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(thread));
 }
@@ -66,17 +72,39 @@ async fn is_set(db: Db) {
     assert_eq!(Value::Object(thread.config), json!({"c": 1}));
     assert_eq!(thread.error, Some(Failure::new("E", "m")));
     assert_eq!(Value::Object(thread.metadata), json!({"k": "v"}));
-    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(5), Timestamp(5)));
+    assert_eq!(
+        (thread.updated_at, thread.state_updated_at),
+        (Timestamp(5), Timestamp(5))
+    );
 
-    assert!(write!(db, |tx| threads::set(tx, id, ThreadChange::default(), Timestamp(6))));
+    assert!(write!(db, |tx| threads::set(
+        tx,
+        id,
+        ThreadChange::default(),
+        Timestamp(6)
+    )));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
     assert_eq!(thread.error, Some(Failure::new("E", "m")));
-    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(6), Timestamp(5)));
-    let forget = ThreadChange { error: Some(None), ..ThreadChange::default() };
+    assert_eq!(
+        (thread.updated_at, thread.state_updated_at),
+        (Timestamp(6), Timestamp(5))
+    );
+    let forget = ThreadChange {
+        error: Some(None),
+        ..ThreadChange::default()
+    };
     assert!(write!(db, |tx| threads::set(tx, id, forget, Timestamp(7))));
-    assert_eq!(read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.error), None);
+    assert_eq!(
+        read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.error),
+        None
+    );
     let nobody = crate::domain::id::ThreadId::mint();
-    assert!(!write!(db, |tx| threads::set(tx, nobody, ThreadChange::default(), Timestamp(7))));
+    assert!(!write!(db, |tx| threads::set(
+        tx,
+        nobody,
+        ThreadChange::default(),
+        Timestamp(7)
+    )));
 }
 
 async fn is_left(db: Db) {
@@ -84,13 +112,27 @@ async fn is_left(db: Db) {
     let (ending, waiting) = (run_at(id, 1), run_at(id, 2));
     let (run, error) = (ending.id, Some(Failure::new("E", "m")));
     write!(db, |tx| runs::insert(tx, &ending, None));
-    let left = threads::Left { run, status: ThreadStatus::Error, error };
+    let left = threads::Left {
+        run,
+        status: ThreadStatus::Error,
+        error,
+    };
     assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(5))));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
-    assert_eq!((thread.status, thread.error), (ThreadStatus::Error, Some(Failure::new("E", "m"))));
-    assert_eq!((thread.updated_at, thread.state_updated_at), (Timestamp(5), Timestamp(5)));
+    assert_eq!(
+        (thread.status, thread.error),
+        (ThreadStatus::Error, Some(Failure::new("E", "m")))
+    );
+    assert_eq!(
+        (thread.updated_at, thread.state_updated_at),
+        (Timestamp(5), Timestamp(5))
+    );
     write!(db, |tx| runs::insert(tx, &waiting, None));
-    let left = threads::Left { run, status: ThreadStatus::Idle, error: None };
+    let left = threads::Left {
+        run,
+        status: ThreadStatus::Idle,
+        error: None,
+    };
     assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(6))));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
     assert_eq!((thread.status, thread.error), (ThreadStatus::Busy, None));
@@ -105,7 +147,11 @@ async fn is_searched(db: Db) {
     for n in 0..5 {
         let mut thread = thread_at(10 + n);
         thread.updated_at = Timestamp(100 - n);
-        thread.status = if n % 2 == 0 { ThreadStatus::Idle } else { ThreadStatus::Busy };
+        thread.status = if n % 2 == 0 {
+            ThreadStatus::Idle
+        } else {
+            ThreadStatus::Busy
+        };
         thread.metadata = object(json!({"n": n}));
         ids.push(thread.id);
         write!(db, |tx| threads::insert(tx, &thread));
@@ -113,26 +159,81 @@ async fn is_searched(db: Db) {
     let found = async |wanted: ThreadSearch| {
         let counted = wanted.clone();
         let page = read!(db, |tx| threads::search(tx, &wanted));
-        let places: Vec<usize> =
-            page.threads.iter().filter_map(|thread| ids.iter().position(|id| *id == thread.id)).collect();
+        let places: Vec<usize> = page
+            .threads
+            .iter()
+            .filter_map(|thread| ids.iter().position(|id| *id == thread.id))
+            .collect();
         assert_eq!(read!(db, |tx| threads::count(tx, &counted)), page.total);
         (places, page.total)
     };
     let all = ThreadSearch::default();
     assert_eq!(found(all.clone()).await, (vec![4, 3, 2, 1, 0], 5));
-    assert_eq!(found(ThreadSearch { limit: 2, offset: 1, ..all.clone() }).await, (vec![3, 2], 5));
-    let updated = ThreadSearch { sort: ThreadSort::UpdatedAt, ascending: true, ..all.clone() };
+    assert_eq!(
+        found(ThreadSearch {
+            limit: 2,
+            offset: 1,
+            ..all.clone()
+        })
+        .await,
+        (vec![3, 2], 5)
+    );
+    let updated = ThreadSearch {
+        sort: ThreadSort::UpdatedAt,
+        ascending: true,
+        ..all.clone()
+    };
     assert_eq!(found(updated).await, (vec![4, 3, 2, 1, 0], 5));
     for sort in [ThreadSort::Id, ThreadSort::StateUpdatedAt, ThreadSort::CreatedAt] {
-        assert_eq!(found(ThreadSearch { sort, ascending: true, ..all.clone() }).await, (vec![0, 1, 2, 3, 4], 5));
+        assert_eq!(
+            found(ThreadSearch {
+                sort,
+                ascending: true,
+                ..all.clone()
+            })
+            .await,
+            (vec![0, 1, 2, 3, 4], 5)
+        );
     }
-    let by_status = ThreadSearch { sort: ThreadSort::Status, ascending: true, ..all.clone() };
+    let by_status = ThreadSearch {
+        sort: ThreadSort::Status,
+        ascending: true,
+        ..all.clone()
+    };
     assert_eq!(found(by_status).await, (vec![3, 1, 4, 2, 0], 5));
-    assert_eq!(found(ThreadSearch { status: Some(ThreadStatus::Busy), ..all.clone() }).await, (vec![3, 1], 2));
+    assert_eq!(
+        found(ThreadSearch {
+            status: Some(ThreadStatus::Busy),
+            ..all.clone()
+        })
+        .await,
+        (vec![3, 1], 2)
+    );
     let some = Some(vec![ids[2], ids[0], crate::domain::id::ThreadId::mint()]);
-    assert_eq!(found(ThreadSearch { ids: some, ..all.clone() }).await, (vec![2, 0], 2));
-    assert_eq!(found(ThreadSearch { ids: Some(vec![]), ..all.clone() }).await, (vec![], 0));
-    assert_eq!(found(ThreadSearch { metadata: filter(json!({"n": 3})), ..all }).await, (vec![3], 1));
+    assert_eq!(
+        found(ThreadSearch {
+            ids: some,
+            ..all.clone()
+        })
+        .await,
+        (vec![2, 0], 2)
+    );
+    assert_eq!(
+        found(ThreadSearch {
+            ids: Some(vec![]),
+            ..all.clone()
+        })
+        .await,
+        (vec![], 0)
+    );
+    assert_eq!(
+        found(ThreadSearch {
+            metadata: filter(json!({"n": 3})),
+            ..all
+        })
+        .await,
+        (vec![3], 1)
+    );
 }
 
 async fn contains_metadata(db: Db) {
@@ -165,7 +266,10 @@ async fn contains_metadata(db: Db) {
     ];
     for (wanted, expected) in cases {
         let text = wanted.to_string();
-        let wanted = ThreadSearch { metadata: filter(wanted.clone()), ..ThreadSearch::default() };
+        let wanted = ThreadSearch {
+            metadata: filter(wanted.clone()),
+            ..ThreadSearch::default()
+        };
         assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
     }
 }
@@ -176,12 +280,18 @@ async fn is_found_by_what_was_stored_before_there_were_terms(db: Db) {
     let id = thread.id;
     write!(db, |tx| threads::insert(tx, &thread));
     write!(db, |tx| async {
-        for sql in ["delete from thread_terms", "insert into threads_to_index select thread_id from threads"] {
+        for sql in [
+            "delete from thread_terms",
+            "insert into threads_to_index select thread_id from threads",
+        ] {
             crate::db::engine::on_engine!(tx, |conn| sqlx::query(sql).execute(conn).await.map(drop))?;
         }
         DbResult::Ok(())
     });
-    let red = || ThreadSearch { metadata: filter(json!({"colour": "red"})), ..ThreadSearch::default() };
+    let red = || ThreadSearch {
+        metadata: filter(json!({"colour": "red"})),
+        ..ThreadSearch::default()
+    };
     let wanted = red();
     assert_eq!(read!(db, |tx| threads::count(tx, &wanted)), 0);
     assert_eq!(write!(db, |tx| threads::index_some(tx, 9)), 1);
@@ -203,10 +313,25 @@ async fn goes_with_everything_on_it(db: Db) {
             let position = Position::default();
             let (lane, at) = (Lane::Main, Timestamp(1));
             let run = Some(run_id);
-            let placed =
-                Placed { thread: id, lane, seq: 1, segment: None, run, entry: &entry, position: &position, at };
+            let placed = Placed {
+                thread: id,
+                lane,
+                seq: 1,
+                segment: None,
+                run,
+                entry: &entry,
+                position: &position,
+                at,
+            };
             checkpoints::insert(tx, &placed).await?;
-            let fact = PlacedFact { thread: id, seq: 2, run: run_id, lane, fact: &Fact::Paused, at };
+            let fact = PlacedFact {
+                thread: id,
+                seq: 2,
+                run: run_id,
+                lane,
+                fact: &Fact::Paused,
+                at,
+            };
             events::insert(tx, &[fact]).await
         })
     })
@@ -219,7 +344,9 @@ async fn goes_with_everything_on_it(db: Db) {
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, run_id)), None);
     assert!(read!(db, |tx| checkpoints::get(tx, id, checkpoint)).is_none());
     let late = run_at(id, 2);
-    let refused = db.write(move |tx| Box::pin(async move { runs::insert(tx, &late, None).await })).await;
+    let refused = db
+        .write(move |tx| Box::pin(async move { runs::insert(tx, &late, None).await }))
+        .await;
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
 }
 
@@ -247,19 +374,38 @@ async fn is_stirred(db: Db) {
     assert!(write!(db, |tx| threads::insert(tx, &new)));
     let id = ids[1];
     let version = |found: Vec<threads::ThreadVersion>| {
-        let one = found.into_iter().find(|found| found.thread == id).expect("the thread is there");
+        let one = found
+            .into_iter()
+            .find(|found| found.thread == id)
+            .expect("the thread is there");
         assert!(!one.is_at_work);
         one.version
     };
     let before = version(read!(db, |tx| threads::versions(tx, &ids)));
     assert_eq!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
     // By a server whose clock is behind.
-    assert!(write!(db, |tx| threads::patch(tx, id, &object(json!({"a": 1})), None, Timestamp(3))).is_some());
+    assert!(
+        write!(db, |tx| threads::patch(
+            tx,
+            id,
+            &object(json!({"a": 1})),
+            None,
+            Timestamp(3)
+        ))
+        .is_some()
+    );
     assert_ne!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
     assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
     let (run, lane, at) = (crate::domain::id::RunId::mint(), Lane::Main, Timestamp(9));
     write!(db, |tx| {
-        let facts = [3, 5].map(|seq| PlacedFact { thread: id, seq, run, lane, fact: &Fact::Undone, at });
+        let facts = [3, 5].map(|seq| PlacedFact {
+            thread: id,
+            seq,
+            run,
+            lane,
+            fact: &Fact::Undone,
+            at,
+        });
         async move { events::insert(tx, &facts).await }
     });
     assert_eq!(read!(db, |tx| events::reach(tx, id)), Some((3, 5)));

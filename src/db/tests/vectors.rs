@@ -23,9 +23,15 @@ fn namespace(text: &str) -> Namespace {
 
 async fn put(db: &Db, place: &str, key: &str, vectors: &[[f32; 2]], value: Value) {
     let address = ItemAddress::new(namespace(place), key).expect("an address");
-    let vector = |(at, vector): (usize, &[f32; 2])| ItemVector { path: format!("t[{at}]"), vector: vector.to_vec() };
+    let vector = |(at, vector): (usize, &[f32; 2])| ItemVector {
+        path: format!("t[{at}]"),
+        vector: vector.to_vec(),
+    };
     let vectors = vectors.iter().enumerate().map(vector).collect();
-    let draft = ItemDraft { vectors, ..ItemDraft::new(address, object(value), None).expect("a draft") };
+    let draft = ItemDraft {
+        vectors,
+        ..ItemDraft::new(address, object(value), None).expect("a draft")
+    };
     write!(db, |tx| items::put(tx, &draft, Timestamp(1)));
 }
 
@@ -33,14 +39,27 @@ async fn put(db: &Db, place: &str, key: &str, vectors: &[[f32; 2]], value: Value
 async fn close(db: &Db, place: &str, filter: Value, page: (u32, u32)) -> Vec<(String, f32)> {
     let by = db.vector_search().await.expect("the database answers");
     let is_needed = db.engine() == Engine::Postgres && std::env::var_os(NEEDED).is_some();
-    assert!(by == VectorSearch::Extension || !is_needed, "the extension is not there");
+    assert!(
+        by == VectorSearch::Extension || !is_needed,
+        "the extension is not there"
+    );
     let mut lists = vec![];
     for by in [VectorSearch::Scan, by] {
         let filter = Filter::read("filter", &object(filter.clone())).expect("a filter");
-        let wanted = ItemSearch { prefix: namespace(place), filter, limit: page.0, offset: page.1 };
-        let near = Near { vector: vec![1.0, 0.0], by };
+        let wanted = ItemSearch {
+            prefix: namespace(place),
+            filter,
+            limit: page.0,
+            offset: page.1,
+        };
+        let near = Near {
+            vector: vec![1.0, 0.0],
+            by,
+        };
         let found = read!(db, |tx| nearest(tx, &wanted, &near, Timestamp(5))).expect("few enough");
-        let shown = found.into_iter().map(|found| (found.item.address.key, found.score.unwrap_or(9.0)));
+        let shown = found
+            .into_iter()
+            .map(|found| (found.item.address.key, found.score.unwrap_or(9.0)));
         lists.push(shown.collect::<Vec<_>>());
     }
     assert_eq!(lists[0], lists[1], "both compare alike");
@@ -50,15 +69,30 @@ async fn close(db: &Db, place: &str, filter: Value, page: (u32, u32)) -> Vec<(St
 async fn the_closest_come_first(db: Db) {
     put(&db, "n", "far", &[[-1.0, 0.0]], json!({"k": 1})).await;
     put(&db, "n", "near", &[[1.0, 0.0]], json!({"k": 1})).await;
-    put(&db, "n.below", "middle", &[[-1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], json!({"k": 2})).await;
+    put(
+        &db,
+        "n.below",
+        "middle",
+        &[[-1.0, 0.0], [0.6, 0.8], [0.0, 1.0]],
+        json!({"k": 2}),
+    )
+    .await;
     put(&db, "n", "nothing", &[[0.0, 0.0]], json!({"k": 2})).await;
     put(&db, "n", "unindexed", &[], json!({"k": 1})).await;
     put(&db, "m", "elsewhere", &[[1.0, 0.0]], json!({"k": 1})).await;
     let pair = |key: &str, score: f32| (key.to_owned(), score);
-    let all = [pair("near", 1.0), pair("middle", 0.6), pair("nothing", 0.0), pair("far", -1.0)];
+    let all = [
+        pair("near", 1.0),
+        pair("middle", 0.6),
+        pair("nothing", 0.0),
+        pair("far", -1.0),
+    ];
     assert_eq!(close(&db, "n", json!({}), (10, 0)).await, all);
     assert_eq!(close(&db, "n", json!({}), (2, 1)).await, all[1..3]);
-    assert_eq!(close(&db, "n", json!({"k": {"$lt": 2}}), (10, 0)).await, [all[0].clone(), all[3].clone()]);
+    assert_eq!(
+        close(&db, "n", json!({"k": {"$lt": 2}}), (10, 0)).await,
+        [all[0].clone(), all[3].clone()]
+    );
     assert_eq!(close(&db, "n.below", json!({}), (10, 0)).await, all[1..2]);
 }
 
@@ -81,12 +115,23 @@ async fn pages_are_cut_from_many(db: Db) {
             for number in 0..1500_u16 {
                 let angle = f32::from(number) / 1000.0;
                 let vectors = [[angle.cos(), angle.sin()], [-1.0, 0.0]].into_iter().enumerate();
-                let vectors = vectors.map(|(at, v)| ItemVector { path: format!("t[{at}]"), vector: v.to_vec() });
+                let vectors = vectors.map(|(at, v)| ItemVector {
+                    path: format!("t[{at}]"),
+                    vector: v.to_vec(),
+                });
                 // Keys that are not in the order of the scores.
                 let key = format!("{:04}", (u32::from(number) * 7) % 1500);
                 let address = ItemAddress::new(namespace("n"), key).expect("an address");
                 let draft = ItemDraft::new(address, object(json!({"number": number})), None).expect("a draft");
-                items::put(tx, &ItemDraft { vectors: vectors.collect(), ..draft }, Timestamp(1)).await?;
+                items::put(
+                    tx,
+                    &ItemDraft {
+                        vectors: vectors.collect(),
+                        ..draft
+                    },
+                    Timestamp(1),
+                )
+                .await?;
             }
             Ok(())
         })
@@ -94,7 +139,13 @@ async fn pages_are_cut_from_many(db: Db) {
     .await
     .expect("a write");
     let expected = |from: u32, to: u32| (from..to).map(|n| format!("{:04}", (n * 7) % 1500)).collect::<Vec<_>>();
-    let keys = async |page| close(&db, "n", json!({}), page).await.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    let keys = async |page| {
+        close(&db, "n", json!({}), page)
+            .await
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(keys((3, 0)).await, expected(0, 3));
     assert_eq!(keys((5, 700)).await, expected(700, 705));
 }

@@ -19,11 +19,17 @@ async fn wait_for_each_other(db: Db) {
             let thread = thread_at(n);
             let id = thread.id;
             assert!(write!(db, |tx| threads::insert(tx, &thread)));
-            assert!(read!(db, |tx| threads::find(tx, id)).is_some(), "what was reported can be read");
+            assert!(
+                read!(db, |tx| threads::find(tx, id)).is_some(),
+                "what was reported can be read"
+            );
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 64);
+    assert_eq!(
+        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
+        64
+    );
 }
 
 async fn fail_alone(db: Db) {
@@ -35,7 +41,11 @@ async fn fail_alone(db: Db) {
                 .write(move |tx| {
                     Box::pin(async move {
                         threads::insert(tx, &thread).await?;
-                        if n % 3 == 0 { Err(DbError::Conflict("on purpose".to_owned())) } else { Ok(n) }
+                        if n % 3 == 0 {
+                            Err(DbError::Conflict("on purpose".to_owned()))
+                        } else {
+                            Ok(n)
+                        }
                     })
                 })
                 .await;
@@ -47,7 +57,10 @@ async fn fail_alone(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 42);
+    assert_eq!(
+        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
+        42
+    );
 }
 
 async fn panic_alone(db: Db) {
@@ -60,8 +73,14 @@ async fn panic_alone(db: Db) {
     });
     let fine = stored_thread(&db);
     let (at_once, later, fine) = futures::join!(panics, later, fine);
-    assert!(matches!(&at_once, Err(DbError::Panicked(text)) if text == "at once"), "{at_once:?}");
-    assert!(matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"), "{later:?}");
+    assert!(
+        matches!(&at_once, Err(DbError::Panicked(text)) if text == "at once"),
+        "{at_once:?}"
+    );
+    assert!(
+        matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"),
+        "{later:?}"
+    );
     let found = read!(db, |tx| threads::search(tx, &threads::ThreadSearch::default()));
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
@@ -82,7 +101,9 @@ async fn go_on_without_an_audience(db: Db) {
         told = has_begun => told.expect("the job begins"),
     }
     db.close().await;
-    let again = db.read(move |tx| Box::pin(async move { threads::find(tx, id).await })).await;
+    let again = db
+        .read(move |tx| Box::pin(async move { threads::find(tx, id).await }))
+        .await;
     assert!(matches!(again, Err(DbError::Closed)), "{again:?}");
 }
 
@@ -90,7 +111,9 @@ async fn are_refused_after_closing(db: Db) {
     stored_thread(&db).await;
     db.close().await;
     db.close().await;
-    let late = db.write(|tx| Box::pin(async move { threads::insert(tx, &thread_at(1)).await })).await;
+    let late = db
+        .write(|tx| Box::pin(async move { threads::insert(tx, &thread_at(1)).await }))
+        .await;
     assert!(matches!(late, Err(DbError::Closed)), "{late:?}");
 }
 
@@ -109,7 +132,10 @@ async fn closing_finishes_what_was_begun() {
     db.close().await;
     let db = super::open(&url).await;
     assert!(read!(db, |tx| threads::find(tx, id)).is_some());
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())), 21);
+    assert_eq!(
+        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
+        21
+    );
     db.close().await;
 }
 

@@ -145,7 +145,8 @@ impl ThreadSearch {
                 sql.push(" and known.term = ").push_bind(term.0);
             }
             Way::Term(term) => {
-                sql.push(" from thread_terms found where found.term = ").push_bind(term.0);
+                sql.push(" from thread_terms found where found.term = ")
+                    .push_bind(term.0);
             }
             Way::Ids | Way::Order => {
                 sql.push(" from threads found where true");
@@ -198,8 +199,13 @@ impl ThreadSearch {
         sql.push(concat!("select ", columns!(), " from (select found.thread_id as id"));
         self.push_matches(sql, way, true)?;
         let order = self.order().replace("thread_id", "found.thread_id");
-        sql.push(order).push(" limit ").push_bind(self.limit).push(" offset ").push_bind(self.offset);
-        sql.push(") page cross join threads where thread_id = page.id").push(self.order());
+        sql.push(order)
+            .push(" limit ")
+            .push_bind(self.limit)
+            .push(" offset ")
+            .push_bind(self.offset);
+        sql.push(") page cross join threads where thread_id = page.id")
+            .push(self.order());
         Ok(())
     }
 
@@ -222,7 +228,11 @@ impl ThreadSearch {
     }
 
     fn page(&self, limit: i64, offset: i64) -> Self {
-        Self { limit, offset, ..self.clone() }
+        Self {
+            limit,
+            offset,
+            ..self.clone()
+        }
     }
 }
 
@@ -231,14 +241,20 @@ impl ThreadSearch {
 /// # Errors
 /// [`DbError::Unfit`] when a search by values would have to look into too many threads.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPage> {
-    let wanted = &ThreadSearch { hidden: copies::unfinished(tx).await?, ..wanted.clone() };
+    let wanted = &ThreadSearch {
+        hidden: copies::unfinished(tx).await?,
+        ..wanted.clone()
+    };
     let ways = ways(tx, wanted).await?;
     if !wanted.values.is_empty() {
         return by_values(tx, wanted, ways.to_read).await;
     }
     let most = COUNTED.max(wanted.offset.saturating_add(wanted.limit).saturating_add(1));
     let total = count_by(tx, wanted, ways.to_count, Some(most)).await?;
-    Ok(ThreadPage { threads: read_some(tx, wanted, ways.to_read).await?, total })
+    Ok(ThreadPage {
+        threads: read_some(tx, wanted, ways.to_read).await?,
+        total,
+    })
 }
 
 /// How many threads meet the conditions; order, limit and offset are none.
@@ -246,7 +262,10 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPa
 /// # Errors
 /// As [`search`].
 pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
-    let wanted = &ThreadSearch { hidden: copies::unfinished(tx).await?, ..wanted.clone() };
+    let wanted = &ThreadSearch {
+        hidden: copies::unfinished(tx).await?,
+        ..wanted.clone()
+    };
     let ways = ways(tx, wanted).await?;
     if wanted.values.is_empty() {
         return count_by(tx, wanted, ways.to_count, None).await;
@@ -262,7 +281,10 @@ struct Ways {
 
 async fn ways(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<Ways> {
     if wanted.ids.is_some() {
-        return Ok(Ways { to_read: Way::Ids, to_count: Way::Ids });
+        return Ok(Ways {
+            to_read: Way::Ids,
+            to_count: Way::Ids,
+        });
     }
     let mut rarest: Option<(i64, Term)> = None;
     for term in wanted.metadata.terms() {
@@ -270,16 +292,29 @@ async fn ways(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<Ways> {
         rarest = Some(rarest.map_or(found, |rarest| rarest.min(found)));
     }
     Ok(match rarest {
-        None => Ways { to_read: Way::Order, to_count: Way::Order },
-        Some((count, term)) if count <= FEW => Ways { to_read: Way::Term(term), to_count: Way::Term(term) },
-        Some((_, term)) => Ways { to_read: Way::Order, to_count: Way::Term(term) },
+        None => Ways {
+            to_read: Way::Order,
+            to_count: Way::Order,
+        },
+        Some((count, term)) if count <= FEW => Ways {
+            to_read: Way::Term(term),
+            to_count: Way::Term(term),
+        },
+        Some((_, term)) => Ways {
+            to_read: Way::Order,
+            to_count: Way::Term(term),
+        },
     })
 }
 
 /// How many threads have this term, if they are few.
 async fn count_few(tx: &mut Tx<'_>, term: Term) -> DbResult<i64> {
     const SQL: &str = "select count(*) from (select 1 as one from thread_terms where term = $1 limit $2) few";
-    Ok(on_engine!(tx, |conn| query_scalar(SQL).bind(term.0).bind(FEW + 1).fetch_one(conn).await)?)
+    Ok(on_engine!(tx, |conn| query_scalar(SQL)
+        .bind(term.0)
+        .bind(FEW + 1)
+        .fetch_one(conn)
+        .await)?)
 }
 
 async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<Vec<Thread>> {
@@ -368,7 +403,9 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             )));
         }
         for thread in threads {
-            let Some(state) = unless_corrupt(state_of(tx, thread.id).await)? else { continue };
+            let Some(state) = unless_corrupt(state_of(tx, thread.id).await)? else {
+                continue;
+            };
             // Of what clients do not see they find nothing.
             if contains(state, &wanted.values).await?
                 && background::visibility(tx, thread.id).await? == Visibility::Full
@@ -378,7 +415,10 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             }
         }
         if count < usize::try_from(AT_ONCE).unwrap_or(usize::MAX) {
-            return Ok(ThreadPage { threads: page.threads, total });
+            return Ok(ThreadPage {
+                threads: page.threads,
+                total,
+            });
         }
     }
 }

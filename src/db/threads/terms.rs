@@ -39,7 +39,12 @@ pub async fn index_some(tx: &mut Tx<'_>, limit: i64) -> DbResult<usize> {
     const DONE: &str = "delete from threads_to_index where thread_id = $1";
     let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SOME).bind(limit).fetch_all(conn).await)?;
     for (id, metadata) in &rows {
-        let metadata: Map<String, Value> = Cell { table: TABLE, column: "metadata", id }.decode_or_default(metadata);
+        let metadata: Map<String, Value> = Cell {
+            table: TABLE,
+            column: "metadata",
+            id,
+        }
+        .decode_or_default(metadata);
         // What was stored once is kept, with the terms of as many values as there may be.
         let terms = terms_of(&metadata).into_iter().take(MOST).collect();
         insert_terms(tx, ThreadId(*id), &terms).await?;

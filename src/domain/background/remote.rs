@@ -23,7 +23,11 @@ pub struct Looks {
 impl Default for Looks {
     fn default() -> Self {
         let (first, longest) = (Duration::from_secs(1), Duration::from_secs(30));
-        Self { first, longest, patience: Duration::from_secs(86_400) }
+        Self {
+            first,
+            longest,
+            patience: Duration::from_secs(86_400),
+        }
     }
 }
 
@@ -82,7 +86,11 @@ pub struct RemoteWork {
 impl RemoteWork {
     /// Whether this is what was seen before.
     pub fn is_known(&self, seen: &Sight) -> bool {
-        let known = self.seen.as_ref().map(|known| Sight { since: None, answered: vec![], ..known.clone() });
+        let known = self.seen.as_ref().map(|known| Sight {
+            since: None,
+            answered: vec![],
+            ..known.clone()
+        });
         known.as_ref() == Some(seen) && self.lost_since.is_none()
     }
 
@@ -97,8 +105,16 @@ impl RemoteWork {
         let (run, at) = (answered.resumed_by.clone(), answered.at);
         all.push(answered);
         all.drain(..all.len().saturating_sub(MOST_ANSWERED));
-        let seen = Sight { since: Some(at), answered: all, ..Sight::of(run, TaskStatus::Running) };
-        Self { seen: Some(seen), due_at: Some(at), ..Self::default() }
+        let seen = Sight {
+            since: Some(at),
+            answered: all,
+            ..Sight::of(run, TaskStatus::Running)
+        };
+        Self {
+            seen: Some(seen),
+            due_at: Some(at),
+            ..Self::default()
+        }
     }
 
     /// What is known after it was `seen`, or was not to be seen for some reason.
@@ -110,9 +126,22 @@ impl RemoteWork {
                 let is_same = before == Some((&seen.run, seen.status));
                 let count = if is_same { self.looks + 1 } else { 0 };
                 // More comes of a task that waits, unless nobody wants it.
-                let since = self.seen.as_ref().filter(|_| is_same).and_then(|before| before.since).or(Some(now));
-                let answered = self.seen.as_ref().map(|before| before.answered.clone()).unwrap_or_default();
-                let seen = Sight { since, answered, ..seen };
+                let since = self
+                    .seen
+                    .as_ref()
+                    .filter(|_| is_same)
+                    .and_then(|before| before.since)
+                    .or(Some(now));
+                let answered = self
+                    .seen
+                    .as_ref()
+                    .map(|before| before.answered.clone())
+                    .unwrap_or_default();
+                let seen = Sight {
+                    since,
+                    answered,
+                    ..seen
+                };
                 let is_over = seen.status.is_final() || (self.unwanted && seen.status == TaskStatus::Waiting);
                 let goes_on = !is_over;
                 Self {
@@ -127,14 +156,21 @@ impl RemoteWork {
             Err(reason) => {
                 let since = self.lost_since.unwrap_or(now);
                 let count = self.looks + 1;
-                let mut work = Self { looks: count, lost_since: Some(since), ..self.clone() };
+                let mut work = Self {
+                    looks: count,
+                    lost_since: Some(since),
+                    ..self.clone()
+                };
                 if now.since(since) >= looks.patience {
                     let run = self.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
                     let error = format!(
                         "{reason}, for {} seconds; it is not known what became of it",
                         looks.patience.as_secs()
                     );
-                    work.seen = Some(Sight { error: Some(error), ..Sight::of(run, TaskStatus::Error) });
+                    work.seen = Some(Sight {
+                        error: Some(error),
+                        ..Sight::of(run, TaskStatus::Error)
+                    });
                     work.due_at = None;
                 } else {
                     work.due_at = Some(now.plus(looks.pause(count, task)));
@@ -149,8 +185,11 @@ impl RemoteWork {
 mod tests {
     use super::*;
 
-    const LOOKS: Looks =
-        Looks { first: Duration::from_secs(1), longest: Duration::from_secs(8), patience: Duration::from_secs(100) };
+    const LOOKS: Looks = Looks {
+        first: Duration::from_secs(1),
+        longest: Duration::from_secs(8),
+        patience: Duration::from_secs(100),
+    };
     const TASK: Uuid = Uuid::from_u128(128);
 
     fn second(number: i64) -> Timestamp {
@@ -199,7 +238,10 @@ mod tests {
         assert_eq!(back.lost_since, None);
         let gone = after(&after(&back, lost(), 60), lost(), 160);
         let seen = gone.seen.expect("an outcome");
-        assert_eq!((seen.status, seen.run.as_str(), gone.due_at), (TaskStatus::Error, "r1", None));
+        assert_eq!(
+            (seen.status, seen.run.as_str(), gone.due_at),
+            (TaskStatus::Error, "r1", None)
+        );
         assert!(seen.error.is_some_and(|error| error.contains("for 100 seconds")));
     }
 }

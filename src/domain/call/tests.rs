@@ -18,33 +18,80 @@ fn broken(id: Option<&str>) -> InvalidToolCall {
 }
 
 fn answer(tool_calls: Vec<ToolCall>, invalid_tool_calls: Vec<InvalidToolCall>) -> Message {
-    Message::new(Role::Ai { tool_calls, invalid_tool_calls, usage_metadata: None }, "")
+    Message::new(
+        Role::Ai {
+            tool_calls,
+            invalid_tool_calls,
+            usage_metadata: None,
+        },
+        "",
+    )
 }
 
 #[test]
 fn the_pending_calls_are_those_without_a_result_in_the_models_order() {
     let later = [Arc::new(Message::tool(&call("b"), ToolStatus::Error, "no"))];
-    let pending = pending_calls(&answer(vec![call("a"), call("b"), call("c")], vec![]), &later, &State::default());
-    let expected = ["a", "c"].map(|id| Call { id: id.to_owned(), edited: None, fate: Fate::Ready });
+    let pending = pending_calls(
+        &answer(vec![call("a"), call("b"), call("c")], vec![]),
+        &later,
+        &State::default(),
+    );
+    let expected = ["a", "c"].map(|id| Call {
+        id: id.to_owned(),
+        edited: None,
+        fate: Fate::Ready,
+    });
     assert_eq!(pending, expected);
 }
 
 #[test]
 fn an_unreadable_call_is_pending_with_its_answer_unless_it_has_one_or_cannot_have_one() {
     let later = [Arc::new(Message::tool(&call("y"), ToolStatus::Error, "no"))];
-    let answer = answer(vec![call("a")], vec![broken(Some("x")), broken(Some("y")), broken(None)]);
+    let answer = answer(
+        vec![call("a")],
+        vec![broken(Some("x")), broken(Some("y")), broken(None)],
+    );
     let pending = pending_calls(&answer, &later, &State::default());
-    assert_eq!(pending.iter().map(|call| call.id.as_str()).collect::<Vec<_>>(), ["a", "x"]);
-    let Some(Answer { writes, ends: false, shown: false, .. }) = pending[1].answer() else { panic!("{pending:?}") };
-    assert!(matches!(writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
-    assert_eq!((writes.messages[0].answers(), writes.messages[0].name.as_deref()), (Some("x"), Some("send")));
+    assert_eq!(
+        pending.iter().map(|call| call.id.as_str()).collect::<Vec<_>>(),
+        ["a", "x"]
+    );
+    let Some(Answer {
+        writes,
+        ends: false,
+        shown: false,
+        ..
+    }) = pending[1].answer()
+    else {
+        panic!("{pending:?}")
+    };
+    assert!(matches!(
+        writes.messages[0].role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    ));
+    assert_eq!(
+        (writes.messages[0].answers(), writes.messages[0].name.as_deref()),
+        (Some("x"), Some("send"))
+    );
 }
 
 #[test]
 fn a_pending_call_knows_what_the_reviewer_put_in_its_place() {
     let mut state = State::default();
-    state.apply(&Update::field(EDITED_CALLS, json!({"a": {"name": "other", "args": {}}, "b": "nonsense"})));
+    state.apply(&Update::field(
+        EDITED_CALLS,
+        json!({"a": {"name": "other", "args": {}}, "b": "nonsense"}),
+    ));
     let pending = pending_calls(&answer(vec![call("a"), call("b")], vec![]), &[], &state);
-    assert_eq!(pending[0].edited, Some(Action { name: "other".to_owned(), args: Map::new() }));
+    assert_eq!(
+        pending[0].edited,
+        Some(Action {
+            name: "other".to_owned(),
+            args: Map::new()
+        })
+    );
     assert_eq!(pending[1].edited, None);
 }

@@ -18,15 +18,39 @@ fn plan() -> Plan {
 }
 
 fn question() -> Question {
-    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![], passed_on: None }
+    Question {
+        kind: QuestionKind::Question,
+        value: json!("well?"),
+        schema: json!({}),
+        calls: vec![],
+        passed_on: None,
+    }
 }
 
 /// A machine in its tool step.
 fn in_tools(ids: &[&str]) -> Machine {
-    let tool_calls = ids.iter().map(|id| ToolCall::new(*id, "send", serde_json::Map::new())).collect();
-    let answer = Message::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "");
+    let tool_calls = ids
+        .iter()
+        .map(|id| ToolCall::new(*id, "send", serde_json::Map::new()))
+        .collect();
+    let answer = Message::new(
+        Role::Ai {
+            tool_calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        },
+        "",
+    );
     let mut machine = Machine::default();
-    machine.model_done(&Plan { after_model: vec![], ..plan() }, answer, Update::none(), CheckpointId::mint());
+    machine.model_done(
+        &Plan {
+            after_model: vec![],
+            ..plan()
+        },
+        answer,
+        Update::none(),
+        CheckpointId::mint(),
+    );
     machine
 }
 
@@ -47,9 +71,16 @@ fn what_comes_next_is_named_by_its_node_and_hooks_that_ask_nothing_are_passed_ov
         (Phase::Ended, vec![]),
     ];
     for (phase, expected) in table {
-        let position = Position { phase: phase.clone(), ..Position::default() };
+        let position = Position {
+            phase: phase.clone(),
+            ..Position::default()
+        };
         let tasks = position.tasks(Some(&plan()), CheckpointId::mint());
-        assert_eq!(tasks.iter().map(|task| task.node.as_str()).collect::<Vec<_>>(), expected, "{phase:?}");
+        assert_eq!(
+            tasks.iter().map(|task| task.node.as_str()).collect::<Vec<_>>(),
+            expected,
+            "{phase:?}"
+        );
     }
 }
 
@@ -59,24 +90,39 @@ fn each_open_call_is_a_task_with_its_question_or_its_child() {
     let child = RunId::mint();
     machine.call_asked(0, question());
     machine.set_fate(1, Fate::Delegated { child, parked: true });
-    machine.set_fate(2, Fate::Answered(Box::new(super::super::call::Answer::message(Message::human("")))));
+    machine.set_fate(
+        2,
+        Fate::Answered(Box::new(super::super::call::Answer::message(Message::human("")))),
+    );
     let tasks = tasks(&machine);
     assert_eq!(
         tasks.iter().map(|task| (task.call, task.child)).collect::<Vec<_>>(),
         [(Some(0), None), (Some(1), Some(child))]
     );
-    assert_eq!((&tasks[0].asks, tasks[0].id), (&machine.position.asked, machine.call_task(0)));
+    assert_eq!(
+        (&tasks[0].asks, tasks[0].id),
+        (&machine.position.asked, machine.call_task(0))
+    );
     assert_eq!(tasks[1].asks, []);
 }
 
 #[test]
 fn a_hook_that_asks_is_the_task_until_it_has_run_with_the_answer() {
     let mut machine = in_tools(&["a"]);
-    machine.position.phase = Phase::Hooks { moment: Moment::BeforeModel, next: 0 };
+    machine.position.phase = Phase::Hooks {
+        moment: Moment::BeforeModel,
+        next: 0,
+    };
     let asked = machine.hook_asked(&plan(), question()).unwrap().clone();
-    assert_eq!((tasks(&machine)[0].node.as_str(), &tasks(&machine)[0].asks), ("A.before_model", &vec![asked.clone()]));
+    assert_eq!(
+        (tasks(&machine)[0].node.as_str(), &tasks(&machine)[0].asks),
+        ("A.before_model", &vec![asked.clone()])
+    );
     machine.resolve(&asked.id, json!("yes"));
-    assert_eq!((tasks(&machine)[0].node.as_str(), tasks(&machine)[0].asks.len()), ("A.before_model", 0));
+    assert_eq!(
+        (tasks(&machine)[0].node.as_str(), tasks(&machine)[0].asks.len()),
+        ("A.before_model", 0)
+    );
 }
 
 #[test]

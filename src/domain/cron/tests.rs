@@ -13,23 +13,44 @@ fn times(text: &str, zone: Option<&str>, from: &str, count: usize) -> Vec<String
 
 #[test]
 fn a_schedule_is_meant_in_utc_unless_it_says_otherwise() {
-    assert_eq!(times("0 12 * * *", None, "2026-11-21T11:59:59.9Z", 2), ["2026-11-21T12:00", "2026-11-22T12:00"]);
+    assert_eq!(
+        times("0 12 * * *", None, "2026-11-21T11:59:59.9Z", 2),
+        ["2026-11-21T12:00", "2026-11-22T12:00"]
+    );
     let paris = times("0 12 * * *", Some("Europe/Paris"), "2026-11-21T11:59:59Z", 1);
     assert_eq!(paris, ["2026-11-22T11:00"]);
-    assert_eq!(times("0 0 1 1 *", Some("Europe/Paris"), "2026-11-21T00:00:00Z", 1), ["2026-12-31T23:00"]);
+    assert_eq!(
+        times("0 0 1 1 *", Some("Europe/Paris"), "2026-11-21T00:00:00Z", 1),
+        ["2026-12-31T23:00"]
+    );
 }
 
 #[test]
 fn a_due_time_is_behind_the_instant_even_if_the_instant_is_one() {
-    assert_eq!(times("*/15 * * * *", None, "2026-11-21T12:15:00Z", 2), ["2026-11-21T12:30", "2026-11-21T12:45"]);
-    assert_eq!(times("*/15 * * * *", None, "2026-11-21T12:15:00.000001Z", 1), ["2026-11-21T12:30"]);
+    assert_eq!(
+        times("*/15 * * * *", None, "2026-11-21T12:15:00Z", 2),
+        ["2026-11-21T12:30", "2026-11-21T12:45"]
+    );
+    assert_eq!(
+        times("*/15 * * * *", None, "2026-11-21T12:15:00.000001Z", 1),
+        ["2026-11-21T12:30"]
+    );
 }
 
 #[test]
 fn days_of_the_week_are_sunday_to_saturday() {
-    assert_eq!(times("0 9 * * 1-5", None, "2026-11-20T10:00:00Z", 1), ["2026-11-23T09:00"]);
-    assert_eq!(times("0 9 * * 0", None, "2026-11-20T10:00:00Z", 1), ["2026-11-22T09:00"]);
-    assert_eq!(times("0 9 * * SUN", None, "2026-11-20T10:00:00Z", 1), ["2026-11-22T09:00"]);
+    assert_eq!(
+        times("0 9 * * 1-5", None, "2026-11-20T10:00:00Z", 1),
+        ["2026-11-23T09:00"]
+    );
+    assert_eq!(
+        times("0 9 * * 0", None, "2026-11-20T10:00:00Z", 1),
+        ["2026-11-22T09:00"]
+    );
+    assert_eq!(
+        times("0 9 * * SUN", None, "2026-11-20T10:00:00Z", 1),
+        ["2026-11-22T09:00"]
+    );
 }
 
 /// Stockholm jumps from 02:00 (01:00 UTC) to 03:00 on 2026-03-29.
@@ -42,7 +63,15 @@ fn a_fixed_time_that_a_jump_leaves_out_comes_right_after_it() {
 #[test]
 fn steps_go_on_evenly_over_a_jump_forward() {
     let steps = times("*/30 * * * *", Some("Europe/Stockholm"), "2026-03-29T00:15:00Z", 4);
-    assert_eq!(steps, ["2026-03-29T00:30", "2026-03-29T01:00", "2026-03-29T01:30", "2026-03-29T02:00"]);
+    assert_eq!(
+        steps,
+        [
+            "2026-03-29T00:30",
+            "2026-03-29T01:00",
+            "2026-03-29T01:30",
+            "2026-03-29T02:00"
+        ]
+    );
 }
 
 /// Stockholm goes back from 03:00 (01:00 UTC) to 02:00 on 2026-10-25.
@@ -55,12 +84,26 @@ fn a_fixed_time_that_comes_twice_counts_once() {
 #[test]
 fn steps_go_on_evenly_over_a_jump_back() {
     let steps = times("*/30 * * * *", Some("Europe/Stockholm"), "2026-10-25T00:15:00Z", 4);
-    assert_eq!(steps, ["2026-10-25T00:30", "2026-10-25T01:00", "2026-10-25T01:30", "2026-10-25T02:00"]);
+    assert_eq!(
+        steps,
+        [
+            "2026-10-25T00:30",
+            "2026-10-25T01:00",
+            "2026-10-25T01:30",
+            "2026-10-25T02:00"
+        ]
+    );
 }
 
 #[test]
 fn due_times_grow_over_both_jumps_of_every_zone() {
-    for zone in ["Europe/Stockholm", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Kathmandu"] {
+    for zone in [
+        "Europe/Stockholm",
+        "America/New_York",
+        "Australia/Lord_Howe",
+        "Africa/Casablanca",
+        "Asia/Kathmandu",
+    ] {
         for text in ["*/7 * * * *", "30 1 * * *", "0 2 * * *", "15 */2 * * *", "59 23 * * *"] {
             let mut last = Timestamp::read("2026-01-01T00:00:00Z").expect("an instant");
             let end = Timestamp::read("2027-01-01T00:00:00Z").expect("an instant");
@@ -80,12 +123,24 @@ fn due_times_grow_over_both_jumps_of_every_zone() {
 #[test]
 fn what_is_no_schedule_is_refused() {
     let long = "0,".repeat(200) + "0 * * * *";
-    for text in ["", "nonsense", "* * * *", "* * * * * *", "61 * * * *", "0 0 30 2 *", "* * * * 9", &long] {
+    for text in [
+        "",
+        "nonsense",
+        "* * * *",
+        "* * * * * *",
+        "61 * * * *",
+        "0 0 30 2 *",
+        "* * * * 9",
+        &long,
+    ] {
         let invalid = Schedule::read(text, None).expect_err("it is none");
         assert_eq!(invalid.field, "schedule", "{text}");
     }
     for zone in ["Mars/One", "", "+02:00"] {
-        assert_eq!(Schedule::read("* * * * *", Some(zone)).expect_err("it is none").field, "timezone");
+        assert_eq!(
+            Schedule::read("* * * * *", Some(zone)).expect_err("it is none").field,
+            "timezone"
+        );
     }
 }
 

@@ -67,16 +67,24 @@ impl AnswerFormat {
     /// The form that a definition asks for. What is wrong with it was told by [`check`].
     pub fn of(value: &Value) -> Self {
         if value.get(SCHEMA).is_none() && value.get("strategy").is_none() {
-            return Self { schema: value.clone(), ..Self::default() };
+            return Self {
+                schema: value.clone(),
+                ..Self::default()
+            };
         }
         read::<Self>(value.clone()).value.unwrap_or_default()
     }
 
     /// The schemas of which an answer has to fit one: the alternatives at the top, or the schema itself.
     pub fn alternatives(&self) -> Vec<Value> {
-        let alternatives = ["oneOf", "anyOf"].iter().find_map(|keyword| self.schema.get(keyword)?.as_array());
+        let alternatives = ["oneOf", "anyOf"]
+            .iter()
+            .find_map(|keyword| self.schema.get(keyword)?.as_array());
         match alternatives {
-            Some(alternatives) => alternatives.iter().map(|one| with_definitions(one, &self.schema)).collect(),
+            Some(alternatives) => alternatives
+                .iter()
+                .map(|one| with_definitions(one, &self.schema))
+                .collect(),
             None => vec![self.schema.clone()],
         }
     }
@@ -84,7 +92,10 @@ impl AnswerFormat {
 
 /// An alternative of `whole` that can stand alone: with the definitions it may refer to.
 fn with_definitions(alternative: &Value, whole: &Value) -> Value {
-    let pointer = alternative.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'));
+    let pointer = alternative
+        .get("$ref")
+        .and_then(Value::as_str)
+        .and_then(|to| to.strip_prefix('#'));
     let mut alone = pointer.and_then(|to| whole.pointer(to)).unwrap_or(alternative).clone();
     for keyword in ["$defs", "definitions"] {
         if let (Some(fields), Some(definitions)) = (alone.as_object_mut(), whole.get(keyword)) {
@@ -100,9 +111,17 @@ const LONGEST_NAME: usize = 64;
 /// The title of a form as the name of a tool; none for a form without a title of letters or digits.
 pub fn form_name(schema: &Value) -> Option<String> {
     let title = schema.get("title").and_then(Value::as_str).unwrap_or_default();
-    let safe = |letter: char| if letter.is_ascii_alphanumeric() || "_-".contains(letter) { letter } else { '_' };
+    let safe = |letter: char| {
+        if letter.is_ascii_alphanumeric() || "_-".contains(letter) {
+            letter
+        } else {
+            '_'
+        }
+    };
     let name: String = title.chars().take(LONGEST_NAME).map(safe).collect();
-    name.chars().any(|letter| letter.is_ascii_alphanumeric()).then_some(name)
+    name.chars()
+        .any(|letter| letter.is_ascii_alphanumeric())
+        .then_some(name)
 }
 
 /// What is wrong with the form of an answer in `field`, of an agent that has these tools.
@@ -111,7 +130,12 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     let place = if is_plain { field.clone() } else { field.then(SCHEMA) };
     let mut findings = vec![];
     if !is_plain {
-        findings.extend(read::<AnswerFormat>(value.clone()).findings.into_iter().map(|finding| finding.under(field)));
+        findings.extend(
+            read::<AnswerFormat>(value.clone())
+                .findings
+                .into_iter()
+                .map(|finding| finding.under(field)),
+        );
     }
     let format = AnswerFormat::of(value);
     findings.extend(check_schema(&place, &format.schema));
@@ -120,7 +144,10 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     }
     let mut error = |key: &str, message: &str| findings.push(Finding::error(field.then(key), message));
     if format.strategy == AnswerStrategy::Provider && format.tool_message_content.is_some() {
-        error("tool_message_content", "goes without `strategy = \"provider\"` only: there is no call of a tool then");
+        error(
+            "tool_message_content",
+            "goes without `strategy = \"provider\"` only: there is no call of a tool then",
+        );
     }
     if format.strategy != AnswerStrategy::Provider && format.strict.is_some() {
         error("strict", "goes with `strategy = \"provider\"` only");
@@ -149,7 +176,11 @@ pub fn form_problem(value: &Value, has_tool: impl Fn(&str) -> bool) -> Option<St
 }
 
 fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Finding> {
-    let alternatives = AnswerFormat { schema: schema.clone(), ..AnswerFormat::default() }.alternatives();
+    let alternatives = AnswerFormat {
+        schema: schema.clone(),
+        ..AnswerFormat::default()
+    }
+    .alternatives();
     let is_object = |one: &Value| one.get("type") == Some(&json!("object"));
     if alternatives.is_empty() || !alternatives.iter().all(is_object) {
         let message = "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …";
@@ -163,7 +194,9 @@ pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Findin
     let error = Schema::compile(schema).err()?;
     let mut place = field.clone();
     for step in error.place.split('/').filter(|step| !step.is_empty()) {
-        place.0.push(step.parse().map_or_else(|_| Segment::from(step), Segment::Index));
+        place
+            .0
+            .push(step.parse().map_or_else(|_| Segment::from(step), Segment::Index));
     }
     Some(Finding::error(place, format!("is not valid in a JSON Schema: {error}")))
 }
@@ -197,7 +230,11 @@ mod tests {
         let union = json!({"anyOf": [{"$ref": "#/$defs/A"}, {"title": "B", "type": "object"}],
             "$defs": {"A": {"title": "A", "type": "object"}}});
         assert_eq!(told(union.clone()), [""; 0]);
-        let names: Vec<_> = AnswerFormat::of(&union).alternatives().iter().filter_map(form_name).collect();
+        let names: Vec<_> = AnswerFormat::of(&union)
+            .alternatives()
+            .iter()
+            .filter_map(form_name)
+            .collect();
         assert_eq!(names, ["A", "B"]);
     }
 
@@ -205,26 +242,62 @@ mod tests {
     fn what_is_wrong_is_told_where_it_stands() {
         let object = |title: &str| json!({"title": title, "type": "object"});
         let cases = [
-            (json!({"type": "array"}), "response_format: must be a JSON Schema of an object"),
-            (json!({"oneOf": []}), "response_format: must be a JSON Schema of an object"),
+            (
+                json!({"type": "array"}),
+                "response_format: must be a JSON Schema of an object",
+            ),
+            (
+                json!({"oneOf": []}),
+                "response_format: must be a JSON Schema of an object",
+            ),
             (json!("x"), "response_format: must be a JSON Schema of an object"),
-            (json!({"type": "object", "properties": 3}), "response_format.properties: is not valid in a JSON Schema"),
-            (object("ls"), "response_format.title: `ls` is the name of a tool of the agent"),
-            (json!({"oneOf": [object("A"), object("A")]}), "response_format: has two alternatives named `A`"),
-            (json!({"schema": {"type": "array"}}), "response_format.schema: must be a JSON Schema of an object"),
-            (json!({"schema": object("A"), "strategy": "magic"}), "response_format.strategy: `magic` is not allowed"),
-            (json!({"schema": object("A"), "foo": 1}), "response_format.foo: unknown key"),
-            (json!({"schema": object("A"), "strict": true}), "response_format.strict: goes with"),
+            (
+                json!({"type": "object", "properties": 3}),
+                "response_format.properties: is not valid in a JSON Schema",
+            ),
+            (
+                object("ls"),
+                "response_format.title: `ls` is the name of a tool of the agent",
+            ),
+            (
+                json!({"oneOf": [object("A"), object("A")]}),
+                "response_format: has two alternatives named `A`",
+            ),
+            (
+                json!({"schema": {"type": "array"}}),
+                "response_format.schema: must be a JSON Schema of an object",
+            ),
+            (
+                json!({"schema": object("A"), "strategy": "magic"}),
+                "response_format.strategy: `magic` is not allowed",
+            ),
+            (
+                json!({"schema": object("A"), "foo": 1}),
+                "response_format.foo: unknown key",
+            ),
+            (
+                json!({"schema": object("A"), "strict": true}),
+                "response_format.strict: goes with",
+            ),
             (
                 json!({"schema": object("A"), "strategy": "provider", "tool_message_content": "x"}),
                 "response_format.tool_message_content: goes without",
             ),
-            (json!({"schema": object("A"), "handle_errors": 3}), "response_format.handle_errors: must be true, false"),
-            (json!({"strategy": "tool"}), "response_format.schema: must be a JSON Schema"),
+            (
+                json!({"schema": object("A"), "handle_errors": 3}),
+                "response_format.handle_errors: must be true, false",
+            ),
+            (
+                json!({"strategy": "tool"}),
+                "response_format.schema: must be a JSON Schema",
+            ),
         ];
         for (value, expected) in cases {
             let told = told(value);
-            assert!(told.iter().any(|line| line.starts_with(expected)), "{expected}: {told:#?}");
+            assert!(
+                told.iter().any(|line| line.starts_with(expected)),
+                "{expected}: {told:#?}"
+            );
         }
     }
 }

@@ -51,15 +51,37 @@ pub const POLICY_TOOLS: [&str; 20] = [
 ];
 
 /// Those of them that work on files.
-const FILE_TOOLS: [&str; 8] = ["ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep", "execute"];
+const FILE_TOOLS: [&str; 8] = [
+    "ls",
+    "read_file",
+    "write_file",
+    "edit_file",
+    "delete",
+    "glob",
+    "grep",
+    "execute",
+];
 
 /// Those of them that an agent with background subagents has.
-pub const BACKGROUND_TOOLS: [&str; 5] =
-    ["start_async_task", "check_async_task", "update_async_task", "cancel_async_task", "list_async_tasks"];
+pub const BACKGROUND_TOOLS: [&str; 5] = [
+    "start_async_task",
+    "check_async_task",
+    "update_async_task",
+    "cancel_async_task",
+    "list_async_tasks",
+];
 
 /// The fields that every state has, or policies keep.
-const STANDARD_FIELDS: [&str; 8] =
-    ["messages", "files", "todos", "structured_response", "skills_metadata", "pinned_skills", "async_tasks", "jump_to"];
+const STANDARD_FIELDS: [&str; 8] = [
+    "messages",
+    "files",
+    "todos",
+    "structured_response",
+    "skills_metadata",
+    "pinned_skills",
+    "async_tasks",
+    "jump_to",
+];
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
@@ -98,8 +120,12 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.not_blank(&top.then("name"), agent.name.as_deref());
     check.not_blank(&top.then("description"), agent.description.as_deref());
     check.model(&top.then("model"), &agent.model);
-    check.findings.extend(check_settings(&top.then("model_settings"), &agent.model_settings));
-    check.findings.extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
+    check
+        .findings
+        .extend(check_settings(&top.then("model_settings"), &agent.model_settings));
+    check
+        .findings
+        .extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
     check.tools(&top.then("tools"), &agent.tools);
     if let Some(schema) = &agent.context_schema {
         check.schema(&top.then("context_schema"), schema);
@@ -109,10 +135,16 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     check.steps(&top.then("recursion_limit"), agent.recursion_limit);
     check.limits(&top.then("limits"), agent.limits.as_ref(), true);
     if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
-        check.error(&top.then("max_subagent_depth"), format!("must be a whole number from 0 to {DEEPEST}"));
+        check.error(
+            &top.then("max_subagent_depth"),
+            format!("must be a whole number from 0 to {DEEPEST}"),
+        );
     }
     if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
-        check.warn(&top.then("max_subagent_depth"), "is 0, so that the subagents are never called");
+        check.warn(
+            &top.then("max_subagent_depth"),
+            "is 0, so that the subagents are never called",
+        );
     }
     check.findings.extend(agent.store.check(&top.then("store")));
     check.knowledge(&top, &Knowledge::of_agent(agent));
@@ -125,13 +157,19 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
     }
     // What is written in other words counts as what it means.
     let resolved = agent.resolved();
-    check.approvals(&top.then("interrupt_on"), &resolved.interrupt_on, &toolset::approvable(&resolved));
+    check.approvals(
+        &top.then("interrupt_on"),
+        &resolved.interrupt_on,
+        &toolset::approvable(&resolved),
+    );
     let changed = (agent.excluded_tools.as_slice(), &agent.tool_description_overrides);
     check.changed_tools(&top, changed, &toolset::approvable(&resolved));
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
-    check.findings.extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
+    check
+        .findings
+        .extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
     check.findings
 }
 
@@ -154,7 +192,9 @@ pub fn address_problem(text: &str) -> Option<String> {
 /// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
 pub fn is_word(word: &str, most: usize, more: &str) -> bool {
     (1..=most).contains(&word.len())
-        && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
 /// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
@@ -166,7 +206,9 @@ pub(super) fn is_known_tool(name: &str, around: &Surroundings) -> bool {
 
 /// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
 fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
-    let Some(reference) = McpReference::read(tool) else { return tools.contains(tool) };
+    let Some(reference) = McpReference::read(tool) else {
+        return tools.contains(tool);
+    };
     let all = format!("{}/", reference.server);
     tools.contains(tool)
         || tools.contains(format!("{all}*").as_str())
@@ -182,7 +224,11 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn new(around: &'a Surroundings) -> Self {
-        Self { around, servers: around.mcp_servers.clone(), findings: Vec::new() }
+        Self {
+            around,
+            servers: around.mcp_servers.clone(),
+            findings: Vec::new(),
+        }
     }
 }
 
@@ -233,7 +279,10 @@ impl Check<'_> {
             } else if tool == "write_todos" && !self.around.tools.contains(tool) {
                 self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
             } else if STORE_TOOLS.contains(&tool.as_str()) {
-                self.error(&field, format!("`{tool}` is not declared but switched on: `store = true`"));
+                self.error(
+                    &field,
+                    format!("`{tool}` is not declared but switched on: `store = true`"),
+                );
             } else if POLICY_TOOLS.contains(&tool.as_str()) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
             } else if let Some(reference) = McpReference::read(tool) {
@@ -256,7 +305,10 @@ impl Check<'_> {
     fn limits(&mut self, field: &FieldPath, limits: Option<&Limits>, has_tree: bool) {
         let Some(limits) = limits else { return };
         if limits.depth.is_some_and(|depth| depth > DEEPEST) {
-            self.error(&field.then("depth"), format!("must be a whole number from 0 to {DEEPEST}"));
+            self.error(
+                &field.then("depth"),
+                format!("must be a whole number from 0 to {DEEPEST}"),
+            );
         }
         let positive = [
             ("model_calls", limits.model_calls),
@@ -266,7 +318,10 @@ impl Check<'_> {
         for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
             self.error(&field.then(name), "must be a whole number from 1 up");
         }
-        if limits.wall_s.is_some_and(|seconds| !seconds.is_finite() || seconds <= 0.0) {
+        if limits
+            .wall_s
+            .is_some_and(|seconds| !seconds.is_finite() || seconds <= 0.0)
+        {
             self.error(&field.then("wall_s"), "must be a number of seconds above 0");
         }
         match limits.tree.as_deref() {
@@ -288,7 +343,10 @@ impl Check<'_> {
             if !is_word(name, 64, "") {
                 self.error(&field, "must be 1 to 64 letters, digits, `_` or `-`");
             } else if is_private(name) || STANDARD_FIELDS.contains(&name.as_str()) {
-                self.error(&field, format!("the name `{name}` belongs to the server; choose another"));
+                self.error(
+                    &field,
+                    format!("the name `{name}` belongs to the server; choose another"),
+                );
             }
             if let Some(Err(error)) = definition.schema.as_ref().map(Schema::compile) {
                 self.error(&field.then("schema"), format!("is not a JSON Schema: {error}"));
@@ -335,7 +393,11 @@ impl Check<'_> {
         for (at, subagent) in agent.subagents.iter().enumerate() {
             let field = list.then(at);
             self.required(&field.then("name"), &subagent.name, "the name it is called by");
-            self.required(&field.then("description"), &subagent.description, "the delegating model chooses by it");
+            self.required(
+                &field.then("description"),
+                &subagent.description,
+                "the delegating model chooses by it",
+            );
             if let Some(first) = names.get(subagent.name.as_str()).filter(|_| !subagent.name.is_empty()) {
                 let message = format!("`{}` is already the name of subagents[{first}]", subagent.name);
                 self.error(&field.then("name"), message);
@@ -373,7 +435,8 @@ impl Check<'_> {
         if let Some(model) = &subagent.model {
             self.model(&field.then("model"), model);
         }
-        self.findings.extend(check_servers(&field.then("mcp_servers"), &subagent.mcp_servers));
+        self.findings
+            .extend(check_servers(&field.then("mcp_servers"), &subagent.mcp_servers));
         let outer = self.servers.clone();
         self.servers.extend(subagent.mcp_servers.keys().cloned());
         if let Some(tools) = &subagent.tools {
@@ -416,7 +479,10 @@ impl Check<'_> {
     fn until(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
         let Some(until) = &subagent.until_tool else { return };
         if subagent.response_format.is_some() {
-            self.error(field, "goes without `response_format` only: both say what the result is");
+            self.error(
+                field,
+                "goes without `response_format` only: both say what the result is",
+            );
         }
         if until.names().is_empty() {
             self.error(field, "must name a tool; leave it out for none");
@@ -442,7 +508,9 @@ impl Check<'_> {
         (excluded, described): (&[String], &BTreeMap<String, String>),
         tools: &BTreeSet<&str>,
     ) {
-        let names = described.keys().map(|name| (field.then("tool_description_overrides").then(name), name));
+        let names = described
+            .keys()
+            .map(|name| (field.then("tool_description_overrides").then(name), name));
         let excluded = excluded.iter().enumerate();
         let all = names.chain(excluded.map(|(at, name)| (field.then("excluded_tools").then(at), name)));
         let is_task = |name: &str| matches!(name, "task" | "get_task_instructions");
@@ -451,14 +519,21 @@ impl Check<'_> {
             self.error(&place, format!("the agent has no tool `{name}`; {known}"));
         }
         for (name, text) in described {
-            self.required(&field.then("tool_description_overrides").then(name), text, "the model chooses by it");
+            self.required(
+                &field.then("tool_description_overrides").then(name),
+                text,
+                "the model chooses by it",
+            );
         }
     }
 
     /// A schema that arguments of tools and contexts can have: a valid one, of an object.
     fn schema(&mut self, field: &FieldPath, schema: &Value) {
         if schema.get("type").and_then(Value::as_str) != Some("object") {
-            return self.error(field, "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …");
+            return self.error(
+                field,
+                "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …",
+            );
         }
         self.findings.extend(answer::schema_problem(field, schema));
     }

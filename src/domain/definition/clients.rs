@@ -29,7 +29,12 @@ impl ClientRules {
     #[cfg(test)]
     pub(super) fn everything() -> Self {
         let all = || vec!["*".to_owned()];
-        Self { enabled: true, tools: all(), models: all(), agents: all() }
+        Self {
+            enabled: true,
+            tools: all(),
+            models: all(),
+            agents: all(),
+        }
     }
 
     /// All that `agent`, the definition of a client, must not use.
@@ -37,7 +42,10 @@ impl ClientRules {
         if !self.enabled {
             return vec![Finding::error(FieldPath::default(), Self::DISABLED)];
         }
-        let mut check = Check { rules: self, findings: vec![] };
+        let mut check = Check {
+            rules: self,
+            findings: vec![],
+        };
         check.agent(agent);
         check.findings
     }
@@ -110,10 +118,16 @@ impl Check<'_> {
                 self.name(field, &policy.name, "tools");
                 continue;
             }
-            let tools = policy.settings.get("tools").and_then(Value::as_array).filter(|_| policy.name == SKILLS);
+            let tools = policy
+                .settings
+                .get("tools")
+                .and_then(Value::as_array)
+                .filter(|_| policy.name == SKILLS);
             for (at, tool) in tools.into_iter().flatten().enumerate() {
                 let field = field.then("tools").then(at);
-                tool.as_str().into_iter().for_each(|tool| self.name(field.clone(), tool, "tools"));
+                tool.as_str()
+                    .into_iter()
+                    .for_each(|tool| self.name(field.clone(), tool, "tools"));
             }
         }
     }
@@ -149,7 +163,11 @@ mod tests {
 
     fn refused(rules: &ClientRules, agent: Value) -> Vec<String> {
         let agent: AgentDefinition = serde_json::from_value(agent).expect("a definition");
-        rules.check(&agent).into_iter().map(|finding| finding.field.to_string()).collect()
+        rules
+            .check(&agent)
+            .into_iter()
+            .map(|finding| finding.field.to_string())
+            .collect()
     }
 
     #[test]
@@ -165,7 +183,10 @@ mod tests {
                 {"name": "f", "graph_id": "g", "url": "https://a.b", "headers": {"x-key": "k"}},
             ],
         });
-        let nothing = ClientRules { enabled: true, ..ClientRules::default() };
+        let nothing = ClientRules {
+            enabled: true,
+            ..ClientRules::default()
+        };
         let expected = [
             "model",
             "tools[0]",

@@ -8,8 +8,11 @@ use serde_json::{Map, Value, json};
 use super::finding::{FieldPath, Finding};
 
 /// Each deprecated key and the field of a subagent for which it is the default.
-const DEFAULTS: [(&str, &str); 3] =
-    [("default_model", "model"), ("default_tools", "tools"), ("default_interrupt_on", "interrupt_on")];
+const DEFAULTS: [(&str, &str); 3] = [
+    ("default_model", "model"),
+    ("default_tools", "tools"),
+    ("default_interrupt_on", "interrupt_on"),
+];
 /// The deprecated key of the policies that every subagent has, and the field in which they come before its own.
 const POLICIES: (&str, &str) = ("default_middleware", "middleware");
 const SWITCH: &str = "general_purpose_agent";
@@ -99,7 +102,10 @@ mod tests {
         let (agent, warning) = translated(agent);
         assert_eq!(agent, wanted);
         let warning = warning.unwrap_or_default();
-        assert!(warning.starts_with("`default_model`, `default_tools`, `default_interrupt_on` are"), "{warning}");
+        assert!(
+            warning.starts_with("`default_model`, `default_tools`, `default_interrupt_on` are"),
+            "{warning}"
+        );
     }
 
     #[test]
@@ -116,7 +122,10 @@ mod tests {
         assert_eq!(agent, wanted);
         assert!(warning.is_some_and(|text| text.starts_with("`default_middleware` is deprecated")));
         let none = translated(json!({"default_middleware": []})).0;
-        assert_eq!(none, json!({"general_purpose_subagent": {"enabled": true, "middleware": []}}));
+        assert_eq!(
+            none,
+            json!({"general_purpose_subagent": {"enabled": true, "middleware": []}})
+        );
     }
 
     #[test]
@@ -125,7 +134,10 @@ mod tests {
         assert_eq!(agent, json!({"general_purpose_subagent": {"enabled": false}}));
         assert!(warning.is_some_and(|text| text.starts_with("`general_purpose_agent` is deprecated")));
         let both = json!({"general_purpose_agent": false, "general_purpose_subagent": {"name": "helper"}});
-        assert_eq!(translated(both).0, json!({"general_purpose_subagent": {"name": "helper"}}));
+        assert_eq!(
+            translated(both).0,
+            json!({"general_purpose_subagent": {"name": "helper"}})
+        );
     }
 
     #[test]

@@ -82,7 +82,9 @@ impl SubagentDefinition {
 
     /// That there is no such agent on this server.
     fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Finding> {
-        let Location::Local(graph_id) = self.location() else { return None };
+        let Location::Local(graph_id) = self.location() else {
+            return None;
+        };
         let known = || suggestion(graph_id, agents.iter().map(String::as_str), "there are");
         let message = || format!("there is no agent `{graph_id}` on this server; {}", known());
         (!agents.contains(graph_id)).then(|| Finding::error(field.then("graph_id"), message()))
@@ -98,7 +100,11 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(field, given, "goes with `graph_id` only: it is about an agent defined elsewhere")
+        wrong(
+            field,
+            given,
+            "goes with `graph_id` only: it is about an agent defined elsewhere",
+        )
     }
 
     /// The fields that say how an agent is made, and whether they are given.
@@ -116,7 +122,10 @@ impl SubagentDefinition {
             ("mcp_servers", !self.mcp_servers.is_empty()),
             ("memory", !self.memory.is_empty()),
             ("excluded_tools", !self.excluded_tools.is_empty()),
-            ("tool_description_overrides", !self.tool_description_overrides.is_empty()),
+            (
+                "tool_description_overrides",
+                !self.tool_description_overrides.is_empty(),
+            ),
             ("store", self.store.is_some()),
             ("until_tool", self.until_tool.is_some()),
             ("model_settings", self.model_settings.is_some()),
@@ -134,9 +143,16 @@ impl SubagentDefinition {
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
         let given = self.making().into_iter().chain(more);
-        let mut findings = wrong(field, given, "goes without `graph_id` only: that agent is defined elsewhere");
+        let mut findings = wrong(
+            field,
+            given,
+            "goes without `graph_id` only: that agent is defined elsewhere",
+        );
         if graph_id.trim().is_empty() {
-            findings.push(Finding::error(field.then("graph_id"), "must not be blank: it names an agent"));
+            findings.push(Finding::error(
+                field.then("graph_id"),
+                "must not be blank: it names an agent",
+            ));
         }
         findings
     }
@@ -148,7 +164,11 @@ impl SubagentDefinition {
             ("update_strategy", self.update_strategy.is_some()),
             ("notify_parent", self.notify_parent.is_some()),
         ];
-        wrong(field, given, "is for subagents in the background, and `async = false` makes this one synchronous")
+        wrong(
+            field,
+            given,
+            "is for subagents in the background, and `async = false` makes this one synchronous",
+        )
     }
 }
 
@@ -185,7 +205,8 @@ impl AgentDefinition {
     pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Finding> {
         let list = FieldPath::of(["subagents"]);
         let all = self.subagents.iter().enumerate();
-        all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents)).collect()
+        all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents))
+            .collect()
     }
 
     /// That a background subagent has the name of the general-purpose one, so that the model would know two of that name.
@@ -199,7 +220,9 @@ impl AgentDefinition {
              `general_purpose_subagent.enabled = false`"
         );
         let field = |at: usize| FieldPath::of(["subagents"]).then(at).then("name");
-        twins.map(|(at, _)| Finding::error(field(at), message.clone())).collect()
+        twins
+            .map(|(at, _)| Finding::error(field(at), message.clone()))
+            .collect()
     }
 }
 
@@ -219,18 +242,27 @@ mod tests {
         use serde_json::json;
         let inside = json!({"url": "http://a.b", "headers": {"x": "y"}, "async": true, "webhook": "http://a.b",
             "update_strategy": "enqueue", "notify_parent": false});
-        assert_eq!(told(inside), ["url", "headers", "async", "webhook", "update_strategy", "notify_parent"]);
+        assert_eq!(
+            told(inside),
+            ["url", "headers", "async", "webhook", "update_strategy", "notify_parent"]
+        );
         let made = json!({"graph_id": "writer", "model": "a:b", "tools": [], "system_prompt": "x", "todos": true});
         assert_eq!(told(made), ["system_prompt", "model", "tools", "todos"]);
         let delegate = json!({"graph_id": "writer", "async": false, "webhook": "http://a.b", "notify_parent": true});
         assert_eq!(told(delegate), ["webhook", "notify_parent"]);
         assert_eq!(told(json!({"graph_id": "writer", "headers": {"x": "y"}})), ["headers"]);
-        assert_eq!(told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})), ["url", "webhook"]);
+        assert_eq!(
+            told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})),
+            ["url", "webhook"]
+        );
         for url in ["https://me:hush@a.b", "https://me@a.b", "https://a.b/?key=hush"] {
             assert_eq!(told(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
         }
         assert_eq!(told(json!({"graph_id": "any", "url": "https://a.b/below/"})), [""; 0]);
         assert_eq!(told(json!({"graph_id": "writre"})), ["graph_id"]);
-        assert_eq!(told(json!({"graph_id": "writer", "update_strategy": "enqueue"})), [""; 0]);
+        assert_eq!(
+            told(json!({"graph_id": "writer", "update_strategy": "enqueue"})),
+            [""; 0]
+        );
     }
 }

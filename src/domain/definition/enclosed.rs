@@ -44,7 +44,10 @@ impl Enclosed {
 
     /// How many bytes they have as they are kept.
     pub fn bytes(&self) -> u64 {
-        self.0.values().map(|file| u64::try_from(file.content.len()).unwrap_or(u64::MAX)).sum()
+        self.0
+            .values()
+            .map(|file| u64::try_from(file.content.len()).unwrap_or(u64::MAX))
+            .sum()
     }
 
     /// Whether there is one at an absolute path.
@@ -59,7 +62,11 @@ impl Enclosed {
 
     /// The file that an agent with these files sees at an absolute path: one of them, or one of the thread's.
     pub fn file<'a>(&'a self, state: &'a State, path: &str) -> Option<&'a Arc<File>> {
-        if is_enclosed(path) { self.0.get(path) } else { state.files.get(path) }
+        if is_enclosed(path) {
+            self.0.get(path)
+        } else {
+            state.files.get(path)
+        }
     }
 
     /// The paths that an agent with these files sees at and below an absolute path, in their order.
@@ -75,18 +82,28 @@ impl Enclosed {
     pub fn fingerprint<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> String {
         let paths: Vec<&str> = paths.into_iter().collect();
         let mut hash = Sha256::new();
-        paths.iter().for_each(|path| hash.update(format!("{}:{path}", path.len())));
+        paths
+            .iter()
+            .for_each(|path| hash.update(format!("{}:{path}", path.len())));
         for (path, file) in self.only(paths).0 {
             hash.update(format!("{}:{path}{}:{}", path.len(), file.content.len(), file.content));
         }
-        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        hash.finalize()
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     /// Those at and below these absolute paths.
     #[must_use]
     pub fn only<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> Self {
         let paths: Vec<&str> = paths.into_iter().collect();
-        let wanted = |path: &String| paths.iter().any(|wanted| path == wanted || below(path, wanted).is_some());
+        let wanted = |path: &String| {
+            paths
+                .iter()
+                .any(|wanted| path == wanted || below(path, wanted).is_some())
+        };
         Self(
             self.0
                 .iter()
@@ -100,7 +117,10 @@ impl Enclosed {
 /// Where agents see what a definition names: a path that begins with `/` is in the thread's files, any other relative to
 /// the definition's folder.
 pub fn seen(named: &str) -> String {
-    let clean: Vec<&str> = named.split(['/', '\\']).filter(|part| !part.is_empty() && *part != ".").collect();
+    let clean: Vec<&str> = named
+        .split(['/', '\\'])
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
     let folder = if named.starts_with('/') { "" } else { FOLDER };
     format!("{folder}/{}", clean.join("/"))
 }
@@ -121,9 +141,12 @@ mod tests {
 
     #[test]
     fn what_is_relative_is_seen_in_the_folder_of_the_agent() {
-        for (named, at) in
-            [("skills", "/.agent/skills"), ("./a//b/", "/.agent/a/b"), ("/skills/base/", "/skills/base"), ("/", "/")]
-        {
+        for (named, at) in [
+            ("skills", "/.agent/skills"),
+            ("./a//b/", "/.agent/a/b"),
+            ("/skills/base/", "/skills/base"),
+            ("/", "/"),
+        ] {
             assert_eq!(seen(named), at);
         }
     }
@@ -132,7 +155,13 @@ mod tests {
     fn an_agent_sees_only_its_own_files() {
         let mut all = Enclosed::default();
         for path in ["skills/a/SKILL.md", "skills-b/c/SKILL.md", "AGENTS.md"] {
-            all.add(path, File { content: path.to_owned(), ..File::default() });
+            all.add(
+                path,
+                File {
+                    content: path.to_owned(),
+                    ..File::default()
+                },
+            );
         }
         let own = all.only(["/.agent/skills", "/.agent/AGENTS.md"]);
         let paths: Vec<&String> = own.all_paths().collect();
@@ -146,10 +175,22 @@ mod tests {
     #[test]
     fn nothing_of_the_thread_is_seen_where_they_are() {
         let mut own = Enclosed::default();
-        own.add("a", File { content: "own".to_owned(), ..File::default() });
+        own.add(
+            "a",
+            File {
+                content: "own".to_owned(),
+                ..File::default()
+            },
+        );
         let files = ["/.agent/a", "/.agent/b", "/c"].map(|path| (path.to_owned(), Arc::new(File::default())));
-        let state = State { files: files.into(), ..State::default() };
-        assert_eq!(own.file(&state, "/.agent/a").map(|file| file.content.as_str()), Some("own"));
+        let state = State {
+            files: files.into(),
+            ..State::default()
+        };
+        assert_eq!(
+            own.file(&state, "/.agent/a").map(|file| file.content.as_str()),
+            Some("own")
+        );
         assert_eq!(own.file(&state, "/.agent/b"), None);
         assert_eq!(own.paths(&state, "/").collect::<Vec<_>>(), ["/c"]);
         assert_eq!(own.paths(&state, "/.agent").collect::<Vec<_>>(), ["/.agent/a"]);

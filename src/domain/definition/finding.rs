@@ -82,7 +82,11 @@ impl fmt::Display for FieldPath {
                     if at > 0 {
                         f.write_str(".")?;
                     }
-                    if is_bare(key) { f.write_str(key)? } else { write!(f, "{key:?}")? }
+                    if is_bare(key) {
+                        f.write_str(key)?
+                    } else {
+                        write!(f, "{key:?}")?
+                    }
                 }
             }
         }
@@ -122,18 +126,29 @@ pub struct Finding {
 impl Finding {
     /// A mistake.
     pub fn error(field: FieldPath, message: impl Into<String>) -> Self {
-        Self { field, message: message.into(), severity: Severity::Error }
+        Self {
+            field,
+            message: message.into(),
+            severity: Severity::Error,
+        }
     }
 
     /// Something that is probably a mistake.
     pub fn warning(field: FieldPath, message: impl Into<String>) -> Self {
-        Self { field, message: message.into(), severity: Severity::Warning }
+        Self {
+            field,
+            message: message.into(),
+            severity: Severity::Warning,
+        }
     }
 
     /// The same finding, seen from further out.
     #[must_use]
     pub fn under(self, outer: &FieldPath) -> Self {
-        Self { field: outer.join(&self.field), ..self }
+        Self {
+            field: outer.join(&self.field),
+            ..self
+        }
     }
 }
 
@@ -163,7 +178,11 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// Says which words are allowed, and first the one that was probably meant.
 pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, label: &str) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    let list = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    let list = if known.is_empty() {
+        "none".to_owned()
+    } else {
+        known.join(", ")
+    };
     match nearest(word, known.iter().copied()) {
         Some(meant) => format!("did you mean `{meant}`? {label}: {list}"),
         None => format!("{label}: {list}"),

@@ -93,7 +93,10 @@ impl AgentDefinition {
         let has_skills = !general.block_middleware.iter().any(|name| name == SKILLS);
         let described = || SubagentDefinition {
             name,
-            description: general.description.clone().unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
+            description: general
+                .description
+                .clone()
+                .unwrap_or_else(|| GENERAL_DESCRIPTION.to_owned()),
             system_prompt: own.unwrap_or_else(|| standard.into()),
             model: general.model.clone(),
             tools: general.tools.clone(),

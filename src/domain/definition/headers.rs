@@ -16,8 +16,16 @@ pub struct Headers(pub BTreeMap<String, String>);
 
 /// Headers that the connection sets and nobody else: where a request goes, how its body is framed, and what is between two
 /// hops.
-const RESERVED: [&str; 8] =
-    ["host", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "connection", "keep-alive"];
+const RESERVED: [&str; 8] = [
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "connection",
+    "keep-alive",
+];
 
 /// Whether a header of this name is set by the connection and nobody else.
 pub fn is_reserved_header(name: &str) -> bool {
@@ -42,7 +50,10 @@ impl Headers {
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
                 findings.push(Finding::error(field.clone(), "is no name of a header"));
             } else if is_reserved_header(name) {
-                findings.push(Finding::error(field.clone(), "is set by the connection itself and cannot be given"));
+                findings.push(Finding::error(
+                    field.clone(),
+                    "is set by the connection itself and cannot be given",
+                ));
             }
             if value.chars().any(char::is_control) {
                 findings.push(Finding::error(field, "must be one line without control characters"));
@@ -74,15 +85,26 @@ mod tests {
         ]));
         let printed = format!("{headers:?}");
         assert!(printed.contains("x-key") && !printed.contains("hush"), "{printed}");
-        let fields: Vec<String> =
-            headers.check(&FieldPath::of(["headers"])).iter().map(|finding| finding.field.to_string()).collect();
+        let fields: Vec<String> = headers
+            .check(&FieldPath::of(["headers"]))
+            .iter()
+            .map(|finding| finding.field.to_string())
+            .collect();
         assert_eq!(fields, [r#"headers."x key""#, r#"headers."x key""#, "headers.x-mask"]);
     }
 
     #[test]
     fn headers_of_the_connection_cannot_be_given() {
-        let names =
-            ["Host", "content-length", "Transfer-Encoding", "te", "trailer", "upgrade", "connection", "keep-alive"];
+        let names = [
+            "Host",
+            "content-length",
+            "Transfer-Encoding",
+            "te",
+            "trailer",
+            "upgrade",
+            "connection",
+            "keep-alive",
+        ];
         for name in names.into_iter().chain(["proxy-authorization", "Proxy-Connection"]) {
             let headers = Headers(BTreeMap::from([(name.to_owned(), "x".to_owned())]));
             let findings = headers.check(&FieldPath::of(["headers"]));

@@ -89,7 +89,11 @@ impl SubagentDefinition {
         let blocked = std::mem::take(&mut subagent.block_middleware);
         let inherit = subagent.inherit.clone();
         // What it shares stays said there; all else is put into its own fields.
-        subagent.inherit = Inherit { files: inherit.files, state: inherit.state, ..Inherit::default() };
+        subagent.inherit = Inherit {
+            files: inherit.files,
+            state: inherit.state,
+            ..Inherit::default()
+        };
         let is_blocked = |name: &str| blocked.iter().any(|blocked| blocked == name);
         if inherit.prompt {
             subagent.system_prompt = parent.system_prompt.clone();
@@ -103,11 +107,19 @@ impl SubagentDefinition {
             subagent.store = Some(StoreRule::default());
         }
         if let (true, Some(own)) = (inherit.tools, &mut subagent.tools) {
-            let missing: Vec<String> = parent.tools.iter().filter(|tool| !own.contains(tool)).cloned().collect();
+            let missing: Vec<String> = parent
+                .tools
+                .iter()
+                .filter(|tool| !own.contains(tool))
+                .cloned()
+                .collect();
             own.splice(0..0, missing);
         }
         if let (true, false, Some(own)) = (inherit.interrupt_on, is_blocked(APPROVAL), &mut subagent.interrupt_on) {
-            let rules = parent.interrupt_on.iter().map(|(tool, rule)| (tool.clone(), rule.clone()));
+            let rules = parent
+                .interrupt_on
+                .iter()
+                .map(|(tool, rule)| (tool.clone(), rule.clone()));
             let missing: Vec<_> = rules.filter(|(tool, _)| !own.contains_key(tool)).collect();
             own.extend(missing);
         }
@@ -148,7 +160,10 @@ pub(super) fn check(
         for (at, name) in names.iter().enumerate().filter(|(_, name)| !known.contains(name)) {
             let known = suggestion(name, known.iter().map(String::as_str), "it has");
             let place = field.then("inherit").then("middleware").then(at);
-            findings.push(Finding::error(place, format!("the agent has no policy `{name}` to hand down; {known}")));
+            findings.push(Finding::error(
+                place,
+                format!("the agent has no policy `{name}` to hand down; {known}"),
+            ));
         }
     }
     for (at, name) in blocked.iter().enumerate() {

@@ -13,7 +13,11 @@ const FIELD: &str = "initial_messages";
 impl SubagentDefinition {
     /// The messages with which it begins. What is wrong with them was told by the check.
     pub fn beginning(&self) -> Vec<Arc<Message>> {
-        read_initial(&self.initial_messages).unwrap_or_default().into_iter().map(Arc::new).collect()
+        read_initial(&self.initial_messages)
+            .unwrap_or_default()
+            .into_iter()
+            .map(Arc::new)
+            .collect()
     }
 
     /// What is wrong with them; `field` is where the subagent stands.
@@ -21,7 +25,11 @@ impl SubagentDefinition {
         let list = field.then(FIELD);
         let wrong = read_initial(&self.initial_messages).err();
         let wrong = wrong.map(|(at, why)| Finding::error(list.then(at), why));
-        let size: usize = self.initial_messages.iter().map(|message| message.to_string().len()).sum();
+        let size: usize = self
+            .initial_messages
+            .iter()
+            .map(|message| message.to_string().len())
+            .sum();
         let message = || format!("have {size} bytes of JSON; at most {LARGEST_DEFINITION} are allowed");
         let large = (size > LARGEST_DEFINITION).then(|| Finding::error(list.clone(), message()));
         wrong.into_iter().chain(large).collect()
@@ -38,11 +46,19 @@ mod tests {
 
     fn told(mut subagent: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
         subagent["name"] = json!("a");
         subagent["description"] = json!("Does all that is left.");
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
-        judge("x", body, &around).findings.iter().map(ToString::to_string).collect()
+        judge("x", body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -56,22 +72,37 @@ mod tests {
     fn what_is_no_message_is_told_with_its_place() {
         let cases = [
             (json!("hello"), "subagents[0].initial_messages: must be a list"),
-            (json!(["x", 3]), "subagents[0].initial_messages[1]: must be a string, a pair or an object"),
+            (
+                json!(["x", 3]),
+                "subagents[0].initial_messages[1]: must be a string, a pair or an object",
+            ),
             (
                 json!([{"role": "robot", "content": "x"}]),
                 "subagents[0].initial_messages[0]: `role` is \"robot\", but allowed",
             ),
-            (json!([{"role": "user"}]), "subagents[0].initial_messages[0]: `content` is missing"),
-            (json!([{"role": "remove", "id": "x"}]), "subagents[0].initial_messages[0]: must not take a message away"),
+            (
+                json!([{"role": "user"}]),
+                "subagents[0].initial_messages[0]: `content` is missing",
+            ),
+            (
+                json!([{"role": "remove", "id": "x"}]),
+                "subagents[0].initial_messages[0]: must not take a message away",
+            ),
             (
                 json!([{"role": "tool", "tool_call_id": "1", "content": "y"}]),
                 "subagents[0].initial_messages[0]: answers the call `1`, which no message before it makes",
             ),
-            (json!(vec!["x"; 101]), "subagents[0].initial_messages[100]: is one too many; at most 100 are allowed"),
+            (
+                json!(vec!["x"; 101]),
+                "subagents[0].initial_messages[100]: is one too many; at most 100 are allowed",
+            ),
         ];
         for (messages, expected) in cases {
             let told = told(json!({"initial_messages": messages}));
-            assert!(told.len() == 1 && told[0].starts_with(expected), "{expected}: {told:#?}");
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
         }
     }
 

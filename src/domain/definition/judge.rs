@@ -22,9 +22,16 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
     if size > LARGEST_DEFINITION {
         let message = format!("has {size} bytes of JSON; more than {LARGEST_DEFINITION} are not kept");
-        return Judgement { definition: None, findings: vec![Finding::error(FieldPath::default(), message)] };
+        return Judgement {
+            definition: None,
+            findings: vec![Finding::error(FieldPath::default(), message)],
+        };
     }
-    let mut findings: Vec<Finding> = body.as_object_mut().and_then(deprecated::translate).into_iter().collect();
+    let mut findings: Vec<Finding> = body
+        .as_object_mut()
+        .and_then(deprecated::translate)
+        .into_iter()
+        .collect();
     let reading = read::<AgentDefinition>(body);
     if let Some(agent) = &reading.value {
         for finding in check_agent(graph_id, agent, around)
@@ -40,10 +47,15 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
     }
     findings.extend(reading.findings);
     // It came as JSON.
-    findings.iter_mut().for_each(|finding| finding.message = in_json(&finding.message));
+    findings
+        .iter_mut()
+        .for_each(|finding| finding.message = in_json(&finding.message));
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
-    Judgement { definition: reading.value.filter(|_| is_usable), findings }
+    Judgement {
+        definition: reading.value.filter(|_| is_usable),
+        findings,
+    }
 }
 
 #[cfg(test)]
@@ -68,14 +80,20 @@ mod tests {
         let Judgement { definition, findings } = judge("a b", body, &around());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
-        assert_eq!(fields, ["", "foo", "model", "subagents[0].description", "tools[0]", "tools[1]"]);
+        assert_eq!(
+            fields,
+            ["", "foo", "model", "subagents[0].description", "tools[0]", "tools[1]"]
+        );
     }
 
     #[test]
     fn a_good_definition_can_have_oddities() {
         let body = json!({"model": "scripted:x", "default_tools": ["lookup"]});
         let Judgement { definition, findings } = judge("a", body, &around());
-        assert_eq!(definition.and_then(|agent| agent.general_purpose_subagent.tools), Some(vec!["lookup".to_owned()]));
+        assert_eq!(
+            definition.and_then(|agent| agent.general_purpose_subagent.tools),
+            Some(vec!["lookup".to_owned()])
+        );
         assert_eq!(findings.len(), 1);
     }
 

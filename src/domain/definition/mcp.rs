@@ -122,11 +122,17 @@ impl McpServerDefinition {
         findings.extend(self.check_place());
         let mut wrong = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
         for name in self.env.keys().filter(|name| !is_word(name, 256, "")) {
-            wrong(top.then("env").then(name), "is no name of an environment variable".to_owned());
+            wrong(
+                top.then("env").then(name),
+                "is no name of an environment variable".to_owned(),
+            );
         }
         for (field, seconds) in [("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)] {
             if !(seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
-                wrong(top.then(field), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
+                wrong(
+                    top.then(field),
+                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
+                );
             }
         }
         findings.extend(self.headers.check(&top.then("headers")));
@@ -139,12 +145,20 @@ impl McpServerDefinition {
         let top = FieldPath::default();
         let only_with = |word: &str, given: &[(&str, bool)]| {
             let given = given.iter().filter(|(_, is_given)| *is_given);
-            given.map(|(field, _)| Finding::error(top.then(*field), format!("goes with `{word}` only"))).collect()
+            given
+                .map(|(field, _)| Finding::error(top.then(*field), format!("goes with `{word}` only")))
+                .collect()
         };
         match (&self.command, &self.url) {
-            (None, None) => vec![Finding::error(top.then("command"), "must be given, or `url`: where the server is")],
+            (None, None) => vec![Finding::error(
+                top.then("command"),
+                "must be given, or `url`: where the server is",
+            )],
             (Some(_), Some(_)) => {
-                vec![Finding::error(top.then("url"), "goes without `command` only: it is one or the other")]
+                vec![Finding::error(
+                    top.then("url"),
+                    "goes without `command` only: it is one or the other",
+                )]
             }
             (Some(command), None) => {
                 let has_transport = self.transport != McpTransport::default();
@@ -156,8 +170,11 @@ impl McpServerDefinition {
                 findings
             }
             (None, Some(url)) => {
-                let given =
-                    [("args", !self.args.is_empty()), ("env", !self.env.is_empty()), ("cwd", self.cwd.is_some())];
+                let given = [
+                    ("args", !self.args.is_empty()),
+                    ("env", !self.env.is_empty()),
+                    ("cwd", self.cwd.is_some()),
+                ];
                 let mut findings: Vec<Finding> = only_with("command", &given);
                 findings.extend(address_problem(url).map(|problem| Finding::error(top.then("url"), problem)));
                 findings
@@ -171,11 +188,17 @@ impl McpServerDefinition {
         let mut findings = vec![];
         let allowed = self.allowed_tools.as_deref().unwrap_or_default();
         for (field, patterns) in [("allowed_tools", allowed), ("disabled_tools", &self.disabled_tools)] {
-            let wrong = patterns.iter().enumerate().filter_map(|(at, text)| Some((at, pattern(text).err()?)));
+            let wrong = patterns
+                .iter()
+                .enumerate()
+                .filter_map(|(at, text)| Some((at, pattern(text).err()?)));
             findings.extend(wrong.map(|(at, why)| Finding::error(top.then(field).then(at), why)));
         }
         if self.allowed_tools.is_some() && !self.disabled_tools.is_empty() {
-            findings.push(Finding::error(top.then("disabled_tools"), "goes without `allowed_tools` only"));
+            findings.push(Finding::error(
+                top.then("disabled_tools"),
+                "goes without `allowed_tools` only",
+            ));
         }
         findings
     }
@@ -198,7 +221,10 @@ impl McpFilter {
             }
             set.build().unwrap_or_default()
         };
-        Self { allowed: definition.allowed_tools.as_deref().map(set), disabled: set(&definition.disabled_tools) }
+        Self {
+            allowed: definition.allowed_tools.as_deref().map(set),
+            disabled: set(&definition.disabled_tools),
+        }
     }
 
     /// Whether the tool of this name is there. It can be named with its server, too.
@@ -211,8 +237,13 @@ impl McpFilter {
 
 /// The pattern of a name: `*` is any text, `?` a character, `[…]` one of some.
 fn pattern(text: &str) -> Result<Glob, String> {
-    let glob = GlobBuilder::new(text).backslash_escape(false).build().ok().filter(|_| text.len() <= LONGEST_PATTERN);
-    glob.filter(|_| !text.trim().is_empty()).ok_or_else(|| format!("`{text}` is neither a name nor a pattern"))
+    let glob = GlobBuilder::new(text)
+        .backslash_escape(false)
+        .build()
+        .ok()
+        .filter(|_| text.len() <= LONGEST_PATTERN);
+    glob.filter(|_| !text.trim().is_empty())
+        .ok_or_else(|| format!("`{text}` is neither a name nor a pattern"))
 }
 
 /// Whose a server is: only its owner's tools, and those of whom it contains, can be told by its name.
@@ -249,7 +280,11 @@ impl AgentDefinition {
     pub fn own_servers(&self, graph_id: &str) -> OwnedServers {
         let mut servers = OwnedServers::new();
         let agent = McpOwner::Agent(graph_id.to_owned());
-        servers.extend(self.mcp_servers.iter().map(|(name, server)| ((agent.clone(), name.clone()), server.clone())));
+        servers.extend(
+            self.mcp_servers
+                .iter()
+                .map(|(name, server)| ((agent.clone(), name.clone()), server.clone())),
+        );
         for subagent in &self.subagents {
             let owner = McpOwner::Subagent(graph_id.to_owned(), subagent.name.clone());
             let own = subagent.mcp_servers.iter();
@@ -263,7 +298,10 @@ impl AgentDefinition {
     pub fn without_servers(&self) -> Self {
         let mut without = self.clone();
         without.mcp_servers.clear();
-        without.subagents.iter_mut().for_each(|subagent| subagent.mcp_servers.clear());
+        without
+            .subagents
+            .iter_mut()
+            .for_each(|subagent| subagent.mcp_servers.clear());
         without
     }
 
@@ -284,17 +322,27 @@ fn placed(
     servers: &mut BTreeMap<String, McpServerDefinition>,
 ) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
     let list = holder.then("mcp_servers");
-    servers.iter_mut().map(move |(name, server)| (list.then(name.as_str()), server))
+    servers
+        .iter_mut()
+        .map(move |(name, server)| (list.then(name.as_str()), server))
 }
 
 /// What makes no sense in the servers that stand in `field`.
 pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpServerDefinition>) -> Vec<Finding> {
     let mut findings = vec![];
     if servers.len() > MOST_SERVERS {
-        findings.push(Finding::error(field.clone(), format!("has more than {MOST_SERVERS} servers")));
+        findings.push(Finding::error(
+            field.clone(),
+            format!("has more than {MOST_SERVERS} servers"),
+        ));
     }
     for (name, server) in servers {
-        findings.extend(server.check(name).into_iter().map(|finding| finding.under(&field.then(name.as_str()))));
+        findings.extend(
+            server
+                .check(name)
+                .into_iter()
+                .map(|finding| finding.under(&field.then(name.as_str()))),
+        );
     }
     findings
 }
@@ -312,7 +360,10 @@ impl<'a> McpReference<'a> {
     /// Reads `server/tool` and `server/*`. None when it is the name of another tool.
     pub fn read(name: &'a str) -> Option<Self> {
         let (server, tool) = name.split_once('/')?;
-        Some(Self { server, tool: (tool != "*").then_some(tool) })
+        Some(Self {
+            server,
+            tool: (tool != "*").then_some(tool),
+        })
     }
 
     /// The name under which models know it; for all tools of a server what their names begin with, and `*`.
@@ -326,7 +377,10 @@ impl<'a> McpReference<'a> {
     /// What is wrong with it, in view of the servers that there are.
     pub(super) fn problem(self, servers: &BTreeSet<String>) -> Option<String> {
         if self.tool == Some("") {
-            return Some(format!("must be `{0}/tool`, or `{0}/*` for all tools of the server", self.server));
+            return Some(format!(
+                "must be `{0}/tool`, or `{0}/*` for all tools of the server",
+                self.server
+            ));
         }
         let known = || suggestion(self.server, servers.iter().map(String::as_str), "there are");
         (!servers.contains(self.server)).then(|| format!("there is no MCP server `{}`; {}", self.server, known()))
@@ -336,7 +390,13 @@ impl<'a> McpReference<'a> {
 /// The name under which models know a tool of an MCP server: `server__tool`. What providers do not take becomes `_`, and
 /// then, or if it is too long, a part of a digest of the full name tells it from others.
 pub fn model_name(server: &str, tool: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '-') { c } else { '_' };
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || matches!(c, '_' | '-') {
+            c
+        } else {
+            '_'
+        }
+    };
     let name = format!("{server}__{}", tool.chars().map(plain).collect::<String>());
     if name.len() <= LONGEST_NAME && name.ends_with(tool) {
         return name;
@@ -403,8 +463,11 @@ mod tests {
     #[test]
     fn models_get_names_that_every_provider_takes() {
         assert_eq!(model_name("docs", "search_all"), "docs__search_all");
-        let odd =
-            [model_name("docs", "read.file"), model_name("docs", "read/file"), model_name("docs", &"x".repeat(90))];
+        let odd = [
+            model_name("docs", "read.file"),
+            model_name("docs", "read/file"),
+            model_name("docs", &"x".repeat(90)),
+        ];
         for name in &odd {
             assert!(is_word(name, LONGEST_NAME, "") && name.starts_with("docs__"), "{name}");
         }
@@ -413,8 +476,17 @@ mod tests {
 
     #[test]
     fn references_name_one_tool_or_all() {
-        assert_eq!(McpReference::read("docs/a/b"), Some(McpReference { server: "docs", tool: Some("a/b") }));
-        assert_eq!(McpReference::read("docs/*").map(McpReference::model_name), Some("docs__*".to_owned()));
+        assert_eq!(
+            McpReference::read("docs/a/b"),
+            Some(McpReference {
+                server: "docs",
+                tool: Some("a/b")
+            })
+        );
+        assert_eq!(
+            McpReference::read("docs/*").map(McpReference::model_name),
+            Some("docs__*".to_owned())
+        );
         assert_eq!(McpReference::read("lookup"), None);
         let servers = ["docs".to_owned()].into_iter().collect();
         let problem = |name| McpReference::read(name).and_then(|reference| reference.problem(&servers));
@@ -430,9 +502,13 @@ mod tests {
     fn tools_are_among_those_that_are_named_singly_or_with_their_server() {
         let names = |names: &[&str]| ToolNames::of(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         let some = names(&["docs/read", "web/*", "lookup"]);
-        for (name, is_one) in
-            [("docs__read", true), ("docs__write", false), ("web__any", true), ("lookup", true), ("read", false)]
-        {
+        for (name, is_one) in [
+            ("docs__read", true),
+            ("docs__write", false),
+            ("web__any", true),
+            ("lookup", true),
+            ("read", false),
+        ] {
             assert_eq!(some.contains(name), is_one, "{name}");
         }
         for (other, meets) in [
@@ -443,7 +519,11 @@ mod tests {
             ("web/*", true),
             ("dig", false),
         ] {
-            assert_eq!((some.meets(&names(&[other])), names(&[other]).meets(&some)), (meets, meets), "{other}");
+            assert_eq!(
+                (some.meets(&names(&[other])), names(&[other]).meets(&some)),
+                (meets, meets),
+                "{other}"
+            );
         }
         assert!(ToolNames::default().is_empty() && !some.is_empty());
     }
@@ -453,18 +533,34 @@ mod tests {
         let admitted = |server: McpServerDefinition| {
             assert_eq!(server.check_filter(), []);
             let filter = McpFilter::of(&server);
-            ["read_file", "read_dir", "write"].into_iter().filter(|tool| filter.admits("fs", tool)).collect::<Vec<_>>()
+            ["read_file", "read_dir", "write"]
+                .into_iter()
+                .filter(|tool| filter.admits("fs", tool))
+                .collect::<Vec<_>>()
         };
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
         assert_eq!(admitted(McpServerDefinition::default()).len(), 3);
-        let allowed = |list| McpServerDefinition { allowed_tools: Some(names(list)), ..Default::default() };
+        let allowed = |list| McpServerDefinition {
+            allowed_tools: Some(names(list)),
+            ..Default::default()
+        };
         assert_eq!(admitted(allowed(&["read_*"])), ["read_file", "read_dir"]);
         assert_eq!(admitted(allowed(&["fs_write", "fs__read_dir"])), ["read_dir", "write"]);
         assert_eq!(admitted(allowed(&[])), [""; 0]);
-        let disabled = McpServerDefinition { disabled_tools: names(&["read_?i*"]), ..Default::default() };
+        let disabled = McpServerDefinition {
+            disabled_tools: names(&["read_?i*"]),
+            ..Default::default()
+        };
         assert_eq!(admitted(disabled), ["write"]);
-        let wrong = McpServerDefinition { disabled_tools: names(&["[", ""]), ..allowed(&["a"]) };
-        let fields: Vec<String> = wrong.check_filter().iter().map(|finding| finding.field.to_string()).collect();
+        let wrong = McpServerDefinition {
+            disabled_tools: names(&["[", ""]),
+            ..allowed(&["a"])
+        };
+        let fields: Vec<String> = wrong
+            .check_filter()
+            .iter()
+            .map(|finding| finding.field.to_string())
+            .collect();
         assert_eq!(fields, ["disabled_tools[0]", "disabled_tools[1]", "disabled_tools"]);
     }
 
@@ -472,7 +568,10 @@ mod tests {
     fn a_server_is_looked_for_outwards() {
         let subagent = McpOwner::Subagent("a".to_owned(), "b".to_owned());
         let agent = McpOwner::Agent("a".to_owned());
-        assert_eq!(subagent.outwards(), [subagent.clone(), agent.clone(), McpOwner::Everyone]);
+        assert_eq!(
+            subagent.outwards(),
+            [subagent.clone(), agent.clone(), McpOwner::Everyone]
+        );
         assert_eq!(agent.outwards(), [agent.clone(), McpOwner::Everyone]);
     }
 
@@ -481,9 +580,16 @@ mod tests {
         let findings = |server: &McpServerDefinition, name| -> Vec<String> {
             server.check(name).iter().map(ToString::to_string).collect()
         };
-        let program = McpServerDefinition { command: Some("docs".to_owned()), ..Default::default() };
+        let program = McpServerDefinition {
+            command: Some("docs".to_owned()),
+            ..Default::default()
+        };
         assert_eq!(findings(&program, "docs"), [""; 0]);
-        let both = McpServerDefinition { url: Some("http://x".to_owned()), timeout_s: 0.0, ..program };
+        let both = McpServerDefinition {
+            url: Some("http://x".to_owned()),
+            timeout_s: 0.0,
+            ..program
+        };
         assert_eq!(findings(&both, "a__b").len(), 3);
         assert_eq!(
             findings(&McpServerDefinition::default(), "docs")[0],

@@ -42,8 +42,11 @@ const STRUCTURAL: [&str; 29] = [
 
 /// Whether a setting of this name would replace a part of the request that the server makes.
 pub fn is_structural_setting(name: &str) -> bool {
-    let plain: String =
-        name.chars().filter(|letter| *letter != '_').map(|letter| letter.to_ascii_lowercase()).collect();
+    let plain: String = name
+        .chars()
+        .filter(|letter| *letter != '_')
+        .map(|letter| letter.to_ascii_lowercase())
+        .collect();
     STRUCTURAL.contains(&plain.as_str())
 }
 
@@ -51,7 +54,9 @@ pub fn is_structural_setting(name: &str) -> bool {
 pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Finding> {
     let message = "is a part of the request that the server makes itself, and cannot be a setting";
     let structural = settings.keys().filter(|name| is_structural_setting(name));
-    structural.map(|name| Finding::error(field.then(name), message)).collect()
+    structural
+        .map(|name| Finding::error(field.then(name), message))
+        .collect()
 }
 
 #[cfg(test)]
@@ -60,12 +65,27 @@ mod tests {
 
     #[test]
     fn what_makes_the_request_is_told_from_what_tunes_it() {
-        for name in ["model", "messages", "tools", "stream", "tool_choice", "toolConfig", "system_instruction", "Model"]
-        {
+        for name in [
+            "model",
+            "messages",
+            "tools",
+            "stream",
+            "tool_choice",
+            "toolConfig",
+            "system_instruction",
+            "Model",
+        ] {
             assert!(is_structural_setting(name), "{name}");
         }
-        for name in ["temperature", "max_tokens", "reasoning_effort", "options", "thinking", "response_format", "top_p"]
-        {
+        for name in [
+            "temperature",
+            "max_tokens",
+            "reasoning_effort",
+            "options",
+            "thinking",
+            "response_format",
+            "top_p",
+        ] {
             assert!(!is_structural_setting(name), "{name}");
         }
     }

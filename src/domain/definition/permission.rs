@@ -107,7 +107,9 @@ impl FileRules {
         match self.deciding(operation, path) {
             Some((PermissionMode::Deny, pattern)) => {
                 let word = operation.word();
-                Err(format!("Error: permission denied: you may not {word} '{path}' (rule for {pattern})"))
+                Err(format!(
+                    "Error: permission denied: you may not {word} '{path}' (rule for {pattern})"
+                ))
             }
             Some((PermissionMode::Allow | PermissionMode::Interrupt, _)) | None => Ok(()),
         }
@@ -140,7 +142,9 @@ impl FileRules {
     /// Whether a rule that asks may concern `operation` at or below `path`.
     fn may_be_below(&self, operation: FileOperation, path: &str) -> bool {
         let asking = self.0.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
-        let mut trunks = asking.filter(|rule| rule.operations.contains(&operation)).flat_map(|rule| &rule.paths);
+        let mut trunks = asking
+            .filter(|rule| rule.operations.contains(&operation))
+            .flat_map(|rule| &rule.paths);
         trunks.any(|(_, _, trunk)| trunk == path || below(trunk, path).is_some() || below(path, trunk).is_some())
     }
 }
@@ -148,7 +152,11 @@ impl FileRules {
 /// The folder below which all lies that a pattern matches, or the path itself if it matches no other.
 fn trunk(pattern: &str) -> String {
     let plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
-    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).take_while(plain).collect();
+    let parts: Vec<&str> = pattern
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .take_while(plain)
+        .collect();
     format!("/{}", parts.join("/"))
 }
 
@@ -157,12 +165,18 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Findin
     let mut findings = vec![];
     let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
     if permissions.len() > MOST {
-        error(field.clone(), format!("has {} rules; at most {MOST} are allowed", permissions.len()));
+        error(
+            field.clone(),
+            format!("has {} rules; at most {MOST} are allowed", permissions.len()),
+        );
     }
     for (at, permission) in permissions.iter().enumerate() {
         let field = field.then(at);
         if permission.operations.is_empty() {
-            error(field.then("operations"), "must name at least one of read, write".to_owned());
+            error(
+                field.then("operations"),
+                "must name at least one of read, write".to_owned(),
+            );
         }
         if permission.paths.is_empty() || permission.paths.len() > MOST {
             error(field.then("paths"), format!("must name from 1 to {MOST} paths"));
@@ -170,13 +184,18 @@ pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Findin
         for (at, path) in permission.paths.iter().enumerate() {
             let problem = match Pattern::with_dots(path) {
                 _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
-                _ if path.split('/').any(|part| matches!(part, ".." | ".") || part.starts_with('~')) => {
+                _ if path
+                    .split('/')
+                    .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
+                {
                     Some(format!("`{path}` must contain neither . nor .. nor ~"))
                 }
                 Ok(_) => None,
                 Err(why) => Some(format!("`{path}` is no pattern: {why}")),
             };
-            problem.into_iter().for_each(|problem| error(field.then("paths").then(at), problem));
+            problem
+                .into_iter()
+                .for_each(|problem| error(field.then("paths").then(at), problem));
         }
     }
     findings
@@ -204,7 +223,10 @@ mod tests {
         let may = |operation, path: &str| rules.check(operation, path).is_ok();
         let (read, write) = (FileOperation::Read, FileOperation::Write);
         assert!(may(write, "/secret/open.txt") && !may(read, "/secret/open.txt"));
-        assert!(!may(read, "/secret/a/b") && !may(read, "/secret/.env"), "names with a dot are no way around");
+        assert!(
+            !may(read, "/secret/a/b") && !may(read, "/secret/.env"),
+            "names with a dot are no way around"
+        );
         assert!(!may(write, "/a/.b/c.lock") && may(read, "/a/b/c.lock") && !may(write, "/etc") && may(write, "/x"));
         assert!(
             rules
@@ -251,16 +273,34 @@ mod tests {
     #[test]
     fn rules_that_mean_nothing_are_refused() {
         let cases = [
-            (json!([{"paths": ["/a"]}]), "p[0].operations: must name at least one of read, write"),
-            (json!([{"operations": ["read"]}]), "p[0].paths: must name from 1 to 256 paths"),
-            (json!([{"operations": ["read"], "paths": ["a"]}]), "p[0].paths[0]: `a` must begin with /"),
-            (json!([{"operations": ["read"], "paths": ["/a/../b"]}]), "p[0].paths[0]: `/a/../b` must contain neither"),
-            (json!([{"operations": ["read"], "paths": ["/{a"]}]), "p[0].paths[0]: `/{a` is no pattern: a { has no }"),
+            (
+                json!([{"paths": ["/a"]}]),
+                "p[0].operations: must name at least one of read, write",
+            ),
+            (
+                json!([{"operations": ["read"]}]),
+                "p[0].paths: must name from 1 to 256 paths",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["a"]}]),
+                "p[0].paths[0]: `a` must begin with /",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["/a/../b"]}]),
+                "p[0].paths[0]: `/a/../b` must contain neither",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["/{a"]}]),
+                "p[0].paths[0]: `/{a` is no pattern: a { has no }",
+            ),
         ];
         for (value, expected) in cases {
             let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
             let told = check(&FieldPath::of(["p"]), &permissions);
-            assert!(told.len() == 1 && told[0].to_string().starts_with(expected), "{expected}: {told:?}");
+            assert!(
+                told.len() == 1 && told[0].to_string().starts_with(expected),
+                "{expected}: {told:?}"
+            );
         }
     }
 }

@@ -62,7 +62,10 @@ pub struct Policy {
 impl Policy {
     /// The policy of this name without settings.
     pub fn named(name: &str) -> Self {
-        Self { name: name.to_owned(), settings: Map::new() }
+        Self {
+            name: name.to_owned(),
+            settings: Map::new(),
+        }
     }
 }
 
@@ -73,7 +76,9 @@ impl Serialize for Policy {
         }
         let mut map = serializer.serialize_map(Some(self.settings.len() + 1))?;
         map.serialize_entry("name", &self.name)?;
-        self.settings.iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        self.settings
+            .iter()
+            .try_for_each(|(key, value)| map.serialize_entry(key, value))?;
         map.end()
     }
 }
@@ -152,7 +157,11 @@ impl Said {
     fn by(policies: &[Policy]) -> Self {
         let mut said = Self::default();
         for policy in policies {
-            let settings = || read::<Settings>(Value::Object(policy.settings.clone())).value.unwrap_or_default();
+            let settings = || {
+                read::<Settings>(Value::Object(policy.settings.clone()))
+                    .value
+                    .unwrap_or_default()
+            };
             match policy.name.as_str() {
                 TODOS => said.todos = true,
                 STORE => said.store = Some(store(settings())),
@@ -185,11 +194,17 @@ impl Said {
 fn store(settings: Settings) -> StoreRule {
     let standard = StoreReach::default();
     let namespace = settings.namespace.unwrap_or(standard.namespace);
-    StoreRule::Reach(StoreReach { namespace, read_only: settings.read_only })
+    StoreRule::Reach(StoreReach {
+        namespace,
+        read_only: settings.read_only,
+    })
 }
 
 fn listed<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
-    values.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect()
+    values
+        .into_iter()
+        .filter_map(|value| serde_json::from_value(value).ok())
+        .collect()
 }
 
 impl AgentDefinition {
@@ -205,7 +220,11 @@ impl AgentDefinition {
         (agent.skills, agent.skill_tools) = said.skills.unwrap_or((agent.skills, agent.skill_tools));
         agent.memory = said.memory.unwrap_or(agent.memory);
         agent.interrupt_on = said.interrupt_on.unwrap_or(agent.interrupt_on);
-        agent.subagents = self.subagents.iter().map(|subagent| subagent.resolved(&agent)).collect();
+        agent.subagents = self
+            .subagents
+            .iter()
+            .map(|subagent| subagent.resolved(&agent))
+            .collect();
         agent
     }
 
@@ -217,11 +236,24 @@ impl AgentDefinition {
             (SKILLS, "skills", !self.skills.is_empty()),
             (MEMORY, "memory", !self.memory.is_empty()),
             (APPROVAL, "interrupt_on", !self.interrupt_on.is_empty()),
-            (MODEL_CALLS, "limits.model_calls", self.limits.as_ref().is_some_and(|it| it.model_calls.is_some())),
-            (TOOL_CALLS, "limits.tool_calls", self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some())),
+            (
+                MODEL_CALLS,
+                "limits.model_calls",
+                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
+            ),
+            (
+                TOOL_CALLS,
+                "limits.tool_calls",
+                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
+            ),
         ];
         let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, around);
-        for (at, policy) in self.middleware.iter().enumerate().filter(|(_, policy)| policy.name == UNTIL) {
+        for (at, policy) in self
+            .middleware
+            .iter()
+            .enumerate()
+            .filter(|(_, policy)| policy.name == UNTIL)
+        {
             let message = format!("`{}` is for subagents, whose result goes to somebody", policy.name);
             findings.push(Finding::error(FieldPath::of(["middleware"]).then(at), message));
         }
@@ -253,8 +285,16 @@ impl SubagentDefinition {
             (MEMORY, "memory", !self.memory.is_empty()),
             (APPROVAL, "interrupt_on", self.interrupt_on.is_some()),
             (UNTIL, "until_tool", self.until_tool.is_some()),
-            (MODEL_CALLS, "limits.model_calls", self.limits.as_ref().is_some_and(|it| it.model_calls.is_some())),
-            (TOOL_CALLS, "limits.tool_calls", self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some())),
+            (
+                MODEL_CALLS,
+                "limits.model_calls",
+                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
+            ),
+            (
+                TOOL_CALLS,
+                "limits.tool_calls",
+                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
+            ),
         ];
         check(&field.then("middleware"), &self.middleware, &fields, around)
     }
@@ -263,9 +303,14 @@ impl SubagentDefinition {
 /// Gives a resolved subagent these policies, as far as it does not have them.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     let said = Said::by(policies);
-    subagent.limits = Said::default().limits(subagent.limits.as_ref()).or_else(|| said.limits(None));
+    subagent.limits = Said::default()
+        .limits(subagent.limits.as_ref())
+        .or_else(|| said.limits(None));
     subagent.todos |= said.todos;
-    let is_idle = subagent.store.as_ref().is_none_or(|store| *store == StoreRule::default());
+    let is_idle = subagent
+        .store
+        .as_ref()
+        .is_none_or(|store| *store == StoreRule::default());
     subagent.store = said.store.filter(|_| is_idle).or(subagent.store.take());
     if subagent.skills.is_empty() {
         (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or_default();
@@ -277,7 +322,11 @@ pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
         subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on.take());
     }
     let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
-    let new: Vec<Policy> = policies.iter().filter(|policy| !is_listed(&policy.name)).cloned().collect();
+    let new: Vec<Policy> = policies
+        .iter()
+        .filter(|policy| !is_listed(&policy.name))
+        .cloned()
+        .collect();
     subagent.middleware.extend(new);
 }
 
@@ -329,9 +378,17 @@ pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
     for (at, policy) in policies.iter().enumerate() {
         let (said, field) = (Said::by(std::slice::from_ref(policy)), list.then(at).then("sources"));
         if let Some((sources, tools)) = &said.skills {
-            all.extend(source::named(&field, sources.iter().map(SkillSource::path), Some(tools)));
+            all.extend(source::named(
+                &field,
+                sources.iter().map(SkillSource::path),
+                Some(tools),
+            ));
         }
-        all.extend(source::named(&field, said.memory.iter().flatten().map(String::as_str), None));
+        all.extend(source::named(
+            &field,
+            said.memory.iter().flatten().map(String::as_str),
+            None,
+        ));
     }
     all
 }
@@ -348,13 +405,20 @@ pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> 
         return Some("must have a `name`, which is a text".to_owned());
     }
     let known = STOCK.into_iter().chain(around.middleware.iter().map(String::as_str));
-    Some(format!("there is no policy `{name}`; {}", suggestion(name, known, "there are")))
+    Some(format!(
+        "there is no policy `{name}`; {}",
+        suggestion(name, known, "there are")
+    ))
 }
 
 fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
     let Some((allowed, needed)) = keys(&policy.name) else {
         let message = format!("`{}` is the program's and takes no settings", policy.name);
-        return if policy.settings.is_empty() { vec![] } else { vec![Finding::error(field.clone(), message)] };
+        return if policy.settings.is_empty() {
+            vec![]
+        } else {
+            vec![Finding::error(field.clone(), message)]
+        };
     };
     let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
     for key in policy.settings.keys().filter(|key| !allowed.contains(&key.as_str())) {
@@ -366,7 +430,10 @@ fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
     }
     findings.extend(check_sources(policy));
     if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
-        findings.push(Finding::error(FieldPath::of(["run_limit"]), "must be a whole number from 1 up"));
+        findings.push(Finding::error(
+            FieldPath::of(["run_limit"]),
+            "must be a whole number from 1 up",
+        ));
     }
     findings.into_iter().map(|finding| finding.under(field)).collect()
 }
@@ -374,10 +441,15 @@ fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
 /// What is wrong with the sources of skills or memory.
 fn check_sources(policy: &Policy) -> Vec<Finding> {
     let (field, said) = (FieldPath::of(["sources"]), Said::by(std::slice::from_ref(policy)));
-    let Some(given) = policy.settings.get("sources").and_then(Value::as_array) else { return vec![] };
+    let Some(given) = policy.settings.get("sources").and_then(Value::as_array) else {
+        return vec![];
+    };
     let (read, mut findings) = match (&said.skills, &said.memory) {
         (Some((skills, _)), _) => (skills.len(), source::check_skills(&field, skills)),
-        (None, Some(memory)) => (memory.len(), source::check_paths(&field, memory.iter().map(String::as_str))),
+        (None, Some(memory)) => (
+            memory.len(),
+            source::check_paths(&field, memory.iter().map(String::as_str)),
+        ),
         (None, None) => return vec![],
     };
     if read < given.len() {

@@ -96,8 +96,10 @@ impl HarnessProfiles {
         let has_parents = general.inherit.prompt && !agent.system_prompt.is_blank();
         let base = profile.base_system_prompt.filter(|_| !has_parents);
         general.description = general.description.take().or_else(|| said.description.clone());
-        general.system_prompt =
-            general.system_prompt.take().or_else(|| Some(said.system_prompt.clone().or(base)?.as_str().into()));
+        general.system_prompt = general
+            .system_prompt
+            .take()
+            .or_else(|| Some(said.system_prompt.clone().or(base)?.as_str().into()));
         let general = agent.general();
         agent.subagents.splice(0..0, general);
     }
@@ -139,11 +141,17 @@ impl HarnessProfile {
     fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
         let base = self.base_system_prompt.as_deref().filter(|_| has_base);
         let added = [base, self.system_prompt_suffix.as_deref()];
-        added.into_iter().flatten().for_each(|text| subagent.system_prompt.add(text));
+        added
+            .into_iter()
+            .flatten()
+            .for_each(|text| subagent.system_prompt.add(text));
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
             over_each(&self.tool_description_overrides, &subagent.tool_description_overrides);
-        let settings = over_each(&self.model_settings, &subagent.model_settings.take().unwrap_or_default());
+        let settings = over_each(
+            &self.model_settings,
+            &subagent.model_settings.take().unwrap_or_default(),
+        );
         subagent.model_settings = Some(settings);
         policy::take_away(subagent, &self.excluded_middleware);
         let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
@@ -195,16 +203,27 @@ impl HarnessProfile {
         let texts = [
             (top.then("base_system_prompt"), &self.base_system_prompt),
             (top.then("system_prompt_suffix"), &self.system_prompt_suffix),
-            (top.then("general_purpose_subagent").then("description"), &general.description),
-            (top.then("general_purpose_subagent").then("system_prompt"), &general.system_prompt),
+            (
+                top.then("general_purpose_subagent").then("description"),
+                &general.description,
+            ),
+            (
+                top.then("general_purpose_subagent").then("system_prompt"),
+                &general.system_prompt,
+            ),
         ];
-        let blank = texts.into_iter().filter(|(_, text)| text.as_ref().is_some_and(|text| text.trim().is_empty()));
+        let blank = texts
+            .into_iter()
+            .filter(|(_, text)| text.as_ref().is_some_and(|text| text.trim().is_empty()));
         findings.extend(blank.map(|(field, _)| Finding::error(field, "must not be blank; leave it out for none")));
         let described = self.tool_description_overrides.keys();
         let described = described.map(|tool| (top.then("tool_description_overrides").then(tool), tool));
         let excluded = self.excluded_tools.iter().enumerate();
         let excluded = excluded.map(|(at, tool)| (top.then("excluded_tools").then(at), tool));
-        for (field, tool) in described.chain(excluded).filter(|(_, tool)| !is_known_tool(tool, around)) {
+        for (field, tool) in described
+            .chain(excluded)
+            .filter(|(_, tool)| !is_known_tool(tool, around))
+        {
             let known = suggestion(tool, around.tools.iter().map(String::as_str), "declared are");
             findings.push(Finding::error(field, format!("there is no tool `{tool}`; {known}")));
         }
@@ -249,7 +268,11 @@ mod tests {
 
     fn around() -> Surroundings {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
-        Surroundings { tools: set("lookup"), providers: set("lab"), ..Surroundings::default() }
+        Surroundings {
+            tools: set("lookup"),
+            providers: set("lab"),
+            ..Surroundings::default()
+        }
     }
 
     #[test]
@@ -260,7 +283,9 @@ mod tests {
             "lab:big": {"system_prompt_suffix": "exact", "excluded_tools": ["grep"], "model_settings": {"b": 2},
                 "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 2}]},
         }));
-        let big = all.applied(agent(json!({"model": "lab:big", "system_prompt": "own", "model_settings": {"a": 3}})));
+        let big = all.applied(agent(
+            json!({"model": "lab:big", "system_prompt": "own", "model_settings": {"a": 3}}),
+        ));
         assert_eq!(big.system_prompt.text(), "own\n\nbase\n\nexact");
         assert_eq!(big.excluded_tools, ["grep", "ls"]);
         assert_eq!(Value::Object(big.model_settings), json!({"a": 3, "b": 2}));
@@ -274,41 +299,62 @@ mod tests {
 
     #[test]
     fn each_subagent_has_the_profile_of_its_own_model() {
-        let all =
-            profiles(json!({"lab:big": {"system_prompt_suffix": "big", "excluded_middleware": ["TodoListMiddleware"]},
-            "lab:small": {"system_prompt_suffix": "small", "extra_middleware": ["TodoListMiddleware"]}}));
+        let all = profiles(
+            json!({"lab:big": {"system_prompt_suffix": "big", "excluded_middleware": ["TodoListMiddleware"]},
+            "lab:small": {"system_prompt_suffix": "small", "extra_middleware": ["TodoListMiddleware"]}}),
+        );
         let agent = all.applied(agent(json!({"model": "lab:big", "todos": true, "subagents": [
             {"name": "a", "description": "Does this.", "system_prompt": "a", "model": "lab:small"},
             {"name": "b", "description": "Does that.", "system_prompt": "b", "todos": true},
             {"name": "c", "description": "Goes on.", "system_prompt": "c", "mode": "fork"}]})));
-        let told: Vec<(String, bool)> =
-            agent.subagents.iter().map(|one| (one.system_prompt.text(), one.todos)).collect();
+        let told: Vec<(String, bool)> = agent
+            .subagents
+            .iter()
+            .map(|one| (one.system_prompt.text(), one.todos))
+            .collect();
         let expected =
             [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)].map(|(text, todos)| (text.to_owned(), todos));
         assert_eq!(told[1..], expected);
         assert!(!agent.todos);
-        let list: Vec<&str> = agent.subagents[1].middleware.iter().map(|policy| policy.name.as_str()).collect();
+        let list: Vec<&str> = agent.subagents[1]
+            .middleware
+            .iter()
+            .map(|policy| policy.name.as_str())
+            .collect();
         assert_eq!(list, ["TodoListMiddleware"]);
     }
 
     #[test]
     fn the_general_purpose_subagent_is_described_told_or_switched_off() {
-        let all = profiles(json!({"lab": {"base_system_prompt": "base", "system_prompt_suffix": "end",
-            "general_purpose_subagent": {"description": "Everything.", "system_prompt": "You do everything."}}}));
+        let all = profiles(
+            json!({"lab": {"base_system_prompt": "base", "system_prompt_suffix": "end",
+            "general_purpose_subagent": {"description": "Everything.", "system_prompt": "You do everything."}}}),
+        );
         let dressed = all.applied(agent(json!({"model": "lab:x", "system_prompt": "own"})));
         let delegates = dressed.delegates();
         assert_eq!(delegates.len(), 1);
-        assert_eq!((delegates[0].name.as_str(), delegates[0].description.as_str()), ("general-purpose", "Everything."));
+        assert_eq!(
+            (delegates[0].name.as_str(), delegates[0].description.as_str()),
+            ("general-purpose", "Everything.")
+        );
         assert_eq!(delegates[0].system_prompt.text(), "You do everything.\n\nend");
         assert_eq!(dressed.general_subagent(), Some("general-purpose"));
 
         let own =
             json!({"model": "lab:x", "general_purpose_subagent": {"system_prompt": "Mine.", "description": "My own."}});
-        assert_eq!(all.applied(agent(own)).delegates()[0].system_prompt.text(), "Mine.\n\nend");
+        assert_eq!(
+            all.applied(agent(own)).delegates()[0].system_prompt.text(),
+            "Mine.\n\nend"
+        );
         let told = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
         let base = profiles(json!({"lab": {"base_system_prompt": "base"}}));
         assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt.text(), "own");
-        assert_eq!(base.applied(agent(json!({"model": "lab:x"}))).delegates()[0].system_prompt.text(), "base");
+        assert_eq!(
+            base.applied(agent(json!({"model": "lab:x"}))).delegates()[0]
+                .system_prompt
+                .text(),
+            "base"
+        );
         let off = profiles(json!({"lab": {"general_purpose_subagent": {"enabled": false}}}));
         assert_eq!(off.applied(agent(json!({"model": "lab:x"}))).delegates(), []);
     }
@@ -324,8 +370,16 @@ mod tests {
         assert_eq!(told("lab", good.clone()), [""; 0]);
         assert_eq!(told("lab:any/model:7b", good), [""; 0]);
         for (key, value, expected) in [
-            ("lob", json!({}), ": `lob` must be a provider or `provider:model-name`; did you mean `lab`?"),
-            ("lab", json!({"excluded_tools": ["lokup"]}), "excluded_tools[0]: there is no tool `lokup`; did you mean"),
+            (
+                "lob",
+                json!({}),
+                ": `lob` must be a provider or `provider:model-name`; did you mean `lab`?",
+            ),
+            (
+                "lab",
+                json!({"excluded_tools": ["lokup"]}),
+                "excluded_tools[0]: there is no tool `lokup`; did you mean",
+            ),
             (
                 "lab",
                 json!({"tool_description_overrides": {"x": "y"}}),
@@ -337,12 +391,27 @@ mod tests {
                 "excluded_middleware[0]: `SubAgentMiddleware` cannot be excluded: it is there while there are subagents; \
                  `general_purpose_subagent.enabled = false` takes one away",
             ),
-            ("lab", json!({"excluded_middleware": ["Nope"]}), "excluded_middleware[0]: there is no policy `Nope`"),
-            ("lab", json!({"extra_middleware": ["Nope"]}), "extra_middleware[0]: there is no policy `Nope`"),
-            ("lab", json!({"base_system_prompt": " "}), "base_system_prompt: must not be blank"),
+            (
+                "lab",
+                json!({"excluded_middleware": ["Nope"]}),
+                "excluded_middleware[0]: there is no policy `Nope`",
+            ),
+            (
+                "lab",
+                json!({"extra_middleware": ["Nope"]}),
+                "extra_middleware[0]: there is no policy `Nope`",
+            ),
+            (
+                "lab",
+                json!({"base_system_prompt": " "}),
+                "base_system_prompt: must not be blank",
+            ),
         ] {
             let told = told(key, value);
-            assert!(told.len() == 1 && told[0].starts_with(expected), "{expected}: {told:#?}");
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
         }
     }
 }

@@ -26,8 +26,15 @@ impl SubagentDefinition {
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Finding::error(field.then("runnable"), message));
         }
-        let senseless = self.making().into_iter().chain([("recursion_limit", self.recursion_limit.is_some())]);
-        findings.extend(wrong(field, senseless, "goes without `runnable` only: the program does everything itself"));
+        let senseless = self
+            .making()
+            .into_iter()
+            .chain([("recursion_limit", self.recursion_limit.is_some())]);
+        findings.extend(wrong(
+            field,
+            senseless,
+            "goes without `runnable` only: the program does everything itself",
+        ));
         findings
     }
 }
@@ -53,7 +60,11 @@ mod tests {
 
     fn findings(subagent: serde_json::Value) -> Vec<String> {
         let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
-        judge("a", body, &around()).findings.iter().map(ToString::to_string).collect()
+        judge("a", body, &around())
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]

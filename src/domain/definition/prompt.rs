@@ -94,7 +94,10 @@ impl From<&str> for SystemPrompt {
 
 impl From<&str> for PromptBlock {
     fn from(text: &str) -> Self {
-        Self { text: text.to_owned(), ..Self::default() }
+        Self {
+            text: text.to_owned(),
+            ..Self::default()
+        }
     }
 }
 
@@ -171,7 +174,10 @@ impl SystemPrompt {
     /// What makes no sense; `field` is where it stands.
     fn check(&self, field: &FieldPath) -> Vec<Finding> {
         let Self::Blocks(blocks) = self else { return vec![] };
-        let blank = blocks.iter().enumerate().filter(|(_, block)| block.text.trim().is_empty());
+        let blank = blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| block.text.trim().is_empty());
         let blank = blank.map(|(at, _)| Finding::error(field.then(at).then("text"), "must not be blank"));
         let mut findings: Vec<Finding> = blank.collect();
         let mut error = |message: String| findings.push(Finding::error(field.clone(), message));
@@ -181,13 +187,20 @@ impl SystemPrompt {
             error("must be a text, or have at least one block".to_owned());
         }
         if blocks.len() > MOST_BLOCKS {
-            error(format!("has {} blocks; at most {MOST_BLOCKS} are allowed", blocks.len()));
+            error(format!(
+                "has {} blocks; at most {MOST_BLOCKS} are allowed",
+                blocks.len()
+            ));
         }
         if size > LARGEST_DEFINITION {
-            error(format!("has {size} bytes of text in its blocks; at most {LARGEST_DEFINITION} are allowed"));
+            error(format!(
+                "has {size} bytes of text in its blocks; at most {LARGEST_DEFINITION} are allowed"
+            ));
         }
         if markers > MOST_MARKERS {
-            error(format!("has `cache_control` on {markers} blocks; at most {MOST_MARKERS} are allowed"));
+            error(format!(
+                "has `cache_control` on {markers} blocks; at most {MOST_MARKERS} are allowed"
+            ));
         }
         findings
     }
@@ -201,8 +214,13 @@ impl AgentDefinition {
         let general = general.map(|own| own.check(&top.then("general_purpose_subagent").then("system_prompt")));
         let subagents = self.subagents.iter().enumerate();
         let of_subagent = |at: usize| FieldPath::of(["subagents"]).then(at).then("system_prompt");
-        let own = self.system_prompt.check(&top.then("system_prompt")).into_iter().chain(general.unwrap_or_default());
-        own.chain(subagents.flat_map(|(at, subagent)| subagent.system_prompt.check(&of_subagent(at)))).collect()
+        let own = self
+            .system_prompt
+            .check(&top.then("system_prompt"))
+            .into_iter()
+            .chain(general.unwrap_or_default());
+        own.chain(subagents.flat_map(|(at, subagent)| subagent.system_prompt.check(&of_subagent(at))))
+            .collect()
     }
 }
 
@@ -242,8 +260,16 @@ mod tests {
 
     fn findings(body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
-        judge("a", body, &around).findings.iter().map(ToString::to_string).collect()
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
+        judge("a", body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     fn told(prompt: Value) -> Vec<String> {
@@ -265,16 +291,30 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_block_is_told_where_it_stands() {
-        let marked = |count: usize| json!(vec![json!({"text": "x", "cache_control": {"type": "ephemeral"}}); count]);
+        let marked = |count: usize| {
+            json!(vec![
+                json!({"text": "x", "cache_control": {"type": "ephemeral"}});
+                count
+            ])
+        };
         let cases = [
             (json!(3), "system_prompt: must be a string or a list of blocks"),
             (json!([]), "system_prompt: must be a string, or have at least one block"),
             (json!([{"text": " "}]), "system_prompt[0].text: must not be blank"),
-            (json!([{"text": "x"}, {"type": "text"}]), "system_prompt[1].text: must not be blank"),
-            (json!([{"type": "image", "text": "x"}]), "system_prompt[0].type: `image` is not allowed"),
+            (
+                json!([{"text": "x"}, {"type": "text"}]),
+                "system_prompt[1].text: must not be blank",
+            ),
+            (
+                json!([{"type": "image", "text": "x"}]),
+                "system_prompt[0].type: `image` is not allowed",
+            ),
             (json!([{"text": 3}]), "system_prompt[0].text: must be a"),
             (json!(["x"]), "system_prompt[0]: must be "),
-            (json!([{"text": "x", "texts": "y"}]), "system_prompt[0].texts: unknown key"),
+            (
+                json!([{"text": "x", "texts": "y"}]),
+                "system_prompt[0].texts: unknown key",
+            ),
             (
                 json!([{"text": "x", "cache_control": {"type": "forever"}}]),
                 "system_prompt[0].cache_control.type: `forever` is not allowed",
@@ -283,12 +323,21 @@ mod tests {
                 json!([{"text": "x", "cache_control": {"type": "ephemeral", "ttl": "2h"}}]),
                 "system_prompt[0].cache_control.ttl: `2h` is not allowed",
             ),
-            (json!(vec![json!({"text": "x"}); 65]), "system_prompt: has 65 blocks; at most 64 are allowed"),
-            (marked(5), "system_prompt: has `cache_control` on 5 blocks; at most 4 are allowed"),
+            (
+                json!(vec![json!({"text": "x"}); 65]),
+                "system_prompt: has 65 blocks; at most 64 are allowed",
+            ),
+            (
+                marked(5),
+                "system_prompt: has `cache_control` on 5 blocks; at most 4 are allowed",
+            ),
         ];
         for (value, expected) in cases {
             let told = told(value);
-            assert!(told.len() == 1 && told[0].starts_with(expected), "{expected}: {told:#?}");
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
         }
         assert_eq!(told(marked(4)), [""; 0]);
     }
@@ -318,7 +367,10 @@ mod tests {
         };
         assert_eq!(added(&text, &text), prompt(json!("a\n\na")));
         assert_eq!(added(&SystemPrompt::default(), &text), text);
-        assert_eq!(added(&text, &blocks), prompt(json!([{"text": "a"}, {"text": "b"}, {"text": "c"}])));
+        assert_eq!(
+            added(&text, &blocks),
+            prompt(json!([{"text": "a"}, {"text": "b"}, {"text": "c"}]))
+        );
         assert_eq!(added(&SystemPrompt::default(), &blocks), blocks);
         assert_eq!(added(&blocks, &text).text(), "b\n\nc\n\na");
         assert_eq!(added(&blocks, &text).parts(), ["b", "c", "a"]);

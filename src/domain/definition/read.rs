@@ -43,7 +43,9 @@ impl Gaps {
     fn source_index(&self, list: &FieldPath, index: usize) -> usize {
         let mut left_out: Vec<usize> = self.0.iter().filter(|(of, _)| of == list).map(|(_, at)| *at).collect();
         left_out.sort_unstable();
-        left_out.into_iter().fold(index, |index, gap| if gap <= index { index + 1 } else { index })
+        left_out
+            .into_iter()
+            .fold(index, |index, gap| if gap <= index { index + 1 } else { index })
     }
 }
 
@@ -58,26 +60,47 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
             LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
         };
         findings.push(Finding::error(place, exceeded.to_string()));
-        return Reading { value: None, findings, gaps };
+        return Reading {
+            value: None,
+            findings,
+            gaps,
+        };
     }
     loop {
         let error = match serde_path_to_error::deserialize(Strict(&value)) {
-            Ok(read) => return Reading { value: Some(read), findings, gaps },
+            Ok(read) => {
+                return Reading {
+                    value: Some(read),
+                    findings,
+                    gaps,
+                };
+            }
             Err(error) => error,
         };
         let place = path_of(error.path());
         let source = gaps.source_of(&place);
-        findings.push(Finding::error(source.clone(), plain_words(&source, &error.inner().to_string())));
+        findings.push(Finding::error(
+            source.clone(),
+            plain_words(&source, &error.inner().to_string()),
+        ));
         if let (Some(list), Some(Segment::Index(at))) = (source.parent(), source.0.last()) {
             gaps.0.push((list, *at));
         }
         if findings.len() == MOST_FINDINGS {
             let message = format!("more may be wrong than these {MOST_FINDINGS} things, which are told first");
             findings.push(Finding::error(FieldPath::default(), message));
-            return Reading { value: None, findings, gaps };
+            return Reading {
+                value: None,
+                findings,
+                gaps,
+            };
         }
         if !take_out(&mut value, &place) {
-            return Reading { value: None, findings, gaps };
+            return Reading {
+                value: None,
+                findings,
+                gaps,
+            };
         }
     }
 }
@@ -160,10 +183,23 @@ mod tests {
     #[test]
     fn a_list_is_no_table() {
         let told = told(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
-        assert_eq!(told, ["inner: must be a table, not a list", "list[1]: must be a table, not a list"]);
+        assert_eq!(
+            told,
+            [
+                "inner: must be a table, not a list",
+                "list[1]: must be a table, not a list"
+            ]
+        );
         let good = read::<Outer>(json!({"inner": {"number": 1}, "list": [{"number": 2}], "word": "x"})).value;
         let inner = |number| Inner { number };
-        assert_eq!(good, Some(Outer { list: vec![inner(2)], inner: Some(inner(1)), word: "x".to_owned() }));
+        assert_eq!(
+            good,
+            Some(Outer {
+                list: vec![inner(2)],
+                inner: Some(inner(1)),
+                word: "x".to_owned()
+            })
+        );
         assert_eq!(read::<Outer>(json!({"inner": null})).value, Some(Outer::default()));
     }
 

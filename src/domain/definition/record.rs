@@ -38,20 +38,28 @@ impl AgentDefinition {
             #[serde(skip_serializing_if = "Enclosed::is_empty")]
             enclosed: &'a Enclosed,
         }
-        let stored = Stored { definition: self, enclosed: &self.enclosed };
+        let stored = Stored {
+            definition: self,
+            enclosed: &self.enclosed,
+        };
         serde_json::to_string(&stored).expect("a definition is made of plain records")
     }
 
     /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
     /// out.
     pub fn from_stored(mut stored: Value) -> Reading<Self> {
-        let enclosed = stored.as_object_mut().and_then(|fields| fields.shift_remove("enclosed"));
+        let enclosed = stored
+            .as_object_mut()
+            .and_then(|fields| fields.shift_remove("enclosed"));
         let mut reading = read::<Self>(stored);
         if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
             let files = read::<Enclosed>(enclosed);
-            reading
-                .findings
-                .extend(files.findings.into_iter().map(|finding| finding.under(&FieldPath::of(["enclosed"]))));
+            reading.findings.extend(
+                files
+                    .findings
+                    .into_iter()
+                    .map(|finding| finding.under(&FieldPath::of(["enclosed"]))),
+            );
             definition.enclosed = Arc::new(files.value.unwrap_or_default());
         }
         reading
@@ -59,7 +67,12 @@ impl AgentDefinition {
 
     /// The name of its content: the SHA-256 of its text in hexadecimal digits.
     pub fn digest(&self) -> Digest {
-        Digest(Sha256::digest(self.text()).iter().map(|byte| format!("{byte:02x}")).collect())
+        Digest(
+            Sha256::digest(self.text())
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        )
     }
 }
 
@@ -116,8 +129,18 @@ pub struct Remark {
 
 impl From<Finding> for Remark {
     fn from(finding: Finding) -> Self {
-        let Finding { field, message, severity } = finding;
-        Self { file: None, position: None, field: field.to_string(), message, severity }
+        let Finding {
+            field,
+            message,
+            severity,
+        } = finding;
+        Self {
+            file: None,
+            position: None,
+            field: field.to_string(),
+            message,
+            severity,
+        }
     }
 }
 
@@ -144,22 +167,44 @@ mod tests {
 
     #[test]
     fn equal_definitions_have_equal_digests_and_others_do_not() {
-        let one = AgentDefinition { model: "scripted:x".to_owned(), ..AgentDefinition::default() };
+        let one = AgentDefinition {
+            model: "scripted:x".to_owned(),
+            ..AgentDefinition::default()
+        };
         let read = AgentDefinition::from_stored(serde_json::from_str(&one.text()).expect("JSON"));
         assert_eq!((read.value.as_ref(), read.findings.len()), (Some(&one), 0));
         let read = read.value.expect("a definition");
         assert_eq!(read.digest(), one.digest());
         assert_eq!(one.digest().0.len(), 64);
-        assert_ne!(AgentDefinition { todos: true, ..one.clone() }.digest(), one.digest());
+        assert_ne!(
+            AgentDefinition {
+                todos: true,
+                ..one.clone()
+            }
+            .digest(),
+            one.digest()
+        );
     }
 
     #[test]
     fn the_files_of_a_definition_are_a_part_of_its_content_and_stored_with_it() {
-        let plain = AgentDefinition { model: "scripted:x".to_owned(), ..AgentDefinition::default() };
+        let plain = AgentDefinition {
+            model: "scripted:x".to_owned(),
+            ..AgentDefinition::default()
+        };
         assert!(!plain.text().contains("enclosed"));
         let mut files = Enclosed::default();
-        files.add("skills/a/SKILL.md", File { content: "A".to_owned(), ..File::default() });
-        let with = AgentDefinition { enclosed: Arc::new(files), ..plain.clone() };
+        files.add(
+            "skills/a/SKILL.md",
+            File {
+                content: "A".to_owned(),
+                ..File::default()
+            },
+        );
+        let with = AgentDefinition {
+            enclosed: Arc::new(files),
+            ..plain.clone()
+        };
         assert_ne!(with.digest(), plain.digest());
         let read = AgentDefinition::from_stored(serde_json::from_str(&with.text()).expect("JSON"));
         assert_eq!((read.value, read.findings.len()), (Some(with), 0));
@@ -169,7 +214,11 @@ mod tests {
     fn a_remark_names_its_place() {
         let remark = Remark::from(Finding::error(FieldPath::of(["tools"]).then(0), "there is no tool `x`"));
         assert_eq!(remark.to_string(), "tools[0]: there is no tool `x`");
-        let placed = Remark { file: Some("a/AGENTS.md".to_owned()), position: Some((2, 1)), ..remark };
+        let placed = Remark {
+            file: Some("a/AGENTS.md".to_owned()),
+            position: Some((2, 1)),
+            ..remark
+        };
         assert_eq!(placed.to_string(), "a/AGENTS.md:2:1: tools[0]: there is no tool `x`");
     }
 }

@@ -57,9 +57,11 @@ impl SkillSource {
     pub fn label(&self) -> String {
         match self {
             Self::Labelled(labelled) => labelled.label.clone(),
-            Self::Path(path) => {
-                path.split('/').rfind(|part| !part.is_empty() && *part != ".").unwrap_or("skills").to_owned()
-            }
+            Self::Path(path) => path
+                .split('/')
+                .rfind(|part| !part.is_empty() && *part != ".")
+                .unwrap_or("skills")
+                .to_owned(),
         }
     }
 }
@@ -123,7 +125,11 @@ impl AgentDefinition {
         all.extend(policy::named(&general, &self.general_purpose_subagent.middleware));
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
-            all.extend(of_fields(&field, (&subagent.skills, &subagent.skill_tools), &subagent.memory));
+            all.extend(of_fields(
+                &field,
+                (&subagent.skills, &subagent.skill_tools),
+                &subagent.memory,
+            ));
             all.extend(policy::named(&field.then("middleware"), &subagent.middleware));
         }
         all
@@ -140,7 +146,9 @@ fn of_fields(field: &FieldPath, (skills, tools): (&[SkillSource], &[String]), me
 pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Finding> {
     let mut findings = check_paths(field, sources.iter().map(SkillSource::path));
     for (at, source) in sources.iter().enumerate() {
-        let SkillSource::Labelled(LabelledSource { label, .. }) = source else { continue };
+        let SkillSource::Labelled(LabelledSource { label, .. }) = source else {
+            continue;
+        };
         if label.trim().is_empty() || label.chars().count() > LONGEST_LABEL || label.chars().any(char::is_control) {
             let message = format!("must be a line of 1 to {LONGEST_LABEL} characters");
             findings.push(Finding::error(field.then(at).then("label"), message));
@@ -153,8 +161,10 @@ pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Fi
 pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Finding> {
     let mut findings = vec![];
     if paths.len() > MOST {
-        findings
-            .push(Finding::error(field.clone(), format!("has {} entries; at most {MOST} are allowed", paths.len())));
+        findings.push(Finding::error(
+            field.clone(),
+            format!("has {} entries; at most {MOST} are allowed", paths.len()),
+        ));
     }
     let mut seen = BTreeSet::new();
     for (at, path) in paths.enumerate() {
@@ -181,7 +191,9 @@ pub fn source_problem(path: &str) -> Option<String> {
         Err(why) => return Some(format!("`{path}` is not allowed: {why}")),
     };
     if is_relative(path) && clean == "/" {
-        return Some(format!("`{path}` must name something within the folder of the definition"));
+        return Some(format!(
+            "`{path}` must name something within the folder of the definition"
+        ));
     }
     let reserved = !is_relative(path) && (clean == FOLDER || below(&clean, FOLDER).is_some());
     reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
@@ -189,7 +201,10 @@ pub fn source_problem(path: &str) -> Option<String> {
 
 /// What a definition names that lies on the server's disk, which a client's definition may not; nor may it bring servers.
 pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
-    let on_disk = agent.named().into_iter().filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
+    let on_disk = agent
+        .named()
+        .into_iter()
+        .filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
     let told = on_disk.map(|Named { field, path, .. }| {
         let message = format!(
             "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
@@ -198,7 +213,11 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
         Finding::error(field, message)
     });
     let message = "is for definitions in files; one that comes over HTTP names servers of the configuration in `tools`";
-    let servers = agent.clone().servers_mut().map(|(field, _)| Finding::error(field, message)).collect::<Vec<_>>();
+    let servers = agent
+        .clone()
+        .servers_mut()
+        .map(|(field, _)| Finding::error(field, message))
+        .collect::<Vec<_>>();
     told.chain(servers).collect()
 }
 
@@ -222,19 +241,37 @@ mod tests {
 
     #[test]
     fn paths_that_lead_out_or_mean_nothing_are_refused() {
-        for path in ["", " ", "../x", "a/../../b", "~/skills", "C:\\skills", ".", "/.agent", "/.agent/x"] {
+        for path in [
+            "",
+            " ",
+            "../x",
+            "a/../../b",
+            "~/skills",
+            "C:\\skills",
+            ".",
+            "/.agent",
+            "/.agent/x",
+        ] {
             let findings = check_skills(&FieldPath::of(["skills"]), &[SkillSource::Path(path.to_owned())]);
             assert_eq!(findings.len(), 1, "{path}: {findings:?}");
             assert_eq!(findings[0].field.to_string(), "skills[0]");
         }
         let unlabelled = sources(json!([{"path": "/a"}]));
-        assert_eq!(check_skills(&FieldPath::of(["skills"]), &unlabelled)[0].field.to_string(), "skills[0].label");
+        assert_eq!(
+            check_skills(&FieldPath::of(["skills"]), &unlabelled)[0]
+                .field
+                .to_string(),
+            "skills[0].label"
+        );
     }
 
     #[test]
     fn too_many_sources_are_refused_and_twins_told() {
         let many: Vec<String> = (0..=MOST).map(|at| format!("/s{at}")).collect();
-        assert_eq!(check_paths(&FieldPath::of(["memory"]), many.iter().map(String::as_str)).len(), 1);
+        assert_eq!(
+            check_paths(&FieldPath::of(["memory"]), many.iter().map(String::as_str)).len(),
+            1
+        );
         let twins = check_paths(&FieldPath::of(["memory"]), ["/a/", "/a"].into_iter());
         assert!(twins[0].message.contains("twice"));
     }

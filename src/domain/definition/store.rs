@@ -35,7 +35,10 @@ pub struct StoreReach {
 
 impl Default for StoreReach {
     fn default() -> Self {
-        Self { namespace: vec!["memories".to_owned(), "{assistant_id}".to_owned()], read_only: false }
+        Self {
+            namespace: vec!["memories".to_owned(), "{assistant_id}".to_owned()],
+            read_only: false,
+        }
     }
 }
 

@@ -16,7 +16,10 @@ fn refused(input: Value) -> String {
 #[test]
 fn a_text_is_a_humans_message() {
     assert_eq!(messages(json!("hello")), vec![Message::human("hello")]);
-    assert_eq!(messages(json!(["a", "b"])), vec![Message::human("a"), Message::human("b")]);
+    assert_eq!(
+        messages(json!(["a", "b"])),
+        vec![Message::human("a"), Message::human("b")]
+    );
 }
 
 #[test]
@@ -34,8 +37,11 @@ fn a_pair_names_the_role_first() {
 
 #[test]
 fn every_spelling_of_a_role_is_known() {
-    let of =
-        |role: &str| messages(json!([{"role": role, "content": "x", "tool_call_id": "c", "id": "i"}]))[0].role.clone();
+    let of = |role: &str| {
+        messages(json!([{"role": role, "content": "x", "tool_call_id": "c", "id": "i"}]))[0]
+            .role
+            .clone()
+    };
     assert_eq!(of("user"), Role::Human);
     assert_eq!(of("human"), Role::Human);
     assert!(matches!(of("assistant"), Role::Ai { .. }));
@@ -49,7 +55,10 @@ fn every_spelling_of_a_role_is_known() {
 
 #[test]
 fn type_is_another_name_of_role() {
-    assert_eq!(messages(json!([{"type": "human", "content": "x"}])), vec![Message::human("x")]);
+    assert_eq!(
+        messages(json!([{"type": "human", "content": "x"}])),
+        vec![Message::human("x")]
+    );
 }
 
 #[test]
@@ -146,8 +155,11 @@ fn any_json() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(4, 32, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::vec(("(messages|files|role|type|content|id|tool_calls|[a-z]{1,3})", inner), 0..5)
-                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            prop::collection::vec(
+                ("(messages|files|role|type|content|id|tool_calls|[a-z]{1,3})", inner),
+                0..5
+            )
+            .prop_map(|fields| Value::Object(fields.into_iter().collect())),
         ]
     })
 }
@@ -165,7 +177,11 @@ fn skills_are_taken_away_or_pinned_by_name_and_never_given() {
     let update = read_input(&json!({"skills_metadata": null, "pinned_skills": ["a"]})).expect("the input is good");
     assert_eq!(
         update.fields,
-        [("pinned_skills".to_owned(), json!(["a"])), ("skills_metadata".to_owned(), Value::Null)].into()
+        [
+            ("pinned_skills".to_owned(), json!(["a"])),
+            ("skills_metadata".to_owned(), Value::Null)
+        ]
+        .into()
     );
     let given =
         read_input(&json!({"skills_metadata": [{"name": "x"}], "skills_load_errors": []})).expect("it is ignored");

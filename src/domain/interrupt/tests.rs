@@ -30,9 +30,21 @@ fn one_allowed_decision_for_each_call_is_a_valid_answer() {
 fn what_is_wrong_with_an_answer_is_said_with_its_place() {
     let table = [
         (json!("approve"), "resume", "must be an object"),
-        (json!({"decisions": [{"type": "approve"}]}), "resume.decisions", "has 1 decisions, but 2 calls wait"),
-        (json!({"decisions": [{"type": "approve"}, {"type": "edit"}]}), "resume.decisions[1].type", "is \"edit\""),
-        (json!({"decisions": [{}, {"type": "approve"}]}), "resume.decisions[0].type", "is null"),
+        (
+            json!({"decisions": [{"type": "approve"}]}),
+            "resume.decisions",
+            "has 1 decisions, but 2 calls wait",
+        ),
+        (
+            json!({"decisions": [{"type": "approve"}, {"type": "edit"}]}),
+            "resume.decisions[1].type",
+            "is \"edit\"",
+        ),
+        (
+            json!({"decisions": [{}, {"type": "approve"}]}),
+            "resume.decisions[0].type",
+            "is null",
+        ),
         (
             json!({"decisions": [{"type": "approve"}, {"type": "reject", "message": 1}]}),
             "resume.decisions.1.message",
@@ -48,11 +60,22 @@ fn what_is_wrong_with_an_answer_is_said_with_its_place() {
 
 #[test]
 fn a_plain_question_takes_what_its_schema_takes() {
-    let question = Question { kind: QuestionKind::Question, schema: json!({"type": "integer"}), ..approval() };
+    let question = Question {
+        kind: QuestionKind::Question,
+        schema: json!({"type": "integer"}),
+        ..approval()
+    };
     assert_eq!(question.check(&json!(1)), Ok(()));
     assert_eq!(question.check(&json!("one")).unwrap_err().field, "resume");
-    let unreadable = Question { schema: json!({"type": "nonsense"}), ..question };
-    assert_eq!(unreadable.check(&json!("one")), Ok(()), "a schema that is none refuses nothing");
+    let unreadable = Question {
+        schema: json!({"type": "nonsense"}),
+        ..question
+    };
+    assert_eq!(
+        unreadable.check(&json!("one")),
+        Ok(()),
+        "a schema that is none refuses nothing"
+    );
 }
 
 #[test]
@@ -64,12 +87,17 @@ fn decisions_are_read_as_clients_write_them() {
         {"type": "respond", "message": "m"},
     ]});
     let read: Decisions = serde_json::from_value(words).unwrap();
-    let action = Action { name: "a".to_owned(), args: Map::from_iter([("x".to_owned(), json!(1))]) };
+    let action = Action {
+        name: "a".to_owned(),
+        args: Map::from_iter([("x".to_owned(), json!(1))]),
+    };
     let expected = [
         Decision::Approve,
         Decision::Edit { edited_action: action },
         Decision::Reject { message: None },
-        Decision::Respond { message: "m".to_owned() },
+        Decision::Respond {
+            message: "m".to_owned(),
+        },
     ];
     assert_eq!(read.decisions, expected);
 }

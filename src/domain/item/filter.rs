@@ -70,7 +70,11 @@ impl Filter {
     /// # Errors
     /// Names the field that cannot be compared so.
     pub fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, Invalid> {
-        let mut reader = Reader { name, values: 0, conditions: vec![] };
+        let mut reader = Reader {
+            name,
+            values: 0,
+            conditions: vec![],
+        };
         reader.fields(&[], fields)?;
         Ok(Self(reader.conditions))
     }
@@ -89,7 +93,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn wrong(&self, path: &[String], reason: impl Into<String>) -> Invalid {
-        let field = std::iter::once(self.name).chain(path.iter().map(String::as_str)).collect::<Vec<_>>().join(".");
+        let field = std::iter::once(self.name)
+            .chain(path.iter().map(String::as_str))
+            .collect::<Vec<_>>()
+            .join(".");
         Invalid::new(field, reason)
     }
 
@@ -112,7 +119,9 @@ impl Reader<'_> {
     }
 
     fn field(&mut self, path: Vec<String>, value: &Value) -> Result<(), Invalid> {
-        let Value::Object(inner) = value else { return self.condition(path, Test::Eq, value) };
+        let Value::Object(inner) = value else {
+            return self.condition(path, Test::Eq, value);
+        };
         if inner.is_empty() {
             return self.condition(path, Test::Eq, value);
         }
@@ -122,7 +131,10 @@ impl Reader<'_> {
         for (word, operand) in inner {
             let Some(test) = Test::of_word(word) else {
                 let all = Test::ALL.map(|(name, _)| name).join(", ");
-                return Err(self.wrong(&path, format!("has `{word}` among operators, but there are only: {all}")));
+                return Err(self.wrong(
+                    &path,
+                    format!("has `{word}` among operators, but there are only: {all}"),
+                ));
             };
             self.condition(path.clone(), test, operand)?;
         }
@@ -137,7 +149,11 @@ impl Reader<'_> {
             return Err(self.wrong(&path, "contains the character U+0000, which no item has"));
         }
         self.count(&path, operand, DEEPEST)?;
-        self.conditions.push(Condition { path, test, operand: operand.clone() });
+        self.conditions.push(Condition {
+            path,
+            test,
+            operand: operand.clone(),
+        });
         Ok(())
     }
 
@@ -145,7 +161,10 @@ impl Reader<'_> {
     fn count(&mut self, path: &[String], operand: &Value, deepest: usize) -> Result<(), Invalid> {
         self.values += 1;
         if self.values > MOST_VALUES {
-            return Err(Invalid::new(self.name, format!("mentions more than {MOST_VALUES} values")));
+            return Err(Invalid::new(
+                self.name,
+                format!("mentions more than {MOST_VALUES} values"),
+            ));
         }
         let is_long = |text: &str| text.len() > LONGEST_TEXT;
         let too_long = match operand {
@@ -164,7 +183,9 @@ impl Reader<'_> {
         if deepest == 0 {
             return Err(self.wrong(path, format!("has a value that nests deeper than {DEEPEST}")));
         }
-        inner.into_iter().try_for_each(|value| self.count(path, value, deepest - 1))
+        inner
+            .into_iter()
+            .try_for_each(|value| self.count(path, value, deepest - 1))
     }
 }
 
@@ -192,7 +213,12 @@ mod tests {
             ("c/e", Test::Eq, json!([1])),
             ("f", Test::Eq, json!({})),
         ];
-        assert_eq!(read(filter), Ok(expected.map(|(path, test, value)| (path.to_owned(), test, value)).to_vec()));
+        assert_eq!(
+            read(filter),
+            Ok(expected
+                .map(|(path, test, value)| (path.to_owned(), test, value))
+                .to_vec())
+        );
     }
 
     #[test]
@@ -202,7 +228,10 @@ mod tests {
             (json!({"$or": []}), "filter.$or: is an operator where"),
             (json!({"a": {"$in": [1]}}), "filter.a: has `$in` among operators"),
             (json!({"a": {"$gt": 1, "b": 2}}), "filter.a: has `b` among operators"),
-            (json!({"a": {"b": {"$gt": [1]}}}), "filter.a.b: can be greater or less than"),
+            (
+                json!({"a": {"b": {"$gt": [1]}}}),
+                "filter.a.b: can be greater or less than",
+            ),
             (json!({"a": "\0"}), "filter.a: contains the character U+0000"),
             (json!({"a": vec![0; 101]}), "filter: mentions more than 100 values"),
             (json!({"a": "x".repeat(5000)}), "filter.a: has a text of more than"),

@@ -55,7 +55,11 @@ impl NamespaceTemplate {
         if let Err(Invalid { reason, .. }) = Namespace::prefix("", vec!["x".to_owned(); labels.len()]) {
             wrong.push((None, reason));
         }
-        if wrong.is_empty() { Ok(Self(template)) } else { Err(wrong) }
+        if wrong.is_empty() {
+            Ok(Self(template))
+        } else {
+            Err(wrong)
+        }
     }
 
     /// The namespace, with what `known` says in the gaps. A period or a percent sign in what is filled in is written as
@@ -89,7 +93,10 @@ fn pieces(label: &str) -> Result<Vec<Piece>, String> {
     let (mut pieces, mut rest) = (vec![], label);
     while let Some((text, open)) = rest.split_once('{') {
         let (name, after) = open.split_once('}').ok_or_else(wrong)?;
-        let is_name = !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || "_-".contains(letter));
+        let is_name = !name.is_empty()
+            && name
+                .chars()
+                .all(|letter| letter.is_alphanumeric() || "_-".contains(letter));
         if !is_name || text.contains('}') {
             return Err(wrong());
         }
@@ -112,13 +119,21 @@ mod tests {
         let labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
         let template = NamespaceTemplate::read(&labels).map_err(|wrong| format!("{wrong:?}"))?;
         let namespace = template.fill(|name| (name == "user").then(|| user.to_owned()));
-        namespace.map(|namespace| namespace.labels().to_vec()).map_err(|unfilled| unfilled.to_string())
+        namespace
+            .map(|namespace| namespace.labels().to_vec())
+            .map_err(|unfilled| unfilled.to_string())
     }
 
     #[test]
     fn what_is_filled_in_stays_one_label() {
-        assert_eq!(filled(&["memories", "u-{user}-{user}"], "al"), Ok(vec!["memories".into(), "u-al-al".into()]));
-        assert_eq!(filled(&["m", "{user}"], "al@x.org").map(|labels| labels[1].clone()), Ok("al@x%2Eorg".to_owned()));
+        assert_eq!(
+            filled(&["memories", "u-{user}-{user}"], "al"),
+            Ok(vec!["memories".into(), "u-al-al".into()])
+        );
+        assert_eq!(
+            filled(&["m", "{user}"], "al@x.org").map(|labels| labels[1].clone()),
+            Ok("al@x%2Eorg".to_owned())
+        );
         assert_eq!(
             filled(&["m", "{user}"], "al@x%2Eorg").map(|labels| labels[1].clone()),
             Ok("al@x%252Eorg".to_owned())
@@ -127,16 +142,31 @@ mod tests {
 
     #[test]
     fn a_gap_that_nothing_fills_is_named() {
-        assert_eq!(filled(&["{team}"], "al"), Err("the context of the run says nothing of `team`".to_owned()));
-        assert_eq!(filled(&["{user}"], ""), Err("the context of the run says nothing of `user`".to_owned()));
+        assert_eq!(
+            filled(&["{team}"], "al"),
+            Err("the context of the run says nothing of `team`".to_owned())
+        );
+        assert_eq!(
+            filled(&["{user}"], ""),
+            Err("the context of the run says nothing of `user`".to_owned())
+        );
         assert!(filled(&["{user}"], "langgraph").is_err_and(|text| text.starts_with("Root label")));
     }
 
     #[test]
     fn what_is_no_template_is_refused() {
-        for wrong in
-            [&[][..], &["a.b"], &[""], &["{"], &["}"], &["{a b}"], &["{}"], &["a}{b}"], &["langgraph"], &["x"; 40]]
-        {
+        for wrong in [
+            &[][..],
+            &["a.b"],
+            &[""],
+            &["{"],
+            &["}"],
+            &["{a b}"],
+            &["{}"],
+            &["a}{b}"],
+            &["langgraph"],
+            &["x"; 40],
+        ] {
             assert!(filled(wrong, "al").is_err(), "{wrong:?}");
         }
     }

@@ -49,9 +49,15 @@ impl TextPath {
             }
             steps.push(Step::Field(name.to_owned()));
             while !brackets.is_empty() {
-                let (inside, rest) =
-                    brackets.strip_prefix('[').and_then(|open| open.split_once(']')).ok_or_else(wrong)?;
-                let step = if inside == "*" { Step::Each } else { Step::At(inside.parse().map_err(|_| wrong())?) };
+                let (inside, rest) = brackets
+                    .strip_prefix('[')
+                    .and_then(|open| open.split_once(']'))
+                    .ok_or_else(wrong)?;
+                let step = if inside == "*" {
+                    Step::Each
+                } else {
+                    Step::At(inside.parse().map_err(|_| wrong())?)
+                };
                 steps.push(step);
                 brackets = rest;
             }
@@ -168,15 +174,30 @@ mod tests {
     }
 
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(place, text)| ((*place).to_owned(), (*text).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(place, text)| ((*place).to_owned(), (*text).to_owned()))
+            .collect()
     }
 
     #[test]
     fn a_path_leads_to_texts_and_their_places() {
-        assert_eq!(places(&["title", "$.by.name", "n"]), pairs(&[("by.name", "al"), ("n", "7"), ("title", "Fish")]));
-        assert_eq!(places(&["notes[*].text"]), pairs(&[("notes[0].text", "one"), ("notes[1].text", "two")]));
-        assert_eq!(places(&["tags[-1]", "tags[1]", "tags[5]", "tags[-9]"]), pairs(&[("tags[1]", "b")]));
-        assert_eq!(places(&["by", "tags"]), pairs(&[("by", r#"{"name":"al"}"#), ("tags", r#"["a","b"]"#)]));
+        assert_eq!(
+            places(&["title", "$.by.name", "n"]),
+            pairs(&[("by.name", "al"), ("n", "7"), ("title", "Fish")])
+        );
+        assert_eq!(
+            places(&["notes[*].text"]),
+            pairs(&[("notes[0].text", "one"), ("notes[1].text", "two")])
+        );
+        assert_eq!(
+            places(&["tags[-1]", "tags[1]", "tags[5]", "tags[-9]"]),
+            pairs(&[("tags[1]", "b")])
+        );
+        assert_eq!(
+            places(&["by", "tags"]),
+            pairs(&[("by", r#"{"name":"al"}"#), ("tags", r#"["a","b"]"#)])
+        );
         assert_eq!(places(&["none", "blank", "nowhere", "title.x", "by[0]"]), []);
         let whole = places(&["$"]);
         assert!(whole[0].0 == "$" && whole[0].1.contains("Fish"), "{whole:?}");
@@ -184,7 +205,19 @@ mod tests {
 
     #[test]
     fn what_is_no_path_is_refused() {
-        for wrong in ["", ".", "a.", ".a", "$a", "a[", "a[x]", "a[0", "a[0]b", "[0]", &"a".repeat(300)] {
+        for wrong in [
+            "",
+            ".",
+            "a.",
+            ".a",
+            "$a",
+            "a[",
+            "a[x]",
+            "a[0",
+            "a[0]b",
+            "[0]",
+            &"a".repeat(300),
+        ] {
             assert!(TextPath::read(wrong).is_err(), "{wrong}");
         }
         for path in ["$", "a.b[0][*].c", "a[-1]"] {

@@ -56,7 +56,13 @@ mod tests {
         let call = ToolCall::new(id, "task", Map::new());
         let mut update = Update::messages([Message::tool(&call, ToolStatus::Success, "done")]);
         update.fields.insert(field.to_owned(), json!([id]));
-        update.rules.insert(field.to_owned(), FieldRule { merge, visibility: Visibility::Public });
+        update.rules.insert(
+            field.to_owned(),
+            FieldRule {
+                merge,
+                visibility: Visibility::Public,
+            },
+        );
         update
     }
 
@@ -67,8 +73,11 @@ mod tests {
 
     #[test]
     fn the_later_of_two_writes_to_one_field_says_so() {
-        let said =
-            texts(vec![result("a", "x", Merge::Last), result("b", "y", Merge::Last), result("c", "x", Merge::Last)]);
+        let said = texts(vec![
+            result("a", "x", Merge::Last),
+            result("b", "y", Merge::Last),
+            result("c", "x", Merge::Last),
+        ]);
         assert_eq!(said[..2], ["done", "done"]);
         assert_eq!(
             said[2],
@@ -78,6 +87,9 @@ mod tests {
 
     #[test]
     fn writes_that_are_added_up_do_not_clash() {
-        assert_eq!(texts(vec![result("a", "x", Merge::Append), result("b", "x", Merge::Append)]), ["done", "done"]);
+        assert_eq!(
+            texts(vec![result("a", "x", Merge::Append), result("b", "x", Merge::Append)]),
+            ["done", "done"]
+        );
     }
 }

@@ -14,7 +14,13 @@ impl Machine {
         self.position.asked.clear();
         for (question, number) in questions.into_iter().zip(self.position.questions..) {
             let (id, asker) = (InterruptId::of_task(task, number), Asker::Hook(MODEL.to_owned()));
-            self.position.asked.push(Interrupt { id, task, asker, question, answer: None });
+            self.position.asked.push(Interrupt {
+                id,
+                task,
+                asker,
+                question,
+                answer: None,
+            });
             self.position.questions = number + 1;
         }
         self.position.asked.clone()

@@ -12,8 +12,12 @@ use crate::domain::message::ToolCall;
 impl Machine {
     /// Whether a call of the step under way is the work of `child`, and not answered.
     pub fn waits_for(&self, child: RunId) -> bool {
-        let Phase::Tools { calls } = &self.position.phase else { return false };
-        calls.iter().any(|call| matches!(call.fate, Fate::Delegated { child: of, .. } if of == child))
+        let Phase::Tools { calls } = &self.position.phase else {
+            return false;
+        };
+        calls
+            .iter()
+            .any(|call| matches!(call.fate, Fate::Delegated { child: of, .. } if of == child))
     }
 
     /// Writes `update` from outside the loop, as if `node` had written it.
@@ -62,7 +66,10 @@ impl Machine {
             }
             Destination::Hook(moment, next) => {
                 self.forget_questions();
-                self.position.phase = Phase::Hooks { moment: *moment, next: *next };
+                self.position.phase = Phase::Hooks {
+                    moment: *moment,
+                    next: *next,
+                };
             }
             Destination::Tools { own, sent } => self.go_to_tools(plan, *own, sent),
             Destination::End => {
@@ -73,7 +80,9 @@ impl Machine {
     }
 
     fn go_to_tools(&mut self, plan: &Plan, own: bool, sent: &[ToolCall]) {
-        self.position.asked.retain(|asked| own && matches!(asked.asker, Asker::Call(_)));
+        self.position
+            .asked
+            .retain(|asked| own && matches!(asked.asker, Asker::Call(_)));
         let before = std::mem::take(&mut self.position.phase);
         if own {
             self.arrive_at_tools(plan);
@@ -100,6 +109,13 @@ impl Machine {
 
 /// A call that a client brings: it says itself what runs, as no answer of the model does.
 fn sent_call(call: &ToolCall) -> Call {
-    let action = Action { name: call.name.clone(), args: call.args.clone() };
-    Call { id: call.id.clone(), edited: Some(action), fate: Fate::Ready }
+    let action = Action {
+        name: call.name.clone(),
+        args: call.args.clone(),
+    };
+    Call {
+        id: call.id.clone(),
+        edited: Some(action),
+        fate: Fate::Ready,
+    }
 }

@@ -74,7 +74,19 @@ impl Plan {
 
     /// The moment and the index of the hook of this name.
     pub fn find(&self, name: &str) -> Option<(Moment, usize)> {
-        let at = |moment| self.hooks(moment).iter().position(|hook| hook == name).map(|at| (moment, at));
-        [Moment::BeforeAgent, Moment::BeforeModel, Moment::AfterModel, Moment::AfterAgent].into_iter().find_map(at)
+        let at = |moment| {
+            self.hooks(moment)
+                .iter()
+                .position(|hook| hook == name)
+                .map(|at| (moment, at))
+        };
+        [
+            Moment::BeforeAgent,
+            Moment::BeforeModel,
+            Moment::AfterModel,
+            Moment::AfterAgent,
+        ]
+        .into_iter()
+        .find_map(at)
     }
 }

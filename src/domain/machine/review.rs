@@ -14,12 +14,17 @@ use crate::domain::message::ToolCall;
 impl Machine {
     /// Notes that a human has approved these calls, as they are.
     pub fn mark_reviewed(&mut self, calls: &[ToolCall]) {
-        self.position.reviewed.extend(calls.iter().map(|call| (call.id.clone(), digest(call))));
+        self.position
+            .reviewed
+            .extend(calls.iter().map(|call| (call.id.clone(), digest(call))));
     }
 
     /// Whether a human has approved just this call.
     pub fn is_reviewed(&self, call: &ToolCall) -> bool {
-        self.position.reviewed.get(&call.id).is_some_and(|reviewed| *reviewed == digest(call))
+        self.position
+            .reviewed
+            .get(&call.id)
+            .is_some_and(|reviewed| *reviewed == digest(call))
     }
 
     /// Takes the answer to the question whether the call may be made, if there is one and `question` is what was asked: a
@@ -51,7 +56,9 @@ impl Position {
         self.asked.clear();
         self.reviewed.clear();
         if let Phase::Tools { calls } = &mut self.phase {
-            let begun = calls.iter_mut().filter(|call| matches!(call.fate, Fate::Asking | Fate::Started));
+            let begun = calls
+                .iter_mut()
+                .filter(|call| matches!(call.fate, Fate::Asking | Fate::Started));
             begun.for_each(|call| call.fate = Fate::Ready);
         }
         self

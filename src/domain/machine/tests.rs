@@ -10,7 +10,10 @@ use crate::domain::message::{InvalidToolCall, Role, ToolStatus};
 mod outside;
 
 fn names(moment: Moment, policies: [&str; 2]) -> Vec<String> {
-    policies.iter().map(|policy| format!("{policy}.{}", moment.word())).collect()
+    policies
+        .iter()
+        .map(|policy| format!("{policy}.{}", moment.word()))
+        .collect()
 }
 
 /// Two policies with a hook at every moment.
@@ -26,7 +29,10 @@ fn plan() -> Plan {
 }
 
 fn bare_plan() -> Plan {
-    Plan { step_limit: 100, ..Plan::default() }
+    Plan {
+        step_limit: 100,
+        ..Plan::default()
+    }
 }
 
 fn hooks(moment: Moment, next: usize) -> Phase {
@@ -43,7 +49,14 @@ fn tool_call(id: &str) -> ToolCall {
 
 fn calling(ids: &[&str]) -> Message {
     let tool_calls = ids.iter().map(|id| tool_call(id)).collect();
-    Message::new(Role::Ai { tool_calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+    Message::new(
+        Role::Ai {
+            tool_calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        },
+        "",
+    )
 }
 
 fn unreadable(call: Option<&str>) -> Message {
@@ -54,16 +67,31 @@ fn unreadable(call: Option<&str>) -> Message {
         error: Some("EOF".to_owned()),
         kind: "invalid_tool_call".to_owned(),
     };
-    Message::new(Role::Ai { tool_calls: vec![], invalid_tool_calls: vec![broken], usage_metadata: None }, "")
+    Message::new(
+        Role::Ai {
+            tool_calls: vec![],
+            invalid_tool_calls: vec![broken],
+            usage_metadata: None,
+        },
+        "",
+    )
 }
 
 fn answered(call: &str) -> Fate {
-    Fate::Answered(Box::new(Answer::message(Message::tool(&tool_call(call), ToolStatus::Success, call))))
+    Fate::Answered(Box::new(Answer::message(Message::tool(
+        &tool_call(call),
+        ToolStatus::Success,
+        call,
+    ))))
 }
 
 /// A machine that stands at `phase`, after these messages.
 fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machine {
-    let mut machine = Machine { head: Some(id()), step: Some(3), ..Machine::default() };
+    let mut machine = Machine {
+        head: Some(id()),
+        step: Some(3),
+        ..Machine::default()
+    };
     machine.state.apply(&Update::messages(messages));
     machine.position.phase = phase;
     machine
@@ -77,12 +105,21 @@ fn in_tools(ids: &[&str]) -> Machine {
 }
 
 fn question() -> Question {
-    Question { kind: QuestionKind::Question, value: json!("well?"), schema: json!({}), calls: vec![], passed_on: None }
+    Question {
+        kind: QuestionKind::Question,
+        value: json!("well?"),
+        schema: json!({}),
+        calls: vec![],
+        passed_on: None,
+    }
 }
 
 fn reloaded(machine: &Machine) -> Machine {
     let stored = serde_json::to_string(&machine.position).unwrap();
-    Machine { position: serde_json::from_str(&stored).unwrap(), ..machine.clone() }
+    Machine {
+        position: serde_json::from_str(&stored).unwrap(),
+        ..machine.clone()
+    }
 }
 
 #[test]
@@ -99,7 +136,9 @@ fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
         (hooks(AfterAgent, 1), Phase::Ended),
     ];
     for (phase, expected) in table {
-        let Phase::Hooks { moment, next } = phase else { panic!("a row without a hook") };
+        let Phase::Hooks { moment, next } = phase else {
+            panic!("a row without a hook")
+        };
         let mut machine = standing(phase.clone(), [Message::ai("done")]);
         assert_eq!(machine.next(&plan()), Step::RunHook(moment, next));
         assert_eq!(
@@ -123,17 +162,30 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
     assert_eq!(asked.next(&plan()), Step::RunCalls(vec![0, 1]));
     let mut done = standing(Phase::Model, [Message::human("hi")]);
     done.model_done(&bare_plan(), Message::ai("done"), Update::none(), id());
-    assert_eq!((done.next(&bare_plan()), done.position.phase), (Step::End, Phase::Ended));
+    assert_eq!(
+        (done.next(&bare_plan()), done.position.phase),
+        (Step::End, Phase::Ended)
+    );
 }
 
 #[test]
 fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_again() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_fate(1, answered("b"));
-    assert_eq!(machine.tools_done(&plan(), id()), None, "not before the last is answered");
+    assert_eq!(
+        machine.tools_done(&plan(), id()),
+        None,
+        "not before the last is answered"
+    );
     machine.set_fate(0, answered("a"));
-    let Some(entry) = machine.tools_done(&plan(), id()) else { panic!("no step") };
-    let written: Vec<_> = entry.writes.iter().map(|update| update.messages[0].answers().unwrap().to_owned()).collect();
+    let Some(entry) = machine.tools_done(&plan(), id()) else {
+        panic!("no step")
+    };
+    let written: Vec<_> = entry
+        .writes
+        .iter()
+        .map(|update| update.messages[0].answers().unwrap().to_owned())
+        .collect();
     assert_eq!(written, ["a", "b"]);
     assert_eq!(machine.position.phase, hooks(Moment::BeforeModel, 0));
 }
@@ -141,7 +193,10 @@ fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_a
 #[test]
 fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
     let mut machine = in_tools(&["a", "b"]);
-    let last = Answer { ends: true, ..Answer::message(Message::tool(&tool_call("a"), ToolStatus::Success, "")) };
+    let last = Answer {
+        ends: true,
+        ..Answer::message(Message::tool(&tool_call("a"), ToolStatus::Success, ""))
+    };
     machine.set_fate(0, Fate::Answered(Box::new(last)));
     machine.set_fate(1, answered("b"));
     assert!(machine.tools_done(&plan(), id()).is_some());
@@ -152,14 +207,26 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
 fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
     use Moment::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
     for moment in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
-        let end = if moment == AfterAgent { Phase::Ended } else { hooks(AfterAgent, 0) };
-        let table = [(Jump::Model, Some(hooks(BeforeModel, 0))), (Jump::Tools, None), (Jump::End, Some(end))];
+        let end = if moment == AfterAgent {
+            Phase::Ended
+        } else {
+            hooks(AfterAgent, 0)
+        };
+        let table = [
+            (Jump::Model, Some(hooks(BeforeModel, 0))),
+            (Jump::Tools, None),
+            (Jump::End, Some(end)),
+        ];
         for (jump, expected) in table {
             let mut machine = standing(hooks(moment, 0), [calling(&["a"])]);
             machine.hook_done(&plan(), Update::none(), Some(jump), id());
             match expected {
                 Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {moment:?}"),
-                None => assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]), "{jump:?} from {moment:?}"),
+                None => assert_eq!(
+                    machine.next(&plan()),
+                    Step::RunCalls(vec![0]),
+                    "{jump:?} from {moment:?}"
+                ),
             }
         }
     }
@@ -183,7 +250,9 @@ fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
 #[test]
 fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
     let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
-    let Some(asked) = machine.hook_asked(&plan(), question()).cloned() else { panic!("no question") };
+    let Some(asked) = machine.hook_asked(&plan(), question()).cloned() else {
+        panic!("no question")
+    };
     assert_eq!(asked.asker, Asker::Hook("A.after_model".to_owned()));
     assert_eq!(machine.next(&plan()), Step::Park);
     assert!(machine.resolve(&asked.id, json!("yes")));
@@ -204,7 +273,12 @@ fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer
     assert_eq!(machine.next(&plan()), Step::Park);
     assert!(!machine.resolve(&first, json!("late")));
     assert!(machine.resolve(&second, json!("second")));
-    let answers: Vec<_> = machine.position.asked.iter().map(|asked| asked.answer.clone().unwrap()).collect();
+    let answers: Vec<_> = machine
+        .position
+        .asked
+        .iter()
+        .map(|asked| asked.answer.clone().unwrap())
+        .collect();
     assert_eq!(answers, [json!("second")]);
 }
 
@@ -212,8 +286,14 @@ fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer
 fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
     let mut machine = standing(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(Some("x")), Update::none(), id());
-    assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![]), "nothing to run, but a step to be finished");
-    let Some(entry) = machine.tools_done(&bare_plan(), id()) else { panic!("no step") };
+    assert_eq!(
+        machine.next(&bare_plan()),
+        Step::RunCalls(vec![]),
+        "nothing to run, but a step to be finished"
+    );
+    let Some(entry) = machine.tools_done(&bare_plan(), id()) else {
+        panic!("no step")
+    };
     assert_eq!(entry.writes[0].messages[0].answers(), Some("x"));
     assert!(entry.writes[0].messages[0].content.text().contains("not a JSON object"));
     assert_eq!(machine.next(&bare_plan()), Step::AskModel);
@@ -237,7 +317,10 @@ fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![1]));
     machine.set_fate(1, answered("b"));
     assert_eq!(machine.next(&plan()), Step::Park);
-    assert_eq!(machine.open_questions().map(|asked| &asked.id).collect::<Vec<_>>(), [&first.id]);
+    assert_eq!(
+        machine.open_questions().map(|asked| &asked.id).collect::<Vec<_>>(),
+        [&first.id]
+    );
     machine.resolve(&first.id, json!("go"));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
 }
@@ -264,8 +347,20 @@ fn a_call_may_run_by_its_fate() {
 fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
     let (first, second) = (RunId::mint(), RunId::mint());
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(0, Fate::Delegated { child: first, parked: true });
-    machine.set_fate(1, Fate::Delegated { child: second, parked: true });
+    machine.set_fate(
+        0,
+        Fate::Delegated {
+            child: first,
+            parked: true,
+        },
+    );
+    machine.set_fate(
+        1,
+        Fate::Delegated {
+            child: second,
+            parked: true,
+        },
+    );
     assert_eq!(machine.parked_children(), [first, second]);
     assert!(!machine.unpark(RunId::mint()));
     assert!(machine.unpark(second));
@@ -296,13 +391,27 @@ fn the_reviewers_call_runs_in_place_of_the_models() {
     let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
     let edits = json!({"a": {"name": "other", "args": {"x": 1}}});
     machine.hook_done(&plan(), Update::field(EDITED_CALLS, edits), None, id());
-    assert_eq!(machine.call(0), Some(ToolCall::new("a", "other", Map::from_iter([("x".to_owned(), json!(1))]))));
+    assert_eq!(
+        machine.call(0),
+        Some(ToolCall::new(
+            "a",
+            "other",
+            Map::from_iter([("x".to_owned(), json!(1))])
+        ))
+    );
 }
 
 #[test]
 fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
-    let limited = Plan { step_limit: 2, ..plan() };
-    for (phase, fails) in [(Phase::Model, true), (hooks(Moment::BeforeModel, 0), true), (Phase::Ended, false)] {
+    let limited = Plan {
+        step_limit: 2,
+        ..plan()
+    };
+    for (phase, fails) in [
+        (Phase::Model, true),
+        (hooks(Moment::BeforeModel, 0), true),
+        (Phase::Ended, false),
+    ] {
         for taken in [1, 2, 3] {
             let mut machine = standing(phase.clone(), []);
             machine.position.taken = taken;
@@ -329,14 +438,26 @@ fn hooks_answers_and_tool_steps_count_one_step_each() {
     assert_eq!(machine.position.taken, 3);
     machine.position.failure = Some(Failure::new("X", "y"));
     machine.reopen();
-    assert_eq!(machine.position, Position { phase: Phase::Model, ..Position::default() });
+    assert_eq!(
+        machine.position,
+        Position {
+            phase: Phase::Model,
+            ..Position::default()
+        }
+    );
 }
 
 #[test]
 fn ids_survive_a_reload() {
     let mut machine = in_tools(&["a", "b", "c"]);
     machine.call_asked(0, question());
-    machine.set_fate(1, Fate::Delegated { child: RunId::of_child(machine.call_task(1)), parked: true });
+    machine.set_fate(
+        1,
+        Fate::Delegated {
+            child: RunId::of_child(machine.call_task(1)),
+            parked: true,
+        },
+    );
     machine.set_fate(2, answered("c"));
     let mut again = reloaded(&machine);
     assert_eq!(again, machine);
@@ -350,7 +471,10 @@ fn ids_survive_a_reload() {
 fn asking_anew_after_a_reload_gives_the_same_question_and_in_another_step_another_one() {
     let machine = in_tools(&["a"]);
     let (mut lived, mut reborn) = (machine.clone(), reloaded(&machine));
-    assert_eq!(lived.call_asked(0, question()).cloned(), reborn.call_asked(0, question()).cloned());
+    assert_eq!(
+        lived.call_asked(0, question()).cloned(),
+        reborn.call_asked(0, question()).cloned()
+    );
     let mut later = in_tools(&["a"]);
     assert_ne!(later.call_asked(0, question()).unwrap().id, lived.position.asked[0].id);
 }

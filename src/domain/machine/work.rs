@@ -57,12 +57,22 @@ mod tests {
     use crate::domain::message::Message;
 
     fn question(kind: QuestionKind) -> Question {
-        Question { kind, value: json!("?"), schema: json!({}), calls: vec![], passed_on: None }
+        Question {
+            kind,
+            value: json!("?"),
+            schema: json!({}),
+            calls: vec![],
+            passed_on: None,
+        }
     }
 
     #[test]
     fn a_program_runs_after_the_input_and_its_end_is_the_end() {
-        let plan = Plan { step_limit: 9, is_work: true, ..Plan::default() };
+        let plan = Plan {
+            step_limit: 9,
+            is_work: true,
+            ..Plan::default()
+        };
         let mut machine = Machine::default();
         let ids = [CheckpointId::mint(), CheckpointId::mint()];
         machine.begin(&plan, Update::messages([Message::human("go")]), ids);
@@ -78,19 +88,37 @@ mod tests {
 
     #[test]
     fn a_question_of_the_program_leaves_no_doubt_and_one_about_it_does() {
-        let plan = Plan { step_limit: 9, is_work: true, ..Plan::default() };
+        let plan = Plan {
+            step_limit: 9,
+            is_work: true,
+            ..Plan::default()
+        };
         let mut machine = Machine {
-            position: Position { phase: Phase::Work { begun: true }, ..Position::default() },
+            position: Position {
+                phase: Phase::Work { begun: true },
+                ..Position::default()
+            },
             ..Machine::default()
         };
-        let about = machine.work_asked(question(QuestionKind::UnknownOutcome)).expect("it is asked").id.clone();
+        let about = machine
+            .work_asked(question(QuestionKind::UnknownOutcome))
+            .expect("it is asked")
+            .id
+            .clone();
         assert_eq!((machine.next(&plan), machine.work_was_begun()), (Step::Park, true));
         assert!(machine.resolve(&about, json!("again")));
         assert_eq!(machine.take_verdict_on_work(), Some(json!("again")));
         assert_eq!(machine.take_verdict_on_work(), None, "it holds once");
-        let own = machine.work_asked(question(QuestionKind::Question)).expect("it is asked").id.clone();
+        let own = machine
+            .work_asked(question(QuestionKind::Question))
+            .expect("it is asked")
+            .id
+            .clone();
         assert!(machine.resolve(&own, json!("this")) && !machine.work_was_begun());
-        assert_eq!(machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())), Some(&json!("this")));
+        assert_eq!(
+            machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())),
+            Some(&json!("this"))
+        );
         assert_eq!(machine.next(&plan), Step::Work);
     }
 }

@@ -80,7 +80,10 @@ fn a_tree_without_alternatives_names_what_is_wrong() {
     let schema = admitted(&json!({"type": "object", "properties": {
         "name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}}}));
     let wrong = schema.check("context", &json!({"children": [{"children": [{"name": 7}]}]}));
-    assert_eq!(wrong.map_err(|invalid| invalid.field), Err("context.children.0.children.0.name".to_owned()));
+    assert_eq!(
+        wrong.map_err(|invalid| invalid.field),
+        Err("context.children.0.children.0.name".to_owned())
+    );
 }
 
 #[test]
@@ -95,14 +98,21 @@ fn many_optional_fields_are_no_alternatives_of_each_other() {
 #[test]
 fn a_long_way_through_references_is_refused_before_anything_recurses() {
     let chain = |links: usize| {
-        let mut definitions: Map<String, Value> =
-            (0..links).map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)}))).collect();
+        let mut definitions: Map<String, Value> = (0..links)
+            .map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)})))
+            .collect();
         definitions.insert(format!("d{links}"), json!({"type": "string"}));
         json!({"$ref": "#/$defs/d0", "$defs": definitions})
     };
     assert!(refused(&chain(5_000)).contains("follow upon each other"));
-    let nested: Map<String, Value> =
-        (0..5_000).map(|at| (format!("d{at}"), json!({"items": {"$ref": format!("#/$defs/d{}", at + 1)}}))).collect();
+    let nested: Map<String, Value> = (0..5_000)
+        .map(|at| {
+            (
+                format!("d{at}"),
+                json!({"items": {"$ref": format!("#/$defs/d{}", at + 1)}}),
+            )
+        })
+        .collect();
     let mut nested = json!({"$ref": "#/$defs/d0", "$defs": nested});
     nested["$defs"]["d5000"] = json!({"type": "string"});
     assert!(refused(&nested).contains("nests deeper"));
@@ -112,9 +122,13 @@ fn a_long_way_through_references_is_refused_before_anything_recurses() {
 fn the_deepest_value_against_the_longest_way_that_is_admitted_fits_on_the_stack_of_a_thread() {
     // Each level of the value is checked by a row of as many references as there may be.
     let links = MAX_DEPTH_PER_VALUE - 2;
-    let mut definitions: Map<String, Value> =
-        (0..links).map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)}))).collect();
-    definitions.insert(format!("d{links}"), json!({"properties": {"c": {"$ref": "#/$defs/d0"}}}));
+    let mut definitions: Map<String, Value> = (0..links)
+        .map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)})))
+        .collect();
+    definitions.insert(
+        format!("d{links}"),
+        json!({"properties": {"c": {"$ref": "#/$defs/d0"}}}),
+    );
     let schema = admitted(&json!({"$ref": "#/$defs/d0", "$defs": definitions}));
     let deepest = (0..json_limits::MAX_DEPTH).fold(json!(1), |inner, _| json!({"c": inner}));
     let judged = std::thread::scope(|scope| {
@@ -139,7 +153,12 @@ fn long_texts_many_patterns_and_large_ones_are_refused() {
 
 #[test]
 fn references_that_lead_nowhere_or_outside_are_refused() {
-    for to in ["#/$defs/none", "#none", "https://example.org/other.json", "file:///etc/passwd"] {
+    for to in [
+        "#/$defs/none",
+        "#none",
+        "https://example.org/other.json",
+        "file:///etc/passwd",
+    ] {
         assert!(refused(&json!({"$ref": to})).contains("leads nowhere"), "{to}");
     }
     assert!(matches!(

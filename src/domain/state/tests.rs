@@ -31,7 +31,11 @@ fn a_message_is_appended_unless_its_id_is_known_and_then_takes_the_place_of_the_
 fn a_removal_takes_away_the_message_of_its_id_or_all_before_it() {
     let remove = |id: &str| Message::new(Role::Remove, "").with_id(id);
     let mut state = state_of([said("1", "a"), said("2", "b")]);
-    state.apply(&Update::messages([remove("1"), remove("unknown"), Message::new(Role::Remove, "")]));
+    state.apply(&Update::messages([
+        remove("1"),
+        remove("unknown"),
+        Message::new(Role::Remove, ""),
+    ]));
     assert_eq!(texts(&state), ["b"]);
     state.apply(&Update::messages([said("3", "c"), remove(REMOVE_ALL), said("4", "d")]));
     assert_eq!(texts(&state), ["d"]);
@@ -41,8 +45,14 @@ fn a_removal_takes_away_the_message_of_its_id_or_all_before_it() {
 fn files_are_written_and_deleted_by_path_and_fields_set_by_name() {
     let mut state = State::default();
     let files = BTreeMap::from([("/a".to_owned(), file("1")), ("/b".to_owned(), file("2"))]);
-    state.apply(&Update { files, ..Update::field("x", json!(1)) });
-    state.apply(&Update { files: BTreeMap::from([("/a".to_owned(), None)]), ..Update::field("x", json!(null)) });
+    state.apply(&Update {
+        files,
+        ..Update::field("x", json!(1))
+    });
+    state.apply(&Update {
+        files: BTreeMap::from([("/a".to_owned(), None)]),
+        ..Update::field("x", json!(null))
+    });
     assert_eq!(state.files.keys().collect::<Vec<_>>(), ["/b"]);
     assert_eq!(state.fields["x"], json!(null));
 }
@@ -52,9 +62,18 @@ fn updates_applied_one_by_one_and_merged_come_to_the_same() {
     let deleted = BTreeMap::from([("/a".to_owned(), None)]);
     let written = BTreeMap::from([("/a".to_owned(), file("1"))]);
     let steps = [
-        Update { files: written, ..Update::messages([said("1", "a")]) },
-        Update { files: deleted, ..Update::field("x", json!(1)) },
-        Update { messages: vec![Arc::new(said("1", "b"))], ..Update::field("x", json!(2)) },
+        Update {
+            files: written,
+            ..Update::messages([said("1", "a")])
+        },
+        Update {
+            files: deleted,
+            ..Update::field("x", json!(1))
+        },
+        Update {
+            messages: vec![Arc::new(said("1", "b"))],
+            ..Update::field("x", json!(2))
+        },
     ];
     let (mut one_by_one, mut merged, mut sum) = (State::default(), State::default(), Update::none());
     for step in steps {
@@ -68,7 +87,10 @@ fn updates_applied_one_by_one_and_merged_come_to_the_same() {
 #[test]
 fn an_update_survives_storage_deletions_and_removals_included() {
     let update = Update {
-        messages: vec![Arc::new(said("1", "a")), Arc::new(Message::new(Role::Remove, "").with_id("2"))],
+        messages: vec![
+            Arc::new(said("1", "a")),
+            Arc::new(Message::new(Role::Remove, "").with_id("2")),
+        ],
         files: BTreeMap::from([("/a".to_owned(), None), ("/b".to_owned(), file("x"))]),
         fields: BTreeMap::from([("x".to_owned(), json!({"y": [1]}))]),
         ..Update::none()
@@ -84,8 +106,14 @@ fn clients_see_public_fields_only() {
     for name in ["topic", "_secret", "memory_contents"] {
         state.apply(&Update::field(name, json!(1)));
     }
-    assert_eq!(Value::Object(state.values()), json!({"messages": [], "files": {}, "topic": 1}));
-    let update = Update { fields: state.fields, ..Update::none() };
+    assert_eq!(
+        Value::Object(state.values()),
+        json!({"messages": [], "files": {}, "topic": 1})
+    );
+    let update = Update {
+        fields: state.fields,
+        ..Update::none()
+    };
     assert_eq!(update.public(), Update::field("topic", json!(1)));
 }
 
@@ -96,25 +124,57 @@ fn a_subagent_gets_files_and_shared_fields_and_nothing_of_the_conversation() {
         state.apply(&Update::field(name, json!(1)));
     }
     let files = BTreeMap::from([("/a".to_owned(), file("1"))]);
-    state.apply(&Update { files: files.clone(), ..Update::none() });
-    assert_eq!(state.for_subagent(), Update { files, ..Update::field("topic", json!(1)) });
+    state.apply(&Update {
+        files: files.clone(),
+        ..Update::none()
+    });
+    assert_eq!(
+        state.for_subagent(),
+        Update {
+            files,
+            ..Update::field("topic", json!(1))
+        }
+    );
 }
 
 #[test]
 fn a_fork_has_the_conversation_before_the_answer_and_what_is_not_about_its_callers_turn() {
     let mut state = State::default();
     let calls = Message::ai("").with_id("a2");
-    for message in [Message::human("one").with_id("h1"), Message::ai("two").with_id("a1"), Message::human("go"), calls]
-    {
+    for message in [
+        Message::human("one").with_id("h1"),
+        Message::ai("two").with_id("a1"),
+        Message::human("go"),
+        calls,
+    ] {
         state.messages.push(Arc::new(message));
     }
-    let texts: Vec<String> = state.before_last_answer().iter().map(|message| message.content.text()).collect();
+    let texts: Vec<String> = state
+        .before_last_answer()
+        .iter()
+        .map(|message| message.content.text())
+        .collect();
     assert_eq!(texts, ["one", "two", "go"]);
-    for name in ["memory_contents", "skills_metadata", "notes", "todos", "pinned_skills", "_skill_tools_disclosed"] {
+    for name in [
+        "memory_contents",
+        "skills_metadata",
+        "notes",
+        "todos",
+        "pinned_skills",
+        "_skill_tools_disclosed",
+    ] {
         state.fields.insert(name.to_owned(), Value::from(1));
     }
     let fields = state.fields_for_fork();
     let names: Vec<&str> = fields.keys().map(String::as_str).collect();
-    assert_eq!(names, ["_deepagents_forked_context", "memory_contents", "notes", "skills_metadata"]);
+    assert_eq!(
+        names,
+        [
+            "_deepagents_forked_context",
+            "memory_contents",
+            "notes",
+            "skills_metadata"
+        ]
+    );
     assert!(!state.shares("_deepagents_forked_context"));
 }

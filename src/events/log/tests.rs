@@ -14,7 +14,13 @@ fn event(seq: i64) -> Event {
         visibility: Default::default(),
         display_text: None,
     };
-    Event { seq, run: RunId::mint(), at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(Fact::Paused) }
+    Event {
+        seq,
+        run: RunId::mint(),
+        at: Timestamp(0),
+        origin: Arc::new(origin),
+        body: EventBody::Fact(Fact::Paused),
+    }
 }
 
 fn publish(log: &ThreadLog, seqs: impl IntoIterator<Item = i64>) {
@@ -114,7 +120,11 @@ fn the_newest_event_is_one_that_can_be_seen() {
     log.say(event);
     log.reserve(1);
     log.say(event);
-    assert_eq!(log.newest(), Some(1), "the second is not visible yet, so a reader from now on must still see it");
+    assert_eq!(
+        log.newest(),
+        Some(1),
+        "the second is not visible yet, so a reader from now on must still see it"
+    );
     publish(&log, [2]);
     assert_eq!(log.newest(), Some(3));
 }

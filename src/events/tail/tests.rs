@@ -25,16 +25,26 @@ struct Scene {
 }
 
 impl Scene {
-    #[expect(clippy::disallowed_methods, reason = "the writer of a database that lives as long as the test")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the writer of a database that lives as long as the test"
+    )]
     async fn new() -> Self {
         let spawn = |_: &'static str, task: futures::future::BoxFuture<'static, ()>| drop(tokio::spawn(task));
         let db = Db::open("sqlite::memory:", &spawn).await.unwrap();
         let thread = ThreadId::mint();
         let row = Thread::new(thread, Map::new(), Timestamp(0));
-        db.write(move |tx| Box::pin(async move { db::threads::insert(tx, &row).await })).await.unwrap();
+        db.write(move |tx| Box::pin(async move { db::threads::insert(tx, &row).await }))
+            .await
+            .unwrap();
         let events = Events::new(db.clone(), CancellationToken::new());
         let log = events.log(thread);
-        Self { events, db, thread, log }
+        Self {
+            events,
+            db,
+            thread,
+            log,
+        }
     }
 
     async fn run(&self, status: RunStatus) -> Run {
@@ -54,7 +64,10 @@ impl Scene {
             due_at: Timestamp(0),
         };
         let row = run.clone();
-        self.db.write(move |tx| Box::pin(async move { db::runs::insert(tx, &row, None).await })).await.unwrap();
+        self.db
+            .write(move |tx| Box::pin(async move { db::runs::insert(tx, &row, None).await }))
+            .await
+            .unwrap();
         run
     }
 
@@ -71,7 +84,14 @@ impl Scene {
         let (thread, run, facts) = (self.thread, run.id, facts.to_vec());
         let job = self.db.write(move |tx| {
             Box::pin(async move {
-                let placed = |(seq, fact)| PlacedFact { thread, seq, run, lane: Lane::Main, fact, at: Timestamp(0) };
+                let placed = |(seq, fact)| PlacedFact {
+                    thread,
+                    seq,
+                    run,
+                    lane: Lane::Main,
+                    fact,
+                    at: Timestamp(0),
+                };
                 let placed: Vec<_> = facts.iter().map(|(seq, fact)| placed((*seq, fact))).collect();
                 db::events::insert(tx, &placed).await
             })
@@ -84,7 +104,8 @@ impl Scene {
         let first = self.log.reserve(facts.len());
         let numbered: Vec<_> = (first..).zip(facts.iter().cloned()).collect();
         self.stores(run, &numbered).await;
-        self.log.publish(numbered.into_iter().map(|(seq, fact)| Arc::new(event(run, seq, fact))));
+        self.log
+            .publish(numbered.into_iter().map(|(seq, fact)| Arc::new(event(run, seq, fact))));
     }
 }
 
@@ -99,11 +120,22 @@ fn event(run: &Run, seq: i64, fact: Fact) -> Event {
         visibility: Default::default(),
         display_text: None,
     };
-    Event { seq, run: run.id, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) }
+    Event {
+        seq,
+        run: run.id,
+        at: Timestamp(0),
+        origin: Arc::new(origin),
+        body: EventBody::Fact(fact),
+    }
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }
+    Fact::Ended {
+        status: RunStatus::Success,
+        error: None,
+        waits: false,
+        used: None,
+    }
 }
 
 /// The numbers of all events that `tail` reads until it ends.
@@ -171,7 +203,10 @@ async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_
     }
     scene.commits(&run, &[ended()]).await;
     let seqs = all(&mut tail).await;
-    assert_eq!((seqs[..2].to_vec(), seqs.len(), seqs.last()), (vec![1, 3], 2 + 1024, Some(&1028)));
+    assert_eq!(
+        (seqs[..2].to_vec(), seqs.len(), seqs.last()),
+        (vec![1, 3], 2 + 1024, Some(&1028))
+    );
 }
 
 #[tokio::test]
@@ -180,7 +215,10 @@ async fn a_reader_after_the_end_is_told_at_once_that_there_is_no_more() {
     let run = scene.run(RunStatus::Success).await;
     scene.stores(&run, &[(1, Fact::Paused), (2, ended())]).await;
     assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2]);
-    assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, Vec::<i64>::new());
+    assert_eq!(
+        all(&mut scene.events.tail(&run, After::Seq(2))).await,
+        Vec::<i64>::new()
+    );
     assert_eq!(all(&mut scene.events.tail(&run, After::Now)).await, Vec::<i64>::new());
 }
 
@@ -215,7 +253,11 @@ async fn a_reader_follows_a_run_that_works_in_another_process() {
     assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
     scene.stores(&run, &[(2, Fact::Paused)]).await;
     scene.ends(&run).await;
-    assert_eq!(all(&mut tail).await, [2], "it ends without a last event when the run is over");
+    assert_eq!(
+        all(&mut tail).await,
+        [2],
+        "it ends without a last event when the run is over"
+    );
 }
 
 #[tokio::test]

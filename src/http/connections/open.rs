@@ -50,7 +50,11 @@ enum Spare {
 impl OpenConnections {
     /// None is open, and never more than `max` will be.
     pub(super) fn new(max: usize) -> Self {
-        Self(Arc::new(Inner { max: max.max(1), moments: AtomicU64::new(0), open: Mutex::default() }))
+        Self(Arc::new(Inner {
+            max: max.max(1),
+            moments: AtomicU64::new(0),
+            open: Mutex::default(),
+        }))
     }
 
     /// Takes a connection in; the one that can best be spared goes for it. None when all are busy.
@@ -60,16 +64,27 @@ impl OpenConnections {
             return None;
         }
         let id = self.moment();
-        let activity = Arc::new(Activity { since: AtomicU64::new(id), ..Activity::default() });
+        let activity = Arc::new(Activity {
+            since: AtomicU64::new(id),
+            ..Activity::default()
+        });
         self.lock().insert(id, Arc::clone(&activity));
-        let connection = Connection { id, peer, activity, open: self.clone() };
+        let connection = Connection {
+            id,
+            peer,
+            activity,
+            open: self.clone(),
+        };
         Some(ConnectionHandle(Arc::new(connection)))
     }
 
     /// Closes the connection that can best be spared. False when all are busy.
     pub(super) fn close_one(&self) -> bool {
         let mut open = self.lock();
-        let spared = open.iter().filter_map(|(id, activity)| Some((activity.spare()?, *id))).min();
+        let spared = open
+            .iter()
+            .filter_map(|(id, activity)| Some((activity.spare()?, *id)))
+            .min();
         let Some((_, id)) = spared else { return false };
         if let Some(activity) = open.remove(&id) {
             activity.close.notify_one();
@@ -148,7 +163,10 @@ pub(in crate::http) struct RequestGuard(ConnectionHandle);
 impl Drop for RequestGuard {
     fn drop(&mut self) {
         let connection = &self.0.0;
-        connection.activity.since.store(connection.open.moment(), Ordering::Relaxed);
+        connection
+            .activity
+            .since
+            .store(connection.open.moment(), Ordering::Relaxed);
         connection.activity.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }

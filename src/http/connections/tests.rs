@@ -28,7 +28,11 @@ async fn served(router: Router) -> Served {
     let address = listener.local_addr().expect("an address");
     let leaving = CancellationToken::new();
     let serving = tokio::spawn(serve(listener, router, usize::MAX, leaving.clone()));
-    Served { address, leaving, serving }
+    Served {
+        address,
+        leaving,
+        serving,
+    }
 }
 
 impl Served {
@@ -73,7 +77,11 @@ async fn a_client_that_never_ends_its_request_loses_its_connection() {
 async fn several_requests_share_a_connection() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
-    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    said(
+        &mut stream,
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    )
+    .await;
     let answers = String::from_utf8(rest(&mut stream).await).expect("text");
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2, "{answers}");
 }
@@ -83,7 +91,11 @@ async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
     let server = served(Router::new().route("/", axum::routing::post(|| async { "hello" }))).await;
     let mut stream = server.connect().await;
     stream.set_nodelay(true).expect("a socket");
-    for piece in [&b"P"[..], b"O", b"ST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
+    for piece in [
+        &b"P"[..],
+        b"O",
+        b"ST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    ] {
         said(&mut stream, piece).await;
         tokio::task::yield_now().await;
     }
@@ -118,7 +130,11 @@ async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
     said(&mut busy, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     begun.notified().await;
     server.leaving.cancel();
-    assert_eq!(rest(&mut idle).await, b"", "who has asked for nothing is not waited for");
+    assert_eq!(
+        rest(&mut idle).await,
+        b"",
+        "who has asked for nothing is not waited for"
+    );
     go_on.notify_one();
     let answer = String::from_utf8(rest(&mut busy).await).expect("text");
     assert!(answer.ends_with("done"), "{answer}");
@@ -138,7 +154,11 @@ fn lasting<B: Into<Body>>(body: impl Fn() -> B + Clone + Send + Sync + 'static) 
 fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
     let pieces: Vec<io::Result<Bytes>> = pieces
         .iter()
-        .map(|piece| piece.map(|text| Bytes::from_static(text.as_bytes())).map_err(io::Error::from))
+        .map(|piece| {
+            piece
+                .map(|text| Bytes::from_static(text.as_bytes()))
+                .map_err(io::Error::from)
+        })
         .collect();
     Body::from_stream(stream::iter(pieces))
 }
@@ -151,7 +171,10 @@ async fn answer_to(server: &Served, requests: &[u8]) -> String {
 
 #[tokio::test]
 async fn an_answer_that_lasts_comes_in_chunks_and_is_the_last_of_its_connection() {
-    let router = hello().route("/lasting", lasting(|| in_pieces(&[Ok("one"), Ok(""), Ok("twenty-one letters, now")])));
+    let router = hello().route(
+        "/lasting",
+        lasting(|| in_pieces(&[Ok("one"), Ok(""), Ok("twenty-one letters, now")])),
+    );
     let server = served(router).await;
     let requests = b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET /lasting HTTP/1.1\r\nhost: x\r\n\r\n";
     let answers = answer_to(&server, requests).await;
@@ -160,7 +183,10 @@ async fn an_answer_that_lasts_comes_in_chunks_and_is_the_last_of_its_connection(
     let (head, body) = second.split_once("\r\n\r\n").expect("a head");
     let lines: Vec<&str> = head.split("\r\n").collect();
     let (date, others): (Vec<&str>, Vec<&str>) = lines.iter().partition(|line| line.starts_with("date: "));
-    assert_eq!(others, ["HTTP/1.1 200 OK", "transfer-encoding: chunked", "connection: close"]);
+    assert_eq!(
+        others,
+        ["HTTP/1.1 200 OK", "transfer-encoding: chunked", "connection: close"]
+    );
     assert!(date.len() == 1 && date[0].ends_with(" GMT"), "{head}");
     assert_eq!(body, "3\r\none\r\n17\r\ntwenty-one letters, now\r\n0\r\n\r\n");
 }
@@ -179,7 +205,10 @@ async fn who_does_not_know_chunks_gets_a_lasting_answer_without() {
     let answer = answer_to(&server, b"GET / HTTP/1.0\r\nhost: x\r\n\r\n").await;
     assert!(answer.ends_with("\r\n\r\nonetwo"), "{answer}");
     let answer = answer_to(&server, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
@@ -203,7 +232,10 @@ async fn it_is_noticed_at_once_that_the_client_of_a_silent_answer_leaves() {
     let mut stream = server.connect().await;
     said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     let mut first = [0; 8];
-    stream.read_exact(&mut first).await.expect("the head comes before there is anything to say");
+    stream
+        .read_exact(&mut first)
+        .await
+        .expect("the head comes before there is anything to say");
     drop(stream);
     gone.notified().await;
 }

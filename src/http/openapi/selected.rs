@@ -17,16 +17,27 @@ pub(super) fn loosen(document: &mut OpenApi) {
     let mut loosened = BTreeSet::new();
     for item in document.paths.paths.values_mut() {
         for operation in super::operations(item).filter(|operation| selects(operation, &components.schemas)) {
-            let responses = operation.responses.responses.iter_mut().filter(|(status, _)| status.starts_with('2'));
-            for content in
-                responses.filter_map(|(_, response)| inside(response)).flat_map(|all| all.content.values_mut())
+            let responses = operation
+                .responses
+                .responses
+                .iter_mut()
+                .filter(|(status, _)| status.starts_with('2'));
+            for content in responses
+                .filter_map(|(_, response)| inside(response))
+                .flat_map(|all| all.content.values_mut())
             {
-                loosened.extend(inside(content).and_then(|content| content.schema.as_mut()).and_then(refer_to_part));
+                loosened.extend(
+                    inside(content)
+                        .and_then(|content| content.schema.as_mut())
+                        .and_then(refer_to_part),
+                );
             }
         }
     }
     for name in loosened {
-        let Some(RefOr::T(Schema::Object(whole))) = components.schemas.get(&name) else { continue };
+        let Some(RefOr::T(Schema::Object(whole))) = components.schemas.get(&name) else {
+            continue;
+        };
         let mut part = whole.clone();
         part.required.clear();
         components.schemas.insert(part_of(&name), Schema::Object(part).into());
@@ -50,8 +61,13 @@ fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     let in_query = operation.parameters.iter().flatten().any(is_select);
     let has_field = |content: &RefOr<Content>| {
         let RefOr::T(content) = content else { return false };
-        let Some(RefOr::Ref(body)) = &content.schema else { return false };
-        let schema = body.ref_location.strip_prefix(SCHEMAS).and_then(|name| schemas.get(name));
+        let Some(RefOr::Ref(body)) = &content.schema else {
+            return false;
+        };
+        let schema = body
+            .ref_location
+            .strip_prefix(SCHEMAS)
+            .and_then(|name| schemas.get(name));
         matches!(schema, Some(RefOr::T(Schema::Object(body))) if body.properties.contains_key(SELECT))
     };
     let body = match &operation.request_body {

@@ -52,7 +52,10 @@ const WRITE: usize = 64 * 1024;
 pub(in crate::http) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
     let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
@@ -99,7 +102,13 @@ struct Follower<F: Feed> {
 impl<F: Feed> Follower<F> {
     fn new(feed: F, source: F::Source, heartbeat: Duration) -> Self {
         let read = ReusableBoxFuture::new(F::read(source));
-        Self { read, feed, buffer: BytesMut::new(), heartbeat: beat(heartbeat), then: Then::Go }
+        Self {
+            read,
+            feed,
+            buffer: BytesMut::new(),
+            heartbeat: beat(heartbeat),
+            then: Then::Go,
+        }
     }
 
     /// What is to be sent next: everything that is ready, or a sign of life. None at the end.

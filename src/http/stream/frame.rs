@@ -87,7 +87,10 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
         // What makes up for earlier pieces comes before the frames that everybody gets.
         let cursor = match frame.belated {
             true => Cursor::after(seq - 1),
-            false => Cursor { seq, frame: own.next().unwrap_or(u32::MAX) },
+            false => Cursor {
+                seq,
+                frame: own.next().unwrap_or(u32::MAX),
+            },
         };
         (frame, cursor)
     });
@@ -101,7 +104,9 @@ impl fmt::Display for Place {
             Cursor { seq, frame: u32::MAX } => write!(f, "{seq}")?,
             Cursor { seq, frame } => write!(f, "{seq}-{frame}")?,
         }
-        self.said.iter().try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.much))
+        self.said
+            .iter()
+            .try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.much))
     }
 }
 
@@ -119,9 +124,15 @@ impl FromStr for Place {
         let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
         let said = parts.map(|part| {
             let (answer, much) = part.split_once('.').ok_or(NotACursor)?;
-            Ok(Said { answer: number(answer)?, much: number(much)? })
+            Ok(Said {
+                answer: number(answer)?,
+                much: number(much)?,
+            })
         });
-        Ok(Self { cursor, said: said.collect::<Result<_, _>>()? })
+        Ok(Self {
+            cursor,
+            said: said.collect::<Result<_, _>>()?,
+        })
     }
 }
 
@@ -135,7 +146,10 @@ impl FromStr for Cursor {
             return Ok(Self::after(seq));
         }
         let (seq, frame) = text.split_once('-').ok_or(NotACursor)?;
-        Ok(Self { seq: seq.parse().map_err(|_| NotACursor)?, frame: frame.parse().map_err(|_| NotACursor)? })
+        Ok(Self {
+            seq: seq.parse().map_err(|_| NotACursor)?,
+            frame: frame.parse().map_err(|_| NotACursor)?,
+        })
     }
 }
 
@@ -148,7 +162,9 @@ impl From<&'static str> for Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word)?;
-        self.namespace.as_ref().map_or(Ok(()), |namespace| write!(f, "|{namespace}"))
+        self.namespace
+            .as_ref()
+            .map_or(Ok(()), |namespace| write!(f, "|{namespace}"))
     }
 }
 
@@ -160,12 +176,21 @@ impl Frame {
 
     /// A frame whose data is already encoded.
     pub fn new(event: impl Into<Name>, data: impl Into<Bytes>) -> Self {
-        Self { event: event.into(), data: data.into(), id: None, said: None, belated: false }
+        Self {
+            event: event.into(),
+            data: data.into(),
+            id: None,
+            said: None,
+            belated: false,
+        }
     }
 
     /// The last frame of a stream that breaks off since the server failed; what failed stands in the server's log.
     pub fn fault() -> Self {
-        Self::of("error", &json!({"error": "InternalServerError", "message": "An internal error occurred"}))
+        Self::of(
+            "error",
+            &json!({"error": "InternalServerError", "message": "An internal error occurred"}),
+        )
     }
 
     /// Appends the frame's bytes to `buffer`.
@@ -205,9 +230,19 @@ mod tests {
     #[test]
     fn a_frame_is_event_data_and_id_on_lines_of_their_own() {
         let mut buffer = BytesMut::new();
-        let name = Name { word: "values", namespace: Some(Arc::from("tools:1")) };
-        let id = Some(Place { cursor: Cursor { seq: 12, frame: 1 }, said: vec![] });
-        Frame { id, ..Frame::new(name, "{}") }.write(&mut buffer);
+        let name = Name {
+            word: "values",
+            namespace: Some(Arc::from("tools:1")),
+        };
+        let id = Some(Place {
+            cursor: Cursor { seq: 12, frame: 1 },
+            said: vec![],
+        });
+        Frame {
+            id,
+            ..Frame::new(name, "{}")
+        }
+        .write(&mut buffer);
         Frame::new("error", "[]").write(&mut buffer);
         let expected = "event: values|tools:1\r\ndata: {}\r\nid: 12-1\r\n\r\nevent: error\r\ndata: []\r\n\r\n";
         assert_eq!(buffer, expected.as_bytes());
@@ -215,11 +250,26 @@ mod tests {
 
     #[test]
     fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
-        let said = vec![Said { answer: 0xabc, much: 31 }, Said { answer: 7, much: Said::ALL }];
-        let place = Place { cursor: Cursor { seq: 12, frame: 1 }, said };
+        let said = vec![
+            Said {
+                answer: 0xabc,
+                much: 31,
+            },
+            Said {
+                answer: 7,
+                much: Said::ALL,
+            },
+        ];
+        let place = Place {
+            cursor: Cursor { seq: 12, frame: 1 },
+            said,
+        };
         assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
         assert_eq!(place.to_string().parse(), Ok(place));
-        let whole = Place { cursor: Cursor::after(12), said: vec![] };
+        let whole = Place {
+            cursor: Cursor::after(12),
+            said: vec![],
+        };
         assert_eq!((whole.to_string().as_str(), "12".parse()), ("12", Ok(whole)));
         let before = "-1".parse::<Place>().map(|place| place.cursor);
         assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));

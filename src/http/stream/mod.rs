@@ -49,7 +49,11 @@ pub struct StreamRequest {
 
 /// Answers with the events of a run as they come. `tail` decides from where.
 pub fn respond(events: Events, tail: Tail, request: StreamRequest) -> Response {
-    let log = RunLog { events, thread: request.facts.thread, tail };
+    let log = RunLog {
+        events,
+        thread: request.facts.thread,
+        tail,
+    };
     let heartbeat = request.heartbeat;
     follower::respond(RunFeed::new(request), log, heartbeat)
 }
@@ -127,9 +131,21 @@ impl<L: Log> Feed for RunFeed<L> {
 
 impl<L: Log> RunFeed<L> {
     fn new(request: StreamRequest) -> Self {
-        let StreamRequest { facts, modes, subgraphs, resumable, seen, filter, heartbeat: _, on_leave } = request;
-        let asked: Modes =
-            if modes.is_empty() { [Mode::Values].into_iter().collect() } else { modes.into_iter().collect() };
+        let StreamRequest {
+            facts,
+            modes,
+            subgraphs,
+            resumable,
+            seen,
+            filter,
+            heartbeat: _,
+            on_leave,
+        } = request;
+        let asked: Modes = if modes.is_empty() {
+            [Mode::Values].into_iter().collect()
+        } else {
+            modes.into_iter().collect()
+        };
         let mut presenter = match filter {
             None => Presenter::new(facts, asked, subgraphs),
             Some(filter) => Presenter::new(facts, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
@@ -138,7 +154,13 @@ impl<L: Log> RunFeed<L> {
             presenter.recall(place.said);
             place.cursor
         });
-        Self { presenter, resumable, seen, on_leave: OnLeave(on_leave), log: PhantomData }
+        Self {
+            presenter,
+            resumable,
+            seen,
+            on_leave: OnLeave(on_leave),
+            log: PhantomData,
+        }
     }
 
     /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
@@ -157,7 +179,10 @@ impl<L: Log> RunFeed<L> {
     fn present(&mut self, event: &Event, base: Option<Arc<State>>, buffer: &mut BytesMut) {
         let frames = self.presenter.present(event, base);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
-            frame.id = self.resumable.then(|| Place { cursor, said: self.presenter.unfinished(frame.said) });
+            frame.id = self.resumable.then(|| Place {
+                cursor,
+                said: self.presenter.unfinished(frame.said),
+            });
             frame.write(buffer);
         }
     }

@@ -49,19 +49,36 @@ fn event(seq: i64, fact: Fact) -> Arc<Event> {
         display_text: None,
     };
     let run = RunId::mint();
-    Arc::new(Event { seq, run, at: Timestamp(0), origin: Arc::new(origin), body: EventBody::Fact(fact) })
+    Arc::new(Event {
+        seq,
+        run,
+        at: Timestamp(0),
+        origin: Arc::new(origin),
+        body: EventBody::Fact(fact),
+    })
 }
 
 fn started(resumed: bool) -> Fact {
-    Fact::Started { base: None, attempt: 1, resumed }
+    Fact::Started {
+        base: None,
+        attempt: 1,
+        resumed,
+    }
 }
 
 fn custom(word: &str) -> Fact {
-    Fact::Custom { value: Value::from(word) }
+    Fact::Custom {
+        value: Value::from(word),
+    }
 }
 
 fn ended() -> Fact {
-    Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None }
+    Fact::Ended {
+        status: RunStatus::Success,
+        error: None,
+        waits: false,
+        used: None,
+    }
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {
@@ -108,7 +125,11 @@ fn text(bytes: io::Result<Bytes>) -> String {
 
 #[tokio::test]
 async fn what_is_ready_goes_out_in_one_write() {
-    let writes = answer(&[started(false), custom("a"), custom("b"), ended()], request(&[Mode::Custom])).await;
+    let writes = answer(
+        &[started(false), custom("a"), custom("b"), ended()],
+        request(&[Mode::Custom]),
+    )
+    .await;
     assert_eq!(writes.len(), 1);
     assert!(writes[0].starts_with("event: metadata\r\ndata: {\"run_id\":"));
     assert!(writes[0].ends_with("event: custom\r\ndata: \"a\"\r\n\r\nevent: custom\r\ndata: \"b\"\r\n\r\n"));
@@ -118,11 +139,28 @@ async fn what_is_ready_goes_out_in_one_write() {
 async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks() {
     let facts = [started(true), custom("a"), custom("b"), ended()];
     let modes = [Mode::Custom, Mode::Values];
-    let all = answer(&facts, StreamRequest { resumable: true, ..request(&modes) }).await.concat();
+    let all = answer(
+        &facts,
+        StreamRequest {
+            resumable: true,
+            ..request(&modes)
+        },
+    )
+    .await
+    .concat();
     let ids: Vec<_> = all.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
     assert_eq!(ids, ["1-0", "1-1", "2-0", "3-0"]);
     let seen = "1-0".parse().ok();
-    let rest = answer(&facts, StreamRequest { resumable: true, seen, ..request(&modes) }).await.concat();
+    let rest = answer(
+        &facts,
+        StreamRequest {
+            resumable: true,
+            seen,
+            ..request(&modes)
+        },
+    )
+    .await
+    .concat();
     let ids: Vec<_> = rest.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
     assert_eq!(ids, ["1-1", "2-0", "3-0"]);
 }
@@ -131,7 +169,14 @@ async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks(
 async fn a_filter_leaves_only_what_was_asked_for_twice() {
     let facts = [started(true), custom("a"), ended()];
     let filter = Some(vec![Mode::Custom, Mode::Updates]);
-    let filtered = answer(&facts, StreamRequest { filter, ..request(&[Mode::Custom, Mode::Values]) }).await;
+    let filtered = answer(
+        &facts,
+        StreamRequest {
+            filter,
+            ..request(&[Mode::Custom, Mode::Values])
+        },
+    )
+    .await;
     assert_eq!(filtered.concat(), "event: custom\r\ndata: \"a\"\r\n\r\n");
 }
 
@@ -143,7 +188,10 @@ async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop
     let stopped = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&stopped);
     let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
-    let request = StreamRequest { on_leave: Some(on_leave), ..request(&[Mode::Custom]) };
+    let request = StreamRequest {
+        on_leave: Some(on_leave),
+        ..request(&[Mode::Custom])
+    };
     let writes: Vec<_> = body(Written(log, true), request).collect().await;
     assert!(matches!(&writes[..], [Ok(_), Err(_)]), "{writes:?}");
     assert_eq!(stopped.load(Ordering::SeqCst), 0);
@@ -157,7 +205,12 @@ async fn a_silent_line_shows_signs_of_life() {
     assert_eq!(body.next().await.map(text).as_deref(), Some(": heartbeat\r\n\r\n"));
     assert_eq!(begun.elapsed().as_secs(), 5);
     assert!(sender.send(event(1, custom("a"))).is_ok());
-    assert!(body.next().await.map(text).is_some_and(|text| text.starts_with("event: custom")));
+    assert!(
+        body.next()
+            .await
+            .map(text)
+            .is_some_and(|text| text.starts_with("event: custom"))
+    );
     drop(sender);
     assert_eq!(body.next().await.map(text), None);
 }
@@ -170,7 +223,10 @@ async fn leaving_is_noticed_before_the_end_and_not_after_it() {
         let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || {
             left.fetch_add(1, Ordering::SeqCst);
         });
-        StreamRequest { on_leave: Some(on_leave), ..request(&[Mode::Custom]) }
+        StreamRequest {
+            on_leave: Some(on_leave),
+            ..request(&[Mode::Custom])
+        }
     };
     answer(&[custom("a"), ended()], guard()).await;
     assert_eq!(left.load(Ordering::SeqCst), 0);
@@ -185,7 +241,14 @@ async fn leaving_is_noticed_before_the_end_and_not_after_it() {
 #[tokio::test]
 async fn a_log_that_cannot_be_read_ends_the_stream_with_an_error() {
     let base = Some(CheckpointId::mint());
-    let facts = [Fact::Started { base, attempt: 1, resumed: false }];
+    let facts = [Fact::Started {
+        base,
+        attempt: 1,
+        resumed: false,
+    }];
     let told = answer(&facts, request(&[Mode::Values])).await.concat();
-    assert!(told.starts_with("event: error\r\ndata: {\"error\":\"InternalServerError\""), "{told}");
+    assert!(
+        told.starts_with("event: error\r\ndata: {\"error\":\"InternalServerError\""),
+        "{told}"
+    );
 }

@@ -27,7 +27,12 @@ pub struct ThreadReader {
 impl ThreadReader {
     /// A reader of `thread`.
     pub fn new(events: Events, thread: ThreadId, presenter: Presenter) -> Self {
-        Self { events, thread, presenter, gone: None }
+        Self {
+            events,
+            thread,
+            presenter,
+            gone: None,
+        }
     }
 
     /// The frames that an event becomes.
@@ -43,7 +48,12 @@ impl ThreadReader {
                 self.gone = Some(id);
                 return Ok(vec![]);
             };
-            let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let graph = run
+                .metadata
+                .get("graph_id")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned();
             self.presenter.learn(RunFacts { id, graph });
         }
         let base = match self.presenter.wants_state(event) {

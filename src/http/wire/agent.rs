@@ -58,7 +58,11 @@ pub enum AgentSource {
 
 impl AgentSource {
     fn of(version: &DefinitionVersion) -> Self {
-        if version.provenance.file().is_some() { Self::File } else { Self::Http }
+        if version.provenance.file().is_some() {
+            Self::File
+        } else {
+            Self::Http
+        }
     }
 }
 
@@ -76,8 +80,14 @@ impl Wanted {
     pub fn matches(&self, record: &AgentRecord) -> bool {
         let version = &record.version;
         let name = version.definition.name.as_deref().unwrap_or(&version.graph_id);
-        let contains = |part: &String| [name, &version.graph_id].iter().any(|name| name.to_lowercase().contains(part));
-        self.graph_id.as_ref().is_none_or(|graph_id| *graph_id == version.graph_id)
+        let contains = |part: &String| {
+            [name, &version.graph_id]
+                .iter()
+                .any(|name| name.to_lowercase().contains(part))
+        };
+        self.graph_id
+            .as_ref()
+            .is_none_or(|graph_id| *graph_id == version.graph_id)
             && self.name.as_ref().is_none_or(contains)
             && self.source.is_none_or(|source| source == AgentSource::of(version))
             && self.usable.is_none_or(|usable| usable == record.is_usable)
@@ -115,14 +125,31 @@ impl AgentSearch {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(self) -> Result<CheckedAgentSearch, ApiError> {
-        let Self { graph_id, name, source, usable, limit, offset, select } = self;
+        let Self {
+            graph_id,
+            name,
+            source,
+            usable,
+            limit,
+            offset,
+            select,
+        } = self;
         if name.as_ref().is_some_and(|name| name.chars().count() > LONGEST_NAME) {
             return Err(Invalid::new("name", format!("has more than {LONGEST_NAME} characters")).into());
         }
         let page = Page::checked(limit, offset, 10)?;
         let select = Select::checked(select.unwrap_or_default(), &COLUMNS)?;
         let name = name.map(|name| name.to_lowercase());
-        Ok(CheckedAgentSearch { wanted: Wanted { graph_id, name, source, usable }, page, select })
+        Ok(CheckedAgentSearch {
+            wanted: Wanted {
+                graph_id,
+                name,
+                source,
+                usable,
+            },
+            page,
+            select,
+        })
     }
 }
 
@@ -156,7 +183,11 @@ pub struct AgentView {
 
 impl From<AgentRecord> for AgentView {
     fn from(record: AgentRecord) -> Self {
-        let AgentRecord { version, remarks, is_usable } = record;
+        let AgentRecord {
+            version,
+            remarks,
+            is_usable,
+        } = record;
         Self {
             assistant_id: AssistantId::of_graph(&version.graph_id).0,
             source: AgentSource::of(&version),
@@ -175,7 +206,11 @@ impl From<AgentRecord> for AgentView {
 /// The definition without what may be secret in it.
 fn object(definition: &AgentDefinition) -> Object {
     let mut shown = definition.clone();
-    for value in shown.subagents.iter_mut().flat_map(|subagent| subagent.headers.0.values_mut()) {
+    for value in shown
+        .subagents
+        .iter_mut()
+        .flat_map(|subagent| subagent.headers.0.values_mut())
+    {
         Headers::MASK.clone_into(value);
     }
     json(&shown).as_object().cloned().unwrap_or_default()
@@ -251,9 +286,22 @@ pub struct RemarkView {
 
 impl From<Remark> for RemarkView {
     fn from(remark: Remark) -> Self {
-        let Remark { file, position, field, message, severity } = remark;
+        let Remark {
+            file,
+            position,
+            field,
+            message,
+            severity,
+        } = remark;
         let (line, column) = position.unzip();
-        Self { severity: severity.to_string(), field, message, file, line, column }
+        Self {
+            severity: severity.to_string(),
+            field,
+            message,
+            file,
+            line,
+            column,
+        }
     }
 }
 
@@ -269,7 +317,14 @@ pub struct VerdictView {
 
 impl From<Judgement> for VerdictView {
     fn from(judgement: Judgement) -> Self {
-        let findings = judgement.findings.into_iter().map(|finding| Remark::from(finding).into()).collect();
-        Self { valid: judgement.definition.is_some(), findings }
+        let findings = judgement
+            .findings
+            .into_iter()
+            .map(|finding| Remark::from(finding).into())
+            .collect();
+        Self {
+            valid: judgement.definition.is_some(),
+            findings,
+        }
     }
 }

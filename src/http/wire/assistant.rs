@@ -74,7 +74,11 @@ impl AssistantCreate {
             description: self.description,
         };
         let or_take_it = self.if_exists.unwrap_or_default() == IfExists::DoNothing;
-        Ok(CheckedAssistant { id, settings, or_take_it })
+        Ok(CheckedAssistant {
+            id,
+            settings,
+            or_take_it,
+        })
     }
 }
 
@@ -108,8 +112,22 @@ impl AssistantPatch {
         if let Some(config) = &self.config {
             run::check_config(config)?;
         }
-        let Self { graph_id, config, context, metadata, name, description } = self;
-        Ok(Change { graph_id, config, context, metadata, name, description })
+        let Self {
+            graph_id,
+            config,
+            context,
+            metadata,
+            name,
+            description,
+        } = self;
+        Ok(Change {
+            graph_id,
+            config,
+            context,
+            metadata,
+            name,
+            description,
+        })
     }
 }
 
@@ -172,7 +190,11 @@ impl AssistantSearch {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(self) -> Result<CheckedSearch, ApiError> {
-        if self.name.as_ref().is_some_and(|name| name.chars().count() > LONGEST_NAME) {
+        if self
+            .name
+            .as_ref()
+            .is_some_and(|name| name.chars().count() > LONGEST_NAME)
+        {
             return Err(Invalid::new("name", format!("has more than {LONGEST_NAME} characters")).into());
         }
         let page = Page::checked(self.limit, self.offset, 10)?;
@@ -266,7 +288,14 @@ pub const COLUMNS: [&str; 10] = [
 
 impl From<Assistant> for AssistantView {
     fn from(assistant: Assistant) -> Self {
-        let Settings { graph_id, config, context, metadata, name, description } = assistant.settings;
+        let Settings {
+            graph_id,
+            config,
+            context,
+            metadata,
+            name,
+            description,
+        } = assistant.settings;
         Self {
             assistant_id: assistant.id.0,
             graph_id,
@@ -312,7 +341,14 @@ pub struct VersionView {
 
 impl From<Version> for VersionView {
     fn from(version: Version) -> Self {
-        let Settings { graph_id, config, context, metadata, name, description } = version.settings;
+        let Settings {
+            graph_id,
+            config,
+            context,
+            metadata,
+            name,
+            description,
+        } = version.settings;
         Self {
             assistant_id: version.assistant.0,
             version: version.number,
@@ -385,7 +421,10 @@ impl From<Graph> for GraphView {
             target: edge.target,
             conditional: edge.conditional,
         };
-        Self { nodes: graph.nodes.into_iter().map(node).collect(), edges: graph.edges.into_iter().map(edge).collect() }
+        Self {
+            nodes: graph.nodes.into_iter().map(node).collect(),
+            edges: graph.edges.into_iter().map(edge).collect(),
+        }
     }
 }
 
@@ -439,7 +478,12 @@ mod tests {
         let shown = super::super::json(&AssistantView::from(assistant));
         assert_eq!(shown["assistant_id"], "fe096781-5601-53d2-b2f6-0d3403f7e9ca");
         assert_eq!(shown["metadata"], json!({"created_by": "system"}));
-        assert_eq!(shown.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()), Some(COLUMNS.to_vec()));
+        assert_eq!(
+            shown
+                .as_object()
+                .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()),
+            Some(COLUMNS.to_vec())
+        );
     }
 
     #[test]
@@ -457,8 +501,15 @@ mod tests {
 
     #[test]
     fn an_edge_says_only_that_it_is_conditional() {
-        let edge = |conditional| EdgeView { source: "a".into(), target: "b".into(), conditional };
+        let edge = |conditional| EdgeView {
+            source: "a".into(),
+            target: "b".into(),
+            conditional,
+        };
         assert_eq!(super::super::json(&edge(false)), json!({"source": "a", "target": "b"}));
-        assert_eq!(super::super::json(&edge(true)), json!({"source": "a", "target": "b", "conditional": true}));
+        assert_eq!(
+            super::super::json(&edge(true)),
+            json!({"source": "a", "target": "b", "conditional": true})
+        );
     }
 }

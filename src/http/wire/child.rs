@@ -72,8 +72,22 @@ pub struct UsageView {
 
 impl From<Usage> for UsageView {
     fn from(usage: Usage) -> Self {
-        let Usage { model_calls, tool_calls, input_tokens, output_tokens, children, seconds } = usage;
-        Self { model_calls, tool_calls, input_tokens, output_tokens, children, seconds }
+        let Usage {
+            model_calls,
+            tool_calls,
+            input_tokens,
+            output_tokens,
+            children,
+            seconds,
+        } = usage;
+        Self {
+            model_calls,
+            tool_calls,
+            input_tokens,
+            output_tokens,
+            children,
+            seconds,
+        }
     }
 }
 
@@ -115,7 +129,11 @@ impl AnyRunView {
         }
         let usage = used_by(used, run.id);
         let tree_usage = used.values().copied().fold(Usage::default(), Usage::plus).into();
-        Self::Main(Box::new(MainRunView { run: run.into(), usage, tree_usage }))
+        Self::Main(Box::new(MainRunView {
+            run: run.into(),
+            usage,
+            tree_usage,
+        }))
     }
 }
 
@@ -256,14 +274,23 @@ impl RunTreeView {
         };
         let tree_usage = mine.into_iter().fold(Usage::default(), Usage::plus).into();
         let background_tasks = vec![];
-        Some(Self { top: RunNodeView::with(top, used, &mut below), tree_usage, truncated, background_tasks })
+        Some(Self {
+            top: RunNodeView::with(top, used, &mut below),
+            tree_usage,
+            truncated,
+            background_tasks,
+        })
     }
 }
 
 impl RunNodeView {
     /// The node of `run` with those of its children, which lie in `below`, the youngest first.
     fn with(run: &Run, used: &Used, below: &mut HashMap<Uuid, Vec<Self>>) -> Self {
-        Self::of(run, used, below.remove(&run.id.0).unwrap_or_default().into_iter().rev().collect())
+        Self::of(
+            run,
+            used,
+            below.remove(&run.id.0).unwrap_or_default().into_iter().rev().collect(),
+        )
     }
 }
 

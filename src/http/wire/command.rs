@@ -74,7 +74,11 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal that says no more than this.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), more: Object::new() }
+        Self {
+            code,
+            message: message.into(),
+            more: Object::new(),
+        }
     }
 
     /// A parameter is wrong.
@@ -87,13 +91,29 @@ impl CommandAnswer {
     /// The command was obeyed.
     pub fn success(id: Value, result: Value, seq: Option<i64>) -> Self {
         let meta = seq.map(|seq| json!({"applied_through_seq": seq}));
-        Self { kind: "success", id, result: Some(result), error: None, message: None, meta, more: Object::new() }
+        Self {
+            kind: "success",
+            id,
+            result: Some(result),
+            error: None,
+            message: None,
+            meta,
+            more: Object::new(),
+        }
     }
 
     /// It was not.
     pub fn refusal(id: Value, refusal: Refusal) -> Self {
         let Refusal { code, message, more } = refusal;
-        Self { kind: "error", id, result: None, error: Some(code), message: Some(message), meta: None, more }
+        Self {
+            kind: "error",
+            id,
+            result: None,
+            error: Some(code),
+            message: Some(message),
+            meta: None,
+            more,
+        }
     }
 }
 
@@ -107,7 +127,11 @@ impl ThreadCommand {
         match (id.as_i64(), value.get("method").and_then(Value::as_str)) {
             (Some(id), Some(method)) => {
                 let params = value.get("params").cloned().unwrap_or_default();
-                Ok(Self { id, method: method.to_owned(), params })
+                Ok(Self {
+                    id,
+                    method: method.to_owned(),
+                    params,
+                })
             }
             _ => {
                 let text = "Protocol commands must include an integer id and string method.";

@@ -110,17 +110,31 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
 /// # Errors
 /// Names the field that is wrong.
 pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, ApiError> {
-    let CronCreate { run, rhythm } = CronCreate { run: fields(&payload)?, rhythm: fields(&payload)? };
-    let text = rhythm.schedule.as_deref().ok_or_else(|| Invalid::new("schedule", "is missing"))?;
+    let CronCreate { run, rhythm } = CronCreate {
+        run: fields(&payload)?,
+        rhythm: fields(&payload)?,
+    };
+    let text = rhythm
+        .schedule
+        .as_deref()
+        .ok_or_else(|| Invalid::new("schedule", "is missing"))?;
     let schedule = Schedule::read(text, rhythm.timezone.as_deref())?;
     let end = rhythm
         .end_time
         .as_deref()
         .map(|text| Timestamp::read(text).ok_or_else(|| Invalid::new("end_time", "must be an ISO 8601 date and time")));
-    let keep = word("on_run_completed", rhythm.on_run_completed.as_deref(), &[("delete", false), ("keep", true)])?;
+    let keep = word(
+        "on_run_completed",
+        rhythm.on_run_completed.as_deref(),
+        &[("delete", false), ("keep", true)],
+    )?;
     let wish = run.check(thread.map_or(Door::Stateless, Door::Thread))?.wish;
     if wish.resume.is_some() {
-        return Err(Invalid::new("command.resume", "makes no sense for a cron: nobody knows what will be asked").into());
+        return Err(Invalid::new(
+            "command.resume",
+            "makes no sense for a cron: nobody knows what will be asked",
+        )
+        .into());
     }
     if !wish.after.is_zero() {
         return Err(Invalid::new("after_seconds", "makes no sense for a cron: its schedule says when").into());
@@ -218,8 +232,13 @@ impl CronSearch {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(self) -> Result<(rows::CronSearch, Page, Select), ApiError> {
-        let assistant = self.assistant_id.map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
-        let thread = self.thread_id.map(|id| id.parse().map_err(|_| ApiError::bad_id("thread"))).transpose()?;
+        let assistant = self
+            .assistant_id
+            .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
+        let thread = self
+            .thread_id
+            .map(|id| id.parse().map_err(|_| ApiError::bad_id("thread")))
+            .transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
             CronSort::CronId => rows::CronSort::Id,
             CronSort::AssistantId => rows::CronSort::Assistant,
@@ -240,7 +259,11 @@ impl CronSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok((wanted, page, Select::checked(self.select.unwrap_or_default(), &COLUMNS)?))
+        Ok((
+            wanted,
+            page,
+            Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
+        ))
     }
 }
 

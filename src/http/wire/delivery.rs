@@ -89,6 +89,9 @@ impl DeliveryView {
     /// With what is sent.
     pub fn whole(delivery: Delivery) -> Self {
         let payload = serde_json::from_str(&delivery.body).ok();
-        Self { payload, ..Self::from(delivery) }
+        Self {
+            payload,
+            ..Self::from(delivery)
+        }
     }
 }

@@ -153,7 +153,9 @@ pub struct InterruptList {
 
 impl From<Vec<Asked>> for InterruptList {
     fn from(asked: Vec<Asked>) -> Self {
-        Self { interrupts: asked.into_iter().map(InterruptView::from).collect() }
+        Self {
+            interrupts: asked.into_iter().map(InterruptView::from).collect(),
+        }
     }
 }
 
@@ -204,7 +206,9 @@ mod tests {
     use super::*;
 
     fn answer(body: Value) -> Result<Value, Invalid> {
-        serde_json::from_value::<InterruptResolve>(body).expect("the shape is right").answer()
+        serde_json::from_value::<InterruptResolve>(body)
+            .expect("the shape is right")
+            .answer()
     }
 
     #[test]

@@ -65,7 +65,12 @@ impl ItemPut {
             Some(ItemIndex::Switch(false)) => Indexing::Off,
             Some(ItemIndex::Fields(fields)) => Indexing::Fields(TextPath::read_all("index", &fields)?),
         };
-        Ok(ItemWish { address, value: self.value, stay, indexing })
+        Ok(ItemWish {
+            address,
+            value: self.value,
+            stay,
+            indexing,
+        })
     }
 }
 
@@ -123,7 +128,11 @@ impl ItemSearchBody {
             limit: page.limit,
             offset: page.offset,
         };
-        Ok(Inquiry { wanted, query: self.query, refresh: self.refresh_ttl })
+        Ok(Inquiry {
+            wanted,
+            query: self.query,
+            refresh: self.refresh_ttl,
+        })
     }
 }
 
@@ -210,7 +219,10 @@ pub struct FoundItemView {
 
 impl From<FoundItem> for FoundItemView {
     fn from(found: FoundItem) -> Self {
-        Self { item: found.item.into(), score: found.score }
+        Self {
+            item: found.item.into(),
+            score: found.score,
+        }
     }
 }
 

@@ -51,7 +51,12 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
         return Err(Invalid::new("checkpoint.checkpoint_ns", reason).into());
     }
     let id = within("checkpoint_id").or(id);
-    id.map(|id| id.parse::<Uuid>().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id())).transpose()
+    id.map(|id| {
+        id.parse::<Uuid>()
+            .map(CheckpointId)
+            .map_err(|_| ApiError::bad_checkpoint_id())
+    })
+    .transpose()
 }
 
 /// A place in the history of an agent, named by an object: the namespace of a subagent (`checkpoint_ns`, empty or absent

@@ -49,11 +49,17 @@ impl Taken {
             results.truncate(1);
             results.resize_with(1, || None);
         }
-        Self { node: step.node.clone(), results }
+        Self {
+            node: step.node.clone(),
+            results,
+        }
     }
 
     fn bytes(&self) -> usize {
-        self.results.iter().map(|result| 256 + result.as_ref().map_or(0, |text| text.get().len())).sum()
+        self.results
+            .iter()
+            .map(|result| 256 + result.as_ref().map_or(0, |text| text.get().len()))
+            .sum()
     }
 }
 
@@ -110,7 +116,13 @@ impl Moments {
     /// Adds a checkpoint of which only the origin is wanted.
     pub fn add(&mut self, origin: Sketch) {
         let bytes = self.envelope(&origin);
-        self.push(Moment { origin, values: Values::default(), position: None, taken: None, bytes });
+        self.push(Moment {
+            origin,
+            values: Values::default(),
+            position: None,
+            taken: None,
+            bytes,
+        });
     }
 
     fn envelope(&self, origin: &Sketch) -> usize {
@@ -151,8 +163,12 @@ impl Moments {
     /// Notes the step at the checkpoint from which it was taken. The newest one counts.
     fn take(&mut self, step: &Entry, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == Source::Loop);
-        let Some(place) = parent.and_then(|parent| self.places.get(&parent)).copied() else { return };
-        let Some(moment) = self.kept.get_mut(place - self.gone) else { return };
+        let Some(place) = parent.and_then(|parent| self.places.get(&parent)).copied() else {
+            return;
+        };
+        let Some(moment) = self.kept.get_mut(place - self.gone) else {
+            return;
+        };
         if moment.taken.is_some() && !replaces {
             return;
         }
@@ -174,8 +190,12 @@ impl Visit for Moments {
             self.take(entry, true);
         }
         if self.parts.values {
-            let names: BTreeSet<&str> =
-                entry.writes.iter().flat_map(|update| update.fields.keys()).map(String::as_str).collect();
+            let names: BTreeSet<&str> = entry
+                .writes
+                .iter()
+                .flat_map(|update| update.fields.keys())
+                .map(String::as_str)
+                .collect();
             let follows = entry.parent.is_some() && entry.parent == self.newest;
             self.writer.fields_changed(follows.then_some(&names));
         }
@@ -194,12 +214,23 @@ impl Visit for Moments {
     }
 
     fn state(&mut self, state: Option<&State>) {
-        let Some((origin, position)) = self.next.take() else { return };
+        let Some((origin, position)) = self.next.take() else {
+            return;
+        };
         if self.only.as_ref().is_some_and(|only| !only.contains(&origin.id)) {
             return;
         }
-        let values = state.filter(|_| self.parts.values).map(|state| self.writer.write(state)).unwrap_or_default();
+        let values = state
+            .filter(|_| self.parts.values)
+            .map(|state| self.writer.write(state))
+            .unwrap_or_default();
         let bytes = self.envelope(&origin) + values.bytes();
-        self.push(Moment { origin, values, position, taken: None, bytes });
+        self.push(Moment {
+            origin,
+            values,
+            position,
+            taken: None,
+            bytes,
+        });
     }
 }

@@ -62,10 +62,16 @@ impl TtlWish {
     /// If it is none.
     pub fn check(self) -> Result<Ttl, Invalid> {
         if !(self.ttl > 0.0 && self.ttl <= LONGEST) {
-            return Err(Invalid::new("ttl.ttl", format!("must be more than 0 and at most {LONGEST} minutes")));
+            return Err(Invalid::new(
+                "ttl.ttl",
+                format!("must be more than 0 and at most {LONGEST} minutes"),
+            ));
         }
         let strategy = self.strategy.unwrap_or_default().into();
-        Ok(Ttl { after: Duration::from_secs_f64(self.ttl * 60.0), strategy })
+        Ok(Ttl {
+            after: Duration::from_secs_f64(self.ttl * 60.0),
+            strategy,
+        })
     }
 }
 
@@ -87,7 +93,11 @@ impl TtlView {
     pub fn of(thread: &Thread) -> Option<Self> {
         let ttl = thread.ttl?;
         let (strategy, ttl_minutes) = (ttl.strategy.into(), ttl.after.as_secs_f64() / 60.0);
-        Some(Self { strategy, ttl_minutes, expires_at: thread.expires_at.map(|at| at.to_string()) })
+        Some(Self {
+            strategy,
+            ttl_minutes,
+            expires_at: thread.expires_at.map(|at| at.to_string()),
+        })
     }
 }
 
@@ -114,7 +124,11 @@ impl ThreadPrune {
         if self.thread_ids.len() > MAX_IDS {
             return Err(Invalid::new("thread_ids", format!("has more than {MAX_IDS} entries")).into());
         }
-        let mut ids = self.thread_ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>()?;
+        let mut ids = self
+            .thread_ids
+            .iter()
+            .map(|id| read_id(id))
+            .collect::<Result<Vec<_>, _>>()?;
         ids.sort_unstable();
         ids.dedup();
         Ok((ids, self.strategy.into()))
@@ -161,7 +175,12 @@ impl ThreadStorage {
     pub fn new(thread: ThreadId, shares: &[Share]) -> Self {
         let of = |table: &str| {
             let share = shares.iter().find(|share| share.table == table);
-            share.map(|share| StorageShare { rows: share.rows, bytes: share.bytes }).unwrap_or_default()
+            share
+                .map(|share| StorageShare {
+                    rows: share.rows,
+                    bytes: share.bytes,
+                })
+                .unwrap_or_default()
         };
         Self {
             thread_id: thread.0,
@@ -182,10 +201,26 @@ mod tests {
     #[test]
     fn a_time_that_makes_no_sense_is_refused() {
         for minutes in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
-            let wish = TtlWish { ttl: minutes, strategy: None };
-            assert!(wish.check().is_err_and(|invalid| invalid.field == "ttl.ttl"), "{minutes}");
+            let wish = TtlWish {
+                ttl: minutes,
+                strategy: None,
+            };
+            assert!(
+                wish.check().is_err_and(|invalid| invalid.field == "ttl.ttl"),
+                "{minutes}"
+            );
         }
-        let ttl = TtlWish { ttl: 0.5, strategy: None }.check();
-        assert_eq!(ttl, Ok(Ttl { after: Duration::from_secs(30), strategy: TtlStrategy::Delete }));
+        let ttl = TtlWish {
+            ttl: 0.5,
+            strategy: None,
+        }
+        .check();
+        assert_eq!(
+            ttl,
+            Ok(Ttl {
+                after: Duration::from_secs(30),
+                strategy: TtlStrategy::Delete
+            })
+        );
     }
 }

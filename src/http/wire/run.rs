@@ -110,7 +110,10 @@ impl RunCreate {
     /// # Errors
     /// Names the field that is wrong.
     pub fn check(mut self, door: Door) -> Result<CheckedRun, ApiError> {
-        let assistant = self.assistant_id.as_deref().ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
+        let assistant = self
+            .assistant_id
+            .as_deref()
+            .ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
         let assistant = AssistantRef::read(assistant);
         let target = self.target(door)?;
         let on_disconnect = [("continue", false), ("cancel", true)];
@@ -126,17 +129,37 @@ impl RunCreate {
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
         domain::metadata::check(&metadata)?;
-        let wish = Wish { target, assistant, request, resume, metadata, after };
-        Ok(CheckedRun { wish, cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false) })
+        let wish = Wish {
+            target,
+            assistant,
+            request,
+            resume,
+            metadata,
+            after,
+        };
+        Ok(CheckedRun {
+            wish,
+            cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false),
+        })
     }
 
     fn target(&self, door: Door) -> Result<Target, Invalid> {
-        let create = word("if_not_exists", self.if_not_exists.as_deref(), &[("reject", false), ("create", true)])?;
-        let keep = word("on_completion", self.on_completion.as_deref(), &[("delete", false), ("keep", true)])?;
+        let create = word(
+            "if_not_exists",
+            self.if_not_exists.as_deref(),
+            &[("reject", false), ("create", true)],
+        )?;
+        let keep = word(
+            "on_completion",
+            self.on_completion.as_deref(),
+            &[("delete", false), ("keep", true)],
+        )?;
         Ok(match door {
             Door::Thread(thread) if create.unwrap_or(false) => Target::ThreadOrNew(thread),
             Door::Thread(thread) => Target::Thread(thread),
-            Door::Stateless => Target::Stateless { keep: keep.unwrap_or(false) },
+            Door::Stateless => Target::Stateless {
+                keep: keep.unwrap_or(false),
+            },
         })
     }
 
@@ -147,8 +170,13 @@ impl RunCreate {
             command.check_beside(input)?;
         }
         let input = input.filter(|_| self.command.is_none());
-        let strategies = [Multitask::Reject, Multitask::Rollback, Multitask::Interrupt, Multitask::Enqueue]
-            .map(|strategy| (strategy.word(), strategy));
+        let strategies = [
+            Multitask::Reject,
+            Multitask::Rollback,
+            Multitask::Interrupt,
+            Multitask::Enqueue,
+        ]
+        .map(|strategy| (strategy.word(), strategy));
         let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
             background: None,
@@ -188,7 +216,10 @@ impl RunCreate {
 
     fn modes(&self) -> Result<Vec<String>, Invalid> {
         let modes = texts("stream_mode", self.stream_mode.as_ref())?;
-        let unknown = modes.iter().enumerate().find(|(_, mode)| Mode::from_word(mode).is_none());
+        let unknown = modes
+            .iter()
+            .enumerate()
+            .find(|(_, mode)| Mode::from_word(mode).is_none());
         match unknown {
             Some((at, mode)) => {
                 let reason = format!("is {mode:?}, but allowed are: {}", Mode::ALL.map(Mode::word).join(", "));
@@ -201,9 +232,16 @@ impl RunCreate {
 
     /// The fields that only the answer repeats.
     fn extra(&self) -> Result<Object, Invalid> {
-        let given =
-            word("durability", self.durability.as_deref(), &[("sync", "sync"), ("async", "async"), ("exit", "exit")])?;
-        let older = if self.checkpoint_during == Some(false) { "exit" } else { "async" };
+        let given = word(
+            "durability",
+            self.durability.as_deref(),
+            &[("sync", "sync"), ("async", "async"), ("exit", "exit")],
+        )?;
+        let older = if self.checkpoint_during == Some(false) {
+            "exit"
+        } else {
+            "async"
+        };
         let mut extra = Object::from_iter([("durability".to_owned(), json!(given.unwrap_or(older)))]);
         if let Some(webhook) = &self.webhook {
             extra.insert("webhook".to_owned(), json!(webhook));
@@ -228,12 +266,21 @@ fn object(fields: &Object, name: &str) -> Option<Object> {
 /// Names the one that is wrong.
 pub(super) fn check_config(config: &Object) -> Result<(), Invalid> {
     for name in ["configurable", "metadata"] {
-        if config.get(name).is_some_and(|value| !value.is_object() && !value.is_null()) {
+        if config
+            .get(name)
+            .is_some_and(|value| !value.is_object() && !value.is_null())
+        {
             return Err(Invalid::new(format!("config.{name}"), "must be an object"));
         }
     }
-    if config.get("recursion_limit").is_some_and(|limit| !limit.is_null() && limit.as_u64().is_none_or(|n| n == 0)) {
-        return Err(Invalid::new("config.recursion_limit", "must be a whole number, 1 or more"));
+    if config
+        .get("recursion_limit")
+        .is_some_and(|limit| !limit.is_null() && limit.as_u64().is_none_or(|n| n == 0))
+    {
+        return Err(Invalid::new(
+            "config.recursion_limit",
+            "must be a whole number, 1 or more",
+        ));
     }
     if config.get("tags").is_some_and(|tags| !tags.is_null()) {
         texts("config.tags", config.get("tags"))?;
@@ -249,7 +296,9 @@ fn texts(field: &str, value: Option<&Value>) -> Result<Vec<String>, Invalid> {
         Some(Value::String(text)) => Ok(vec![text.clone()]),
         Some(Value::Array(items)) => {
             let text = |(at, item): (usize, &Value)| {
-                item.as_str().map(str::to_owned).ok_or_else(|| wrong(format!("{field}[{at}]")))
+                item.as_str()
+                    .map(str::to_owned)
+                    .ok_or_else(|| wrong(format!("{field}[{at}]")))
             };
             items.iter().enumerate().map(text).collect()
         }
@@ -358,7 +407,10 @@ impl From<Run> for RunView {
 impl RunView {
     /// A run as it was when it was made. It may be at work by the time the client reads this.
     pub fn just_made(run: Run) -> Self {
-        Self::from(Run { status: RunStatus::Pending, ..run })
+        Self::from(Run {
+            status: RunStatus::Pending,
+            ..run
+        })
     }
 }
 
@@ -366,13 +418,20 @@ impl RunView {
 fn kwargs(run: &Run) -> Value {
     let request = &run.request;
     let extra = |name: &str| request.extra.get(name).cloned().unwrap_or_default();
-    let durability = request.extra.get("durability").and_then(Value::as_str).unwrap_or("async");
+    let durability = request
+        .extra
+        .get("durability")
+        .and_then(Value::as_str)
+        .unwrap_or("async");
     let mut config = request.config.clone();
     let mut configurable = object(&config, "configurable").unwrap_or_default();
     configurable.extend([
         ("run_id".to_owned(), json!(run.id)),
         ("thread_id".to_owned(), json!(run.thread)),
-        ("graph_id".to_owned(), run.metadata.get("graph_id").cloned().unwrap_or_default()),
+        (
+            "graph_id".to_owned(),
+            run.metadata.get("graph_id").cloned().unwrap_or_default(),
+        ),
         ("assistant_id".to_owned(), json!(run.assistant)),
         ("user_id".to_owned(), json!("")),
     ]);

@@ -94,12 +94,19 @@ pub struct CheckpointView {
 impl CheckpointView {
     /// Names a checkpoint of the main agent.
     pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
-        Self { checkpoint_id: id.0, thread_id: thread.0, checkpoint_ns: String::new() }
+        Self {
+            checkpoint_id: id.0,
+            thread_id: thread.0,
+            checkpoint_ns: String::new(),
+        }
     }
 
     /// Names one of a subagent.
     pub fn within(thread: ThreadId, id: CheckpointId, namespace: &[TaskId]) -> Self {
-        Self { checkpoint_ns: namespace_text(namespace), ..Self::new(thread, id) }
+        Self {
+            checkpoint_ns: namespace_text(namespace),
+            ..Self::new(thread, id)
+        }
     }
 }
 
@@ -142,7 +149,10 @@ impl Scene {
 
     /// The tasks down to the agent whose history it is.
     pub fn namespace(&self) -> &[TaskId] {
-        self.child.as_ref().map(|child| child.lineage.namespace.as_slice()).unwrap_or_default()
+        self.child
+            .as_ref()
+            .map(|child| child.lineage.namespace.as_slice())
+            .unwrap_or_default()
     }
 
     /// The tasks of a step that was taken.
@@ -150,8 +160,15 @@ impl Scene {
         let node = step.node;
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = TaskId::of_step(Some(head), &node, at);
-            let asked = self.asked.iter().filter(|(task, _)| *task == id).map(|(_, asked)| brief(&asked.interrupt));
-            TaskView { result, ..task_view(id, &node, at, asked.collect()) }
+            let asked = self
+                .asked
+                .iter()
+                .filter(|(task, _)| *task == id)
+                .map(|(_, asked)| brief(&asked.interrupt));
+            TaskView {
+                result,
+                ..task_view(id, &node, at, asked.collect())
+            }
         };
         step.results.into_iter().enumerate().map(view).collect()
     }
@@ -159,9 +176,15 @@ impl Scene {
     /// The tasks that are still to be done.
     fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
         let view = |task: crate::domain::checkpoint::Task| {
-            let asked = self.asked.iter().filter(|(id, asked)| *id == task.id && asked.status == AskedStatus::Pending);
+            let asked = self
+                .asked
+                .iter()
+                .filter(|(id, asked)| *id == task.id && asked.status == AskedStatus::Pending);
             let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
-            TaskView { error: task.error, ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked) }
+            TaskView {
+                error: task.error,
+                ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked)
+            }
         };
         position.tasks(plan, head).into_iter().map(view).collect()
     }
@@ -169,7 +192,12 @@ impl Scene {
     /// How a checkpoint came to be.
     fn metadata(&self, origin: &Sketch, agent_name: &str) -> Object {
         let notes = origin.run.and_then(|run| self.notes.get(&run));
-        metadata_of(&self.thread, origin, notes, self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()))
+        metadata_of(
+            &self.thread,
+            origin,
+            notes,
+            self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()),
+        )
     }
 }
 
@@ -200,7 +228,11 @@ pub fn metadata_of(thread: &Thread, origin: &Sketch, notes: Option<&Object>, age
 pub fn run_metadata(run: &Run) -> Object {
     let configurable = run.request.config.get("configurable").and_then(Value::as_object);
     let simple = |(name, value): &(&String, &Value)| !name.starts_with("__") && !value.is_object() && !value.is_array();
-    let settings = configurable.into_iter().flatten().filter(simple).map(|(name, value)| (name.clone(), value.clone()));
+    let settings = configurable
+        .into_iter()
+        .flatten()
+        .filter(simple)
+        .map(|(name, value)| (name.clone(), value.clone()));
     let mut shown: Object = settings.collect();
     shown.extend(run.metadata.clone());
     shown.extend([
@@ -216,9 +248,26 @@ pub fn run_metadata(run: &Run) -> Object {
 }
 
 fn task_view(id: TaskId, node: &str, call: usize, interrupts: Vec<Value>) -> TaskView {
-    let path = if node == TOOLS { json!(["__pregel_push", call, false]) } else { json!(["__pregel_pull", node]) };
-    let name = if node.is_empty() { START.to_owned() } else { node.to_owned() };
-    TaskView { id: id.0, name, path, error: None, interrupts, checkpoint: None, state: None, result: None }
+    let path = if node == TOOLS {
+        json!(["__pregel_push", call, false])
+    } else {
+        json!(["__pregel_pull", node])
+    };
+    let name = if node.is_empty() {
+        START.to_owned()
+    } else {
+        node.to_owned()
+    };
+    TaskView {
+        id: id.0,
+        name,
+        path,
+        error: None,
+        interrupts,
+        checkpoint: None,
+        state: None,
+        result: None,
+    }
 }
 
 impl StateView {
@@ -270,7 +319,11 @@ impl StateUpdated {
     /// Names the checkpoint that a write left.
     pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
         let checkpoint = CheckpointView::new(thread, id);
-        Self { configurable: checkpoint.clone(), checkpoint, checkpoint_id: id.0 }
+        Self {
+            configurable: checkpoint.clone(),
+            checkpoint,
+            checkpoint_id: id.0,
+        }
     }
 }
 
@@ -343,13 +396,22 @@ impl StateSelect {
             None => name,
         };
         let fields: Vec<String> = names.into_iter().map(&mut field).collect();
-        Ok(Self { fields: Select::checked(fields, &FIELDS)?, values })
+        Ok(Self {
+            fields: Select::checked(fields, &FIELDS)?,
+            values,
+        })
     }
 
     /// What has to be read of checkpoints.
     pub fn parts(&self) -> Parts {
-        let tasks = ["tasks", "next", "interrupts"].into_iter().any(|field| self.fields.has(field));
-        Parts { values: self.fields.has("values"), keys: self.values.clone(), tasks }
+        let tasks = ["tasks", "next", "interrupts"]
+            .into_iter()
+            .any(|field| self.fields.has(field));
+        Parts {
+            values: self.fields.has("values"),
+            keys: self.values.clone(),
+            tasks,
+        }
     }
 
     /// Leaves only what is wanted of a state.

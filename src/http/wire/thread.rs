@@ -74,14 +74,28 @@ impl SuperstepWish {
         let check = |(number, update): (usize, NodeUpdate)| {
             let field = |name: &str| format!("supersteps[{at}].updates[{number}].{name}");
             let command = update.command.unwrap_or_default();
-            if let Some((name, _)) = command.iter().find(|(name, value)| *name != "update" && !value.is_null()) {
+            if let Some((name, _)) = command
+                .iter()
+                .find(|(name, value)| *name != "update" && !value.is_null())
+            {
                 let reason = "has no meaning in a history: a command can only update";
                 return Err(Invalid::new(field(&format!("command.{name}")), reason));
             }
-            let values = update.values.filter(|values| !values.is_null()).or_else(|| command.get("update").cloned());
-            Ok(NodeWrite { values: values.unwrap_or_default(), node: update.as_node })
+            let values = update
+                .values
+                .filter(|values| !values.is_null())
+                .or_else(|| command.get("update").cloned());
+            Ok(NodeWrite {
+                values: values.unwrap_or_default(),
+                node: update.as_node,
+            })
         };
-        let updates = self.updates.into_iter().enumerate().map(check).collect::<Result<_, _>>()?;
+        let updates = self
+            .updates
+            .into_iter()
+            .enumerate()
+            .map(check)
+            .collect::<Result<_, _>>()?;
         Ok(Superstep { updates })
     }
 }
@@ -105,7 +119,9 @@ impl ThreadCreate {
             id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
             metadata,
             ttl: self.ttl.map(TtlWish::check).transpose()?,
-            supersteps: supersteps.map(|(at, superstep)| superstep.check(at)).collect::<Result<_, _>>()?,
+            supersteps: supersteps
+                .map(|(at, superstep)| superstep.check(at))
+                .collect::<Result<_, _>>()?,
         })
     }
 }
@@ -249,7 +265,10 @@ impl ThreadSearch {
         if self.ids.as_ref().is_some_and(|ids| ids.len() > MAX_IDS) {
             return Err(Invalid::new("ids", format!("has more than {MAX_IDS} entries")).into());
         }
-        let ids = self.ids.map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>()).transpose()?;
+        let ids = self
+            .ids
+            .map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>())
+            .transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
             ThreadSort::ThreadId => rows::ThreadSort::Id,
             ThreadSort::Status => rows::ThreadSort::Status,
@@ -269,7 +288,12 @@ impl ThreadSearch {
             offset: page.offset.into(),
             ..rows::ThreadSearch::default()
         };
-        Ok(CheckedSearch { wanted, page, select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?, extract })
+        Ok(CheckedSearch {
+            wanted,
+            page,
+            select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
+            extract,
+        })
     }
 }
 
@@ -348,10 +372,14 @@ pub fn look_up(value: &Value, path: &str) -> Value {
     let mut found = value;
     for segment in path.split('.') {
         let (name, indexes) = segment.split_once('[').unwrap_or((segment, ""));
-        let Some(field) = found.get(name) else { return Value::Null };
+        let Some(field) = found.get(name) else {
+            return Value::Null;
+        };
         found = field;
         for index in indexes.split_terminator(']').map(|index| index.trim_start_matches('[')) {
-            let Some(item) = found.as_array().and_then(|items| item_at(items, index)) else { return Value::Null };
+            let Some(item) = found.as_array().and_then(|items| item_at(items, index)) else {
+                return Value::Null;
+            };
             found = item;
         }
     }
@@ -376,7 +404,11 @@ mod tests {
     fn a_fresh_thread_shows_all_its_keys() {
         let thread = Thread::new(ThreadId::mint(), Object::new(), Timestamp(0));
         let view = super::super::json(&ThreadView::new(thread, None, Object::new()));
-        assert_eq!(view.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()), Some(COLUMNS.to_vec()));
+        assert_eq!(
+            view.as_object()
+                .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()),
+            Some(COLUMNS.to_vec())
+        );
         assert_eq!(view["values"], Value::Null);
         assert_eq!(view["status"], "idle");
         assert_eq!(view["created_at"], "1970-01-01T00:00:00.000000+00:00");
@@ -384,7 +416,10 @@ mod tests {
 
     #[test]
     fn an_id_that_is_none_is_refused() {
-        let wish = ThreadCreate { thread_id: Some("nope".into()), ..ThreadCreate::default() };
+        let wish = ThreadCreate {
+            thread_id: Some("nope".into()),
+            ..ThreadCreate::default()
+        };
         let error = wish.into_wish().expect_err("nope is no id");
         assert_eq!(error.message(), "Invalid thread ID: must be a UUID");
     }
@@ -398,9 +433,19 @@ mod tests {
 
     #[test]
     fn a_search_checks_its_columns_and_its_page() {
-        let select = ThreadSearch { select: Some(vec!["bogus".into()]), ..ThreadSearch::default() };
-        assert!(select.check().is_err_and(|e| e.message().starts_with("select[0]: is \"bogus\"")));
-        let limit = ThreadSearch { limit: Some(0), ..ThreadSearch::default() };
+        let select = ThreadSearch {
+            select: Some(vec!["bogus".into()]),
+            ..ThreadSearch::default()
+        };
+        assert!(
+            select
+                .check()
+                .is_err_and(|e| e.message().starts_with("select[0]: is \"bogus\""))
+        );
+        let limit = ThreadSearch {
+            limit: Some(0),
+            ..ThreadSearch::default()
+        };
         assert!(limit.check().is_err_and(|e| e.message().starts_with("limit: ")));
     }
 

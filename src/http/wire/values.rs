@@ -35,7 +35,9 @@ struct Text(Arc<RawValue>);
 impl Text {
     /// A value that cannot be written as JSON is null. Messages, files and fields are records of JSON, so there is none.
     fn of(value: &impl Serialize) -> Self {
-        Self(Arc::from(to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned())))
+        Self(Arc::from(
+            to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+        ))
     }
 
     fn bytes(&self) -> usize {
@@ -87,7 +89,10 @@ impl Values {
         let part = |part: &Part| match part {
             Part::Whole(text) => text.bytes(),
             Part::List(texts) => texts.iter().map(Text::bytes).sum(),
-            Part::Map(texts) => texts.iter().map(|(name, text)| name.len() + 4 + text.bytes()).sum::<usize>(),
+            Part::Map(texts) => texts
+                .iter()
+                .map(|(name, text)| name.len() + 4 + text.bytes())
+                .sum::<usize>(),
         };
         self.0.iter().map(|(name, of)| name.len() + 6 + part(of)).sum()
     }
@@ -106,7 +111,10 @@ pub struct ValuesWriter {
 impl ValuesWriter {
     /// One that writes only these fields; all when there are none.
     pub fn new(keys: Vec<String>) -> Self {
-        Self { keys, ..Self::default() }
+        Self {
+            keys,
+            ..Self::default()
+        }
     }
 
     /// These fields were written since the last state, or may have been: all of them when none is named.
@@ -142,7 +150,11 @@ impl ValuesWriter {
 
     fn messages(&mut self, messages: &[Arc<Message>]) -> Vec<Text> {
         let mut before = std::mem::take(&mut self.messages);
-        let same = before.iter().zip(messages).take_while(|((known, _), message)| Arc::ptr_eq(known, message)).count();
+        let same = before
+            .iter()
+            .zip(messages)
+            .take_while(|((known, _), message)| Arc::ptr_eq(known, message))
+            .count();
         // Behind the first that is different, the others may stand elsewhere now.
         let behind: Vec<(Arc<Message>, Text)> = before.drain(same..).collect();
         let moved: HashMap<*const Message, &Text> =
@@ -165,7 +177,8 @@ impl ValuesWriter {
                 Some((_, path, text)) => (Arc::clone(path), text.clone()),
                 None => {
                     let (name, text): (Arc<str>, Text) = (Arc::from(path.as_str()), Text::of(file.as_ref()));
-                    self.files.insert(path.clone(), (Arc::clone(file), Arc::clone(&name), text.clone()));
+                    self.files
+                        .insert(path.clone(), (Arc::clone(file), Arc::clone(&name), text.clone()));
                     (name, text)
                 }
             };
@@ -193,21 +206,33 @@ mod tests {
     #[test]
     fn the_texts_are_those_of_the_state_whatever_was_written_replaced_or_removed() {
         let (mut state, mut writer) = (State::default(), ValuesWriter::default());
-        let with_id = |id: &str, text: &str| Message { id: Some(id.to_owned()), ..Message::human(text) };
-        let removal = Message { role: crate::domain::message::Role::Remove, ..with_id("a", "") };
+        let with_id = |id: &str, text: &str| Message {
+            id: Some(id.to_owned()),
+            ..Message::human(text)
+        };
+        let removal = Message {
+            role: crate::domain::message::Role::Remove,
+            ..with_id("a", "")
+        };
         let file = |text: &str| Some(Arc::new(File::text(text, Timestamp(0))));
         let updates = [
             Update::messages([with_id("a", "one"), with_id("b", "two")]),
             Update::messages([with_id("a", "ONE")]),
             Update::field("todos", json!(["x"])),
-            Update { files: BTreeMap::from([("/a".to_owned(), file("1"))]), ..Update::none() },
+            Update {
+                files: BTreeMap::from([("/a".to_owned(), file("1"))]),
+                ..Update::none()
+            },
             Update {
                 files: BTreeMap::from([("/a".to_owned(), file("2")), ("/b".to_owned(), file("3"))]),
                 ..Update::none()
             },
             Update::messages([removal, with_id("c", "three")]),
             Update::field("todos", json!([])),
-            Update { files: BTreeMap::from([("/a".to_owned(), None)]), ..Update::none() },
+            Update {
+                files: BTreeMap::from([("/a".to_owned(), None)]),
+                ..Update::none()
+            },
             Update::field("_private", json!(1)),
         ];
         for update in &updates {
@@ -216,7 +241,11 @@ mod tests {
         }
         let text = serde_json::to_string(&writer.write(&state)).expect("JSON");
         assert_eq!(text, serde_json::to_string(&state).expect("JSON"));
-        assert!(writer.write(&state).bytes().abs_diff(text.len()) < 64, "{} of {text}", writer.write(&state).bytes());
+        assert!(
+            writer.write(&state).bytes().abs_diff(text.len()) < 64,
+            "{} of {text}",
+            writer.write(&state).bytes()
+        );
     }
 
     #[test]

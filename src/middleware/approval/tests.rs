@@ -10,7 +10,11 @@ fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
         "properties": {"to": {"type": "string"}, "body": {"type": "string"}, "query": {"type": "string"}},
         "required": required,
     });
-    Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters })
+    Arc::new(ToolSpec {
+        name: name.to_owned(),
+        description: String::new(),
+        parameters,
+    })
 }
 
 /// A tool that nobody calls.
@@ -32,13 +36,23 @@ fn policy() -> Approval {
     let rules = BTreeMap::from([
         (
             "send_email".to_owned(),
-            ApprovalRule::Choices(ApprovalChoices { allowed_decisions: three, description: None }),
+            ApprovalRule::Choices(ApprovalChoices {
+                allowed_decisions: three,
+                description: None,
+            }),
         ),
         ("pay".to_owned(), ApprovalRule::Switch(true)),
         ("lookup".to_owned(), ApprovalRule::Switch(false)),
     ]);
-    let specs = [spec("send_email", &["to", "body"]), spec("pay", &["to"]), spec("lookup", &["query"])];
-    Approval::new(rules, Toolbox::new(specs.map(|spec| Arc::new(Stub(spec)) as Arc<dyn Tool>)))
+    let specs = [
+        spec("send_email", &["to", "body"]),
+        spec("pay", &["to"]),
+        spec("lookup", &["query"]),
+    ];
+    Approval::new(
+        rules,
+        Toolbox::new(specs.map(|spec| Arc::new(Stub(spec)) as Arc<dyn Tool>)),
+    )
 }
 
 fn mail(id: &str) -> ToolCall {
@@ -51,9 +65,16 @@ fn call(id: &str, name: &str) -> ToolCall {
 }
 
 fn saying(calls: &[ToolCall]) -> State {
-    let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata: None };
+    let role = Role::Ai {
+        tool_calls: calls.to_vec(),
+        invalid_tool_calls: vec![],
+        usage_metadata: None,
+    };
     let answer = Message::new(role, "").with_id("ai-1");
-    State { messages: vec![Arc::new(Message::human("go")), Arc::new(answer)], ..State::default() }
+    State {
+        messages: vec![Arc::new(Message::human("go")), Arc::new(answer)],
+        ..State::default()
+    }
 }
 
 async fn hook(state: &State, answer: Option<Value>) -> Result<Reaction, Halt> {
@@ -69,7 +90,9 @@ async fn question(state: &State) -> Question {
 }
 
 async fn decided_by(state: &State, decisions: Value) -> Update {
-    let reaction = hook(state, Some(json!({"decisions": decisions}))).await.expect("a reaction");
+    let reaction = hook(state, Some(json!({"decisions": decisions})))
+        .await
+        .expect("a reaction");
     assert_eq!(reaction.jump, None);
     reaction.update
 }
@@ -109,7 +132,9 @@ async fn nothing_is_asked_when_no_call_needs_approval() {
 #[tokio::test]
 async fn a_call_that_has_a_result_is_not_asked_about() {
     let mut state = saying(&[mail("m")]);
-    state.messages.push(Arc::new(Message::tool(&mail("m"), ToolStatus::Error, "limit")));
+    state
+        .messages
+        .push(Arc::new(Message::tool(&mail("m"), ToolStatus::Error, "limit")));
     assert_eq!(hook(&state, None).await, Ok(Reaction::default()));
 }
 
@@ -146,7 +171,13 @@ async fn the_schema_of_the_answer_admits_what_is_allowed_and_nothing_else() {
 async fn an_approval_repeats_the_answer_and_nothing_more() {
     let state = saying(&[mail("m")]);
     let update = decided_by(&state, json!([{"type": "approve"}])).await;
-    assert_eq!(update, Update { messages: vec![Arc::clone(&state.messages[1])], ..Update::none() });
+    assert_eq!(
+        update,
+        Update {
+            messages: vec![Arc::clone(&state.messages[1])],
+            ..Update::none()
+        }
+    );
 }
 
 #[tokio::test]
@@ -155,7 +186,10 @@ async fn an_edit_leaves_the_answer_as_it_is_and_notes_what_runs() {
     let action = json!({"name": "send_email", "args": {"to": "z", "body": "b"}});
     let update = decided_by(&state, json!([{"type": "edit", "edited_action": action}])).await;
     assert_eq!(update.messages, [Arc::clone(&state.messages[1])]);
-    assert_eq!(update.fields, BTreeMap::from([(EDITED_CALLS.to_owned(), json!({"m": action}))]));
+    assert_eq!(
+        update.fields,
+        BTreeMap::from([(EDITED_CALLS.to_owned(), json!({"m": action}))])
+    );
 }
 
 #[tokio::test]
@@ -165,7 +199,12 @@ async fn rejections_and_responses_are_results() {
         {"type": "reject", "message": "not now"}, {"type": "reject"}, {"type": "respond", "message": "paid by hand"},
     ]);
     let update = decided_by(&saying(&calls), decisions).await;
-    let results: Vec<Message> = update.messages.iter().skip(1).map(|message| (**message).clone()).collect();
+    let results: Vec<Message> = update
+        .messages
+        .iter()
+        .skip(1)
+        .map(|message| (**message).clone())
+        .collect();
     let default = "User rejected the tool call for `pay` with id p. The tool was not executed. \
         Do not retry this tool call unless the user explicitly requests it.";
     let expected = [
@@ -184,8 +223,15 @@ async fn rejections_and_responses_are_results() {
 async fn an_answer_that_does_not_fit_makes_the_same_question_again() {
     let state = saying(&[mail("m")]);
     let asked = question(&state).await;
-    for answer in [json!("yes"), json!({"decisions": []}), json!({"decisions": [{"type": "odd"}]})] {
-        assert_eq!(hook(&state, Some(answer)).await, Err(Halt::Ask(Box::new(asked.clone()))));
+    for answer in [
+        json!("yes"),
+        json!({"decisions": []}),
+        json!({"decisions": [{"type": "odd"}]}),
+    ] {
+        assert_eq!(
+            hook(&state, Some(answer)).await,
+            Err(Halt::Ask(Box::new(asked.clone())))
+        );
     }
 }
 
@@ -195,18 +241,27 @@ async fn an_old_edit_does_not_hit_a_new_call_of_the_same_id() {
     let cleared = BTreeMap::from([(EDITED_CALLS.to_owned(), json!({}))]);
     let mut state = saying(&[mail("m")]);
     state.fields.insert(EDITED_CALLS.to_owned(), json!({"m": action}));
-    assert_eq!(question(&state).await.value["action_requests"][0]["args"], json!({"to": "a@b.c", "body": "hi"}));
+    assert_eq!(
+        question(&state).await.value["action_requests"][0]["args"],
+        json!({"to": "a@b.c", "body": "hi"})
+    );
     assert_eq!(decided_by(&state, json!([{"type": "approve"}])).await.fields, cleared);
     let mut free = saying(&[call("m", "lookup")]);
     free.fields.insert(EDITED_CALLS.to_owned(), json!({"m": action}));
-    assert_eq!(hook(&free, None).await.map(|reaction| reaction.update.fields), Ok(cleared));
+    assert_eq!(
+        hook(&free, None).await.map(|reaction| reaction.update.fields),
+        Ok(cleared)
+    );
 }
 
 #[tokio::test]
 async fn the_result_of_an_edited_call_says_what_ran() {
     let mut state = saying(&[mail("m")]);
     let args = json!({"to": "edited@b.c", "body": "changed"});
-    state.fields.insert(EDITED_CALLS.to_owned(), json!({"m": {"name": "send_email", "args": args}}));
+    state.fields.insert(
+        EDITED_CALLS.to_owned(),
+        json!({"m": {"name": "send_email", "args": args}}),
+    );
     let sent = Answer::message(Message::tool(&mail("m"), ToolStatus::Success, "sent"));
     let answer = policy().receive(&Scope::sample(Timestamp(0)), &state, &mail("m"), sent);
     let expected = "Note: a human reviewer replaced this tool call before it ran. The call recorded in your message is \

@@ -77,19 +77,38 @@ impl Subagents {
         let words = Words::of(menu.dialect);
         let written = |card: &SubagentCard| Some((card.name.clone(), card.instructions.clone()?));
         let instructions: Vec<(String, String)> = menu.cards.iter().filter_map(written).collect();
-        let guide = (!instructions.is_empty())
-            .then(|| Arc::new(Guide { spec: Arc::new(words.guide_spec(&instructions)), instructions, words }));
+        let guide = (!instructions.is_empty()).then(|| {
+            Arc::new(Guide {
+                spec: Arc::new(words.guide_spec(&instructions)),
+                instructions,
+                words,
+            })
+        });
         let fallback = menu.general.clone().filter(|_| menu.falls_back());
         let names = menu.cards.iter().map(|card| card.name.clone()).collect();
         let spec = Arc::new(words.task_spec(menu));
-        let task = Task { spec, names, fallback, general: menu.general.clone(), words };
-        Self { task: Arc::new(task), guide, prompt: words.prompt(menu), refuses: false }
+        let task = Task {
+            spec,
+            names,
+            fallback,
+            general: menu.general.clone(),
+            words,
+        };
+        Self {
+            task: Arc::new(task),
+            guide,
+            prompt: words.prompt(menu),
+            refuses: false,
+        }
     }
 
     /// The same for a fork: it looks like its caller to the model, but nothing is delegated.
     #[must_use]
     pub fn refusing(&self) -> Self {
-        Self { refuses: true, ..self.clone() }
+        Self {
+            refuses: true,
+            ..self.clone()
+        }
     }
 }
 
@@ -143,8 +162,12 @@ impl Task {
     /// Why a call cannot be granted.
     fn refusal(&self, call: &ToolCall) -> Option<String> {
         let known = self.words.all();
-        let unknown: Vec<String> =
-            call.args.keys().filter(|key| !known.contains(&key.as_str())).map(|key| format!("`{key}`")).collect();
+        let unknown: Vec<String> = call
+            .args
+            .keys()
+            .filter(|key| !known.contains(&key.as_str()))
+            .map(|key| format!("`{key}`"))
+            .collect();
         if !unknown.is_empty() {
             let (order, subagent) = (self.words.order, self.words.subagent);
             return Some(format!(
@@ -179,7 +202,10 @@ impl Task {
     fn chosen(&self, call: &ToolCall) -> String {
         let wanted = call.args.get(self.words.subagent).and_then(|value| value.as_str());
         let known = wanted.filter(|wanted| self.names.iter().any(|name| name == wanted));
-        let general = self.fallback.as_deref().or(self.general.as_deref().filter(|_| wanted.is_none()));
+        let general = self
+            .fallback
+            .as_deref()
+            .or(self.general.as_deref().filter(|_| wanted.is_none()));
         known.or(general).or(wanted).unwrap_or_default().to_owned()
     }
 }
@@ -200,7 +226,10 @@ impl Tool for Task {
             system_prompt: self.words.prompt.and_then(argument),
             ..Order::default()
         };
-        Ok(CallOutcome::Delegate(Delegation { subagent: self.chosen(call), order }))
+        Ok(CallOutcome::Delegate(Delegation {
+            subagent: self.chosen(call),
+            order,
+        }))
     }
 }
 
@@ -218,10 +247,17 @@ impl Tool for Guide {
     }
 
     async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let wanted = call.args.get(self.words.subagent).and_then(|value| value.as_str()).unwrap_or_default();
+        let wanted = call
+            .args
+            .get(self.words.subagent)
+            .and_then(|value| value.as_str())
+            .unwrap_or_default();
         let answer = match self.instructions.iter().find(|(name, _)| name == wanted) {
             Some((_, text)) => Answer::message(Message::tool(call, ToolStatus::Success, text.clone())),
-            None => Answer::error(call, format!("Nothing is written about `{wanted}`. Go by its description.")),
+            None => Answer::error(
+                call,
+                format!("Nothing is written about `{wanted}`. Go by its description."),
+            ),
         };
         Ok(CallOutcome::Answer(answer))
     }

@@ -48,7 +48,12 @@ impl Words {
             TaskDialect::Synaptic => ("description", "agent_type", None),
             TaskDialect::Sagents => ("instructions", "task_name", Some("system_prompt")),
         };
-        Self { order, subagent, prompt, dialect }
+        Self {
+            order,
+            subagent,
+            prompt,
+            dialect,
+        }
     }
 
     /// All of them.
@@ -74,7 +79,11 @@ impl Words {
         let parameters = json!({
             "type": "object", "properties": properties, "required": required, "additionalProperties": false,
         });
-        ToolSpec { name: TASK.to_owned(), description: self.description(menu), parameters }
+        ToolSpec {
+            name: TASK.to_owned(),
+            description: self.description(menu),
+            parameters,
+        }
     }
 
     fn description(self, menu: &Menu) -> String {
@@ -99,7 +108,11 @@ impl Words {
             "additionalProperties": false,
         });
         let description = "Tells how work for a subagent is to be described. Read it before you delegate to it.";
-        ToolSpec { name: GUIDE.to_owned(), description: description.to_owned(), parameters }
+        ToolSpec {
+            name: GUIDE.to_owned(),
+            description: description.to_owned(),
+            parameters,
+        }
     }
 
     /// What is added to the instructions of the agent.

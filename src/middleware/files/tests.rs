@@ -15,8 +15,15 @@ fn write(id: &str, name: &str, path: &str) -> ToolCall {
 }
 
 fn saying(calls: Vec<ToolCall>) -> State {
-    let role = Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None };
-    State { messages: vec![Arc::new(Message::new(role, ""))], ..State::default() }
+    let role = Role::Ai {
+        tool_calls: calls,
+        invalid_tool_calls: vec![],
+        usage_metadata: None,
+    };
+    State {
+        messages: vec![Arc::new(Message::new(role, ""))],
+        ..State::default()
+    }
 }
 
 /// Makes the call through the policy; the innermost layer answers with `text`.
@@ -26,7 +33,12 @@ async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
         async move { Ok(CallOutcome::Answer(answer)) }.boxed()
     };
     let scope = Scope::sample(NOW);
-    let next = NextCall { rest: &[], make: &make, scope: &scope, state };
+    let next = NextCall {
+        rest: &[],
+        make: &make,
+        scope: &scope,
+        state,
+    };
     let policy = Files::new(Arc::new(StateFiles), FileRules::default());
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
@@ -36,7 +48,11 @@ async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
 
 #[tokio::test]
 async fn only_the_first_of_two_calls_that_change_one_file_runs() {
-    let calls = [write("a", "write_file", "/x"), write("b", "edit_file", "x/"), write("c", "delete", "/y")];
+    let calls = [
+        write("a", "write_file", "/x"),
+        write("b", "edit_file", "x/"),
+        write("c", "delete", "/y"),
+    ];
     let state = saying(calls.to_vec());
     let mut ran = vec![];
     for call in calls {
@@ -44,14 +60,19 @@ async fn only_the_first_of_two_calls_that_change_one_file_runs() {
         let answer = through(&state, call, "ran").await;
         ran.push((id, answer.writes.messages[0].content == Content::from("ran")));
     }
-    assert_eq!(ran, [("a".to_owned(), true), ("b".to_owned(), false), ("c".to_owned(), true)]);
+    assert_eq!(
+        ran,
+        [("a".to_owned(), true), ("b".to_owned(), false), ("c".to_owned(), true)]
+    );
 }
 
 #[tokio::test]
 async fn a_call_that_was_answered_already_does_not_stand_in_the_way() {
     let calls = [write("a", "write_file", "/x"), write("b", "write_file", "/x")];
     let mut state = saying(calls.to_vec());
-    state.messages.push(Arc::new(Message::tool(&calls[0], ToolStatus::Error, "rejected")));
+    state
+        .messages
+        .push(Arc::new(Message::tool(&calls[0], ToolStatus::Error, "rejected")));
     let answer = through(&state, calls[1].clone(), "ran").await;
     assert_eq!(answer.writes.messages[0].content, Content::from("ran"));
 }
@@ -63,10 +84,17 @@ async fn a_long_result_becomes_a_file_and_a_notice() {
     let call = ToolCall::new("call/1", "big", Map::new());
     let answer = through(&saying(vec![call.clone()]), call, &text).await;
     let file = Some(Arc::new(File::text(text.clone(), NOW)));
-    assert_eq!(answer.writes.files, [("/large_tool_results/call_1".to_owned(), file)].into());
+    assert_eq!(
+        answer.writes.files,
+        [("/large_tool_results/call_1".to_owned(), file)].into()
+    );
     let notice = answer.writes.messages[0].content.text();
-    for fact in ["/large_tool_results/call_1", "\n5: line 5 ", "\n[10 lines left out]\n16: line 16 ", "\n20: line 20 "]
-    {
+    for fact in [
+        "/large_tool_results/call_1",
+        "\n5: line 5 ",
+        "\n[10 lines left out]\n16: line 16 ",
+        "\n20: line 20 ",
+    ] {
         assert!(notice.contains(fact), "{fact}");
     }
     assert!(notice.len() < 11_000, "{}", notice.len());
@@ -90,6 +118,8 @@ fn blocks_that_are_not_text_stay() {
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
     let shortened = shorten(Answer::message(message), NOW);
-    let Content::Blocks(blocks) = &shortened.writes.messages[0].content else { panic!("no blocks") };
+    let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
+        panic!("no blocks")
+    };
     assert_eq!((blocks.len(), &blocks[1]), (2, &image));
 }

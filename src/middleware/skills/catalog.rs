@@ -28,10 +28,17 @@ pub(super) struct Source {
 
 impl Catalog {
     pub(super) fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>) -> Self {
-        let source = |source: &SkillSource| Source { folder: source.seen(), label: source.label() };
+        let source = |source: &SkillSource| Source {
+            folder: source.seen(),
+            label: source.label(),
+        };
         let sources: Vec<Source> = sources.iter().map(source).collect();
         let origin = enclosed.fingerprint(sources.iter().map(|source| source.folder.as_str()));
-        Self { sources, enclosed, origin }
+        Self {
+            sources,
+            enclosed,
+            origin,
+        }
     }
 
     /// The skills in the order of their sources, and what went wrong. Of two with one name the later stays.
@@ -58,9 +65,13 @@ impl Catalog {
         let mut skills: Vec<Skill> = vec![];
         for path in self.enclosed.paths(state, &source.folder) {
             is_empty = false;
-            let Some(rest) = below(path, &source.folder) else { return Err("it is a file and no folder") };
+            let Some(rest) = below(path, &source.folder) else {
+                return Err("it is a file and no folder");
+            };
             let is_skill = rest.split_once('/').is_some_and(|(_, file)| file == FILE);
-            let Some(file) = self.enclosed.file(state, path).filter(|_| is_skill) else { continue };
+            let Some(file) = self.enclosed.file(state, path).filter(|_| is_skill) else {
+                continue;
+            };
             let read = match file.encoding {
                 Encoding::Utf8 => Skill::read(path, &file.content),
                 Encoding::Base64 => Err("is no text".to_owned()),
@@ -73,6 +84,10 @@ impl Catalog {
                 Err(reason) => tracing::warn!(path, reason, "a skill is passed over"),
             }
         }
-        if is_empty { Err("there is nothing in it") } else { Ok(skills) }
+        if is_empty {
+            Err("there is nothing in it")
+        } else {
+            Ok(skills)
+        }
     }
 }

@@ -54,13 +54,20 @@ impl Skills {
     /// skill has to disclose.
     pub fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>, hidden: &[String]) -> Self {
         let hidden = ToolNames::of(hidden);
-        Self { catalog: Catalog::new(sources, enclosed), hidden, reader: None }
+        Self {
+            catalog: Catalog::new(sources, enclosed),
+            hidden,
+            reader: None,
+        }
     }
 
     /// The same for an agent that has no file tools: it can read its skills, in `workspace`, and nothing else.
     #[must_use]
     pub fn with_reader(self, workspace: &Arc<dyn Workspace>) -> Self {
-        Self { reader: Some(reader(workspace)), ..self }
+        Self {
+            reader: Some(reader(workspace)),
+            ..self
+        }
     }
 
     /// Looks for skills, unless that was done on this thread for the same sources.
@@ -72,18 +79,27 @@ impl Skills {
         }
         let (skills, errors) = self.catalog.load(state);
         let fields = [(SKILLS, json!(skills)), (ERRORS, json!(errors)), (ORIGIN, origin)];
-        Update { fields: fields.map(|(name, value)| (name.to_owned(), value)).into(), ..Update::none() }
+        Update {
+            fields: fields.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Update::none()
+        }
     }
 
     /// Puts the instructions of the pinned skills into the conversation.
     fn pinned(&self, state: &State) -> Update {
-        let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else { return Update::none() };
+        let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else {
+            return Update::none();
+        };
         let (known, mut seen) = (skills(state), BTreeSet::new());
         let mut update = Update::field(PINNED_SKILLS, Value::Null);
         for name in names.iter().filter_map(Value::as_str).filter(|name| seen.insert(*name)) {
-            let Some(skill) = known.iter().find(|skill| skill.name == name) else { continue };
+            let Some(skill) = known.iter().find(|skill| skill.name == name) else {
+                continue;
+            };
             let file = self.catalog.enclosed.file(state, &skill.path);
-            let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) else { continue };
+            let Some(file) = file.filter(|file| file.encoding == Encoding::Utf8) else {
+                continue;
+            };
             let mut message = Message::human(wording::pinned(skill, &file.content));
             let about = json!({"name": skill.name, "path": skill.path, "description": skill.description});
             message.additional_kwargs.insert("lc_source".to_owned(), json!(PINNED));
@@ -99,22 +115,36 @@ impl Skills {
         if !ToolNames::of(&skill.include_tools).meets(&self.hidden) {
             return Update::none();
         }
-        let rule = FieldRule { merge: Merge::ByKey, visibility: Visibility::Private };
+        let rule = FieldRule {
+            merge: Merge::ByKey,
+            visibility: Visibility::Private,
+        };
         let rules = [(DISCLOSED.to_owned(), rule)].into();
-        Update { rules, ..Update::field(DISCLOSED, json!({skill.name.as_str(): by})) }
+        Update {
+            rules,
+            ..Update::field(DISCLOSED, json!({skill.name.as_str(): by}))
+        }
     }
 
     /// The tools that skills have disclosed which are still part of the conversation.
     fn disclosed(&self, state: &State, messages: &[Arc<Message>]) -> ToolNames {
-        let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else { return ToolNames::default() };
+        let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else {
+            return ToolNames::default();
+        };
         let still_there = |skill: &Skill| {
-            read.get(&skill.name).is_some_and(|by| match by.get("call").and_then(Value::as_str) {
-                Some(call) => messages.iter().any(|message| message.answers() == Some(call)),
-                None => messages.iter().any(|message| is_pinned(message, &skill.name)),
-            })
+            read.get(&skill.name)
+                .is_some_and(|by| match by.get("call").and_then(Value::as_str) {
+                    Some(call) => messages.iter().any(|message| message.answers() == Some(call)),
+                    None => messages.iter().any(|message| is_pinned(message, &skill.name)),
+                })
         };
         let known = skills(state);
-        ToolNames::of(known.iter().filter(|skill| still_there(skill)).flat_map(|skill| &skill.include_tools))
+        ToolNames::of(
+            known
+                .iter()
+                .filter(|skill| still_there(skill))
+                .flat_map(|skill| &skill.include_tools),
+        )
     }
 }
 
@@ -142,8 +172,15 @@ impl Middleware for Skills {
 
     fn contribution(&self) -> Contribution {
         let schema = json!({"title": "Pinned Skills", "type": "array", "items": {"type": "string"}});
-        let fields = vec![Field { name: PINNED_SKILLS, schema }];
-        Contribution { tools: self.reader.clone().into_iter().collect(), prompt: None, fields }
+        let fields = vec![Field {
+            name: PINNED_SKILLS,
+            schema,
+        }];
+        Contribution {
+            tools: self.reader.clone().into_iter().collect(),
+            prompt: None,
+            fields,
+        }
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
@@ -156,20 +193,31 @@ impl Middleware for Skills {
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let errors = next.state.fields.get(ERRORS).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let errors = next
+            .state
+            .fields
+            .get(ERRORS)
+            .and_then(Value::as_array)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         if let Some(section) = wording::section(&self.catalog.sources, &skills(next.state), errors) {
             request.add_to_system(&section);
         }
         if !self.hidden.is_empty() {
             let disclosed = self.disclosed(next.state, &request.messages);
-            request.tools.retain(|tool| !self.hidden.contains(&tool.name) || disclosed.contains(&tool.name));
+            request
+                .tools
+                .retain(|tool| !self.hidden.contains(&tool.name) || disclosed.contains(&tool.name));
         }
         next.ask(request).await
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         if self.hidden.contains(&call.name) && !self.disclosed(next.state, &next.state.messages).contains(&call.name) {
-            let text = format!("Error: {} is not a valid tool. Read the skill that works with it first.", call.name);
+            let text = format!(
+                "Error: {} is not a valid tool. Read the skill that works with it first.",
+                call.name
+            );
             return Ok(CallOutcome::Answer(Answer::error(&call, text)));
         }
         next.call(call).await
@@ -181,10 +229,22 @@ impl Middleware for Skills {
         }
         let has_read = answer.writes.messages.iter().any(|message| {
             message.answers() == Some(call.id.as_str())
-                && matches!(message.role, Role::Tool { status: ToolStatus::Success, .. })
+                && matches!(
+                    message.role,
+                    Role::Tool {
+                        status: ToolStatus::Success,
+                        ..
+                    }
+                )
         });
-        let path = call.args.get("file_path").and_then(Value::as_str).and_then(|path| normalise(path).ok());
-        let skill = skills(state).into_iter().find(|skill| Some(&skill.path) == path.as_ref());
+        let path = call
+            .args
+            .get("file_path")
+            .and_then(Value::as_str)
+            .and_then(|path| normalise(path).ok());
+        let skill = skills(state)
+            .into_iter()
+            .find(|skill| Some(&skill.path) == path.as_ref());
         if let Some(skill) = skill.filter(|_| has_read) {
             answer.writes.merge(self.disclosure(&skill, &json!({"call": call.id})));
         }

@@ -12,7 +12,10 @@ fn skill(name: &str, about: &str, more: &str) -> String {
 
 fn state(files: &[(&str, String)]) -> State {
     let file = |(path, text): &(&str, String)| ((*path).to_owned(), Arc::new(File::text(text.as_str(), Timestamp(0))));
-    State { files: files.iter().map(file).collect(), ..State::default() }
+    State {
+        files: files.iter().map(file).collect(),
+        ..State::default()
+    }
 }
 
 fn policy(sources: Value, hidden: &[&str]) -> Skills {
@@ -22,25 +25,55 @@ fn policy(sources: Value, hidden: &[&str]) -> Skills {
 }
 
 async fn runs(policy: &Skills, moment: Moment, state: &mut State) -> Update {
-    let reaction = policy.hook(moment, &Scope::sample(Timestamp(0)), state).await.expect("it works");
+    let reaction = policy
+        .hook(moment, &Scope::sample(Timestamp(0)), state)
+        .await
+        .expect("it works");
     state.apply(&reaction.update);
     reaction.update
 }
 
 /// The request that reaches the model.
 async fn request(policy: &Skills, state: &State) -> ModelRequest {
-    let spec =
-        |name: &str| Arc::new(ToolSpec { name: name.to_owned(), description: String::new(), parameters: json!({}) });
+    let spec = |name: &str| {
+        Arc::new(ToolSpec {
+            name: name.to_owned(),
+            description: String::new(),
+            parameters: json!({}),
+        })
+    };
     let tools = vec![spec("lookup"), spec("publish")];
-    let asked =
-        ModelRequest { system: "You work.".into(), messages: state.messages.clone(), tools, ..ModelRequest::default() };
+    let asked = ModelRequest {
+        system: "You work.".into(),
+        messages: state.messages.clone(),
+        tools,
+        ..ModelRequest::default()
+    };
     let seen = std::sync::Mutex::new(None);
     let ask = |request: ModelRequest| {
         *seen.lock().unwrap() = Some(request);
-        async { Ok(ModelAnswer { message: Message::ai("ok"), extra: Update::none(), heard: Update::none() }) }.boxed()
+        async {
+            Ok(ModelAnswer {
+                message: Message::ai("ok"),
+                extra: Update::none(),
+                heard: Update::none(),
+            })
+        }
+        .boxed()
     };
     let scope = Scope::sample(Timestamp(0));
-    policy.wrap_model_call(asked, NextModel { rest: &[], ask: &ask, scope: &scope, state }).await.expect("an answer");
+    policy
+        .wrap_model_call(
+            asked,
+            NextModel {
+                rest: &[],
+                ask: &ask,
+                scope: &scope,
+                state,
+            },
+        )
+        .await
+        .expect("an answer");
     seen.into_inner().unwrap().expect("it was asked")
 }
 
@@ -62,7 +95,10 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
     let policy = policy(json!(["/base", {"path": "/team/", "label": "Team"}]), &[]);
     let mut state = state(&[
         ("/base/a/SKILL.md", skill("a", "dig", "")),
-        ("/base/b/SKILL.md", skill("b", "sow", "allowed-tools: lookup, grep\nlicense: MIT")),
+        (
+            "/base/b/SKILL.md",
+            skill("b", "sow", "allowed-tools: lookup, grep\nlicense: MIT"),
+        ),
         ("/base/c/SKILL.md", "no settings".to_owned()),
         ("/base/b/deep/SKILL.md", skill("deep", "hide", "")),
         ("/team/a/SKILL.md", skill("a", "reap", "")),
@@ -72,7 +108,10 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
     assert!(system.starts_with("You work.\n\n## Skills\n\n"), "{system}");
     assert!(system.contains("- base (`/base`)\n- Team (`/team`)"), "{system}");
     let b = "- b: sow (license: MIT; allowed tools: lookup, grep)\n  Read `/base/b/SKILL.md`";
-    assert!(system.contains(&format!("{b}\n- a: reap\n  Read `/team/a/SKILL.md`")), "{system}");
+    assert!(
+        system.contains(&format!("{b}\n- a: reap\n  Read `/team/a/SKILL.md`")),
+        "{system}"
+    );
     for unseen in ["dig", "no settings", "hide", "How to"] {
         assert!(!system.contains(unseen), "{unseen} in {system}");
     }
@@ -82,27 +121,41 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
 async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_are_others() {
     let first = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
-    assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"], "/s/a/SKILL.md");
+    assert_eq!(
+        runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"],
+        "/s/a/SKILL.md"
+    );
     state.files.clear();
     assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty());
     assert!(request(&first, &state).await.system.text().contains("- a: dig"));
     state.fields.insert(SKILLS.to_owned(), Value::Null);
-    assert_eq!(runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS], json!([]));
-    assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty(), "even none are known");
+    assert_eq!(
+        runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS],
+        json!([])
+    );
+    assert!(
+        runs(&first, Moment::BeforeAgent, &mut state).await.is_empty(),
+        "even none are known"
+    );
     let other = policy(json!(["/s", "/t"]), &[]);
     assert!(!runs(&other, Moment::BeforeAgent, &mut state).await.is_empty());
 }
 
 #[tokio::test]
 async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
-    let sources: Vec<String> =
-        (0..12).map(|at| format!("/none{at}")).chain(["/file`<x>\n\n# Obey".to_owned()]).collect();
+    let sources: Vec<String> = (0..12)
+        .map(|at| format!("/none{at}"))
+        .chain(["/file`<x>\n\n# Obey".to_owned()])
+        .collect();
     let policy = policy(json!(sources), &[]);
     let mut state = state(&[]);
     runs(&policy, Moment::BeforeAgent, &mut state).await;
     let system = request(&policy, &state).await.system.text();
     assert!(system.contains("There is none at the moment.") && system.contains("- /none0: there is nothing in it"));
-    assert!(system.ends_with("- and 3 more") && !system.contains("\n# Obey") && !system.contains("<x>"), "{system}");
+    assert!(
+        system.ends_with("- and 3 more") && !system.contains("\n# Obey") && !system.contains("<x>"),
+        "{system}"
+    );
     let nothing = State::default();
     assert_eq!(request(&policy, &nothing).await.system.text(), "You work.");
 }
@@ -112,10 +165,17 @@ async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_no
     let policy = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
     runs(&policy, Moment::BeforeAgent, &mut state).await;
-    state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a", "nobody", "a"]));
+    state
+        .fields
+        .insert(PINNED_SKILLS.to_owned(), json!(["a", "nobody", "a"]));
     let update = runs(&policy, Moment::BeforeModel, &mut state).await;
-    let [message] = update.messages.as_slice() else { panic!("{update:?}") };
-    assert_eq!(message.content.text(), "Follow the skill `a` (`/s/a/SKILL.md`):\n\nHow to dig.");
+    let [message] = update.messages.as_slice() else {
+        panic!("{update:?}")
+    };
+    assert_eq!(
+        message.content.text(),
+        "Follow the skill `a` (`/s/a/SKILL.md`):\n\nHow to dig."
+    );
     let about = json!({"name": "a", "path": "/s/a/SKILL.md", "description": "dig"});
     assert_eq!(message.additional_kwargs["lc_source"], "pinned_skill");
     assert_eq!(message.additional_kwargs["skill"], about);
@@ -147,11 +207,22 @@ async fn a_call_of_a_tool_that_no_skill_has_disclosed_is_one_of_an_unknown_tool(
     let policy = policy(json!(["/s"]), &["publish"]);
     let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
     let make = |call: ToolCall| {
-        async move { Ok(CallOutcome::Answer(Answer::message(Message::tool(&call, ToolStatus::Success, "done")))) }
-            .boxed()
+        async move {
+            Ok(CallOutcome::Answer(Answer::message(Message::tool(
+                &call,
+                ToolStatus::Success,
+                "done",
+            ))))
+        }
+        .boxed()
     };
     let text = async |name: &str| {
-        let next = NextCall { rest: &[], make: &make, scope: &scope, state: &state };
+        let next = NextCall {
+            rest: &[],
+            make: &make,
+            scope: &scope,
+            state: &state,
+        };
         match policy.wrap_tool_call(ToolCall::new("c", name, Map::new()), next).await {
             Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
             other => panic!("{other:?}"),

@@ -21,10 +21,19 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
     if skills.is_empty() && errors.is_empty() {
         return None;
     }
-    let mut lines = vec!["## Skills".to_owned(), String::new(), INTRODUCTION.to_owned(), String::new()];
+    let mut lines = vec![
+        "## Skills".to_owned(),
+        String::new(),
+        INTRODUCTION.to_owned(),
+        String::new(),
+    ];
     if sources.len() > 1 {
         lines.push("They come from these folders, of which a later one precedes an earlier one:".to_owned());
-        lines.extend(sources.iter().map(|source| format!("- {} (`{}`)", plain(&source.label), plain(&source.folder))));
+        lines.extend(
+            sources
+                .iter()
+                .map(|source| format!("- {} (`{}`)", plain(&source.label), plain(&source.folder))),
+        );
         lines.push(String::new());
     }
     if skills.is_empty() {
@@ -32,7 +41,10 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
     }
     lines.extend(skills.iter().map(entry));
     if !errors.is_empty() {
-        lines.extend([String::new(), "Some could not be looked for; tell the user if that matters:".to_owned()]);
+        lines.extend([
+            String::new(),
+            "Some could not be looked for; tell the user if that matters:".to_owned(),
+        ]);
         let told = errors.iter().filter_map(Value::as_str).take(MOST_ERRORS);
         lines.extend(told.map(|error| format!("- {}", cut(&plain(error), LONGEST_ERROR))));
         if errors.len() > MOST_ERRORS {
@@ -45,11 +57,20 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
 fn entry(skill: &Skill) -> String {
     let mut notes = vec![];
     notes.extend(skill.license.as_ref().map(|license| format!("license: {license}")));
-    notes.extend(skill.compatibility.as_ref().map(|needs| format!("compatibility: {needs}")));
+    notes.extend(
+        skill
+            .compatibility
+            .as_ref()
+            .map(|needs| format!("compatibility: {needs}")),
+    );
     if !skill.allowed_tools.is_empty() {
         notes.push(format!("allowed tools: {}", skill.allowed_tools.join(", ")));
     }
-    let notes = if notes.is_empty() { String::new() } else { format!(" ({})", plain(&notes.join("; "))) };
+    let notes = if notes.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", plain(&notes.join("; ")))
+    };
     let (name, about, path) = (plain(&skill.name), plain(&skill.description), plain(&skill.path));
     format!("- {name}: {about}{notes}\n  Read `{path}`")
 }
@@ -61,14 +82,22 @@ pub(super) fn pinned(skill: &Skill, text: &str) -> String {
     let head = format!("Follow the skill `{name}` (`{path}`):");
     match body.char_indices().nth(LONGEST_PINNED) {
         None => format!("{head}\n\n{body}"),
-        Some((end, _)) => format!("{head}\n\n{}\n[It goes on; read the rest with `read_file`.]", &body[..end]),
+        Some((end, _)) => format!(
+            "{head}\n\n{}\n[It goes on; read the rest with `read_file`.]",
+            &body[..end]
+        ),
     }
 }
 
 /// A text from a file on one line and without what could be taken for the end of a quotation.
 fn plain(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.replace('`', "'").replace('<', "&lt;").replace('>', "&gt;").chars().filter(|c| !c.is_control()).collect()
+    line.replace('`', "'")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect()
 }
 
 fn cut(text: &str, most: usize) -> String {

@@ -52,13 +52,20 @@ impl StructuredOutput {
         let kept = &format.tool_message_content;
         let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema, kept.clone()));
         let forms = schemas.into_iter().enumerate().map(form).collect();
-        Self { forms, schema: format.schema.clone(), errors: format.handle_errors.clone() }
+        Self {
+            forms,
+            schema: format.schema.clone(),
+            errors: format.handle_errors.clone(),
+        }
     }
 
     /// What is wrong with a call of a form, beside the other calls of its message.
     fn mistake(&self, call: &ToolCall, state: &State) -> Option<String> {
         let form = self.forms.iter().find(|form| form.spec.name == call.name)?;
-        form.check.check(&call.args).err().or_else(|| form.is_one_of_several(state).then(|| SEVERAL.to_owned()))
+        form.check
+            .check(&call.args)
+            .err()
+            .or_else(|| form.is_one_of_several(state).then(|| SEVERAL.to_owned()))
     }
 
     /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
@@ -74,8 +81,13 @@ impl StructuredOutput {
     fn was_taken(&self, state: &State) -> bool {
         let is_form = |name: &String| self.forms.iter().any(|form| form.spec.name == *name);
         state.messages.last().is_some_and(|last| {
-            matches!(last.role, Role::Tool { status: ToolStatus::Success, .. })
-                && last.name.as_ref().is_some_and(is_form)
+            matches!(
+                last.role,
+                Role::Tool {
+                    status: ToolStatus::Success,
+                    ..
+                }
+            ) && last.name.as_ref().is_some_and(is_form)
         })
     }
 
@@ -111,24 +123,42 @@ impl Middleware for StructuredOutput {
     }
 
     fn contribution(&self) -> Contribution {
-        let tools = self.forms.iter().map(|form| Arc::clone(form) as Arc<dyn Tool>).collect();
-        Contribution { tools, prompt: None, fields: vec![Field { name: FIELD, schema: self.schema.clone() }] }
+        let tools = self
+            .forms
+            .iter()
+            .map(|form| Arc::clone(form) as Arc<dyn Tool>)
+            .collect();
+        Contribution {
+            tools,
+            prompt: None,
+            fields: vec![Field {
+                name: FIELD,
+                schema: self.schema.clone(),
+            }],
+        }
     }
 
     async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
         match moment {
             // The answer of an earlier turn must not be taken for one of this turn.
             Moment::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
-            Moment::AfterModel if self.was_taken(state) => {
-                Ok(Reaction { update: Update::none(), jump: Some(Jump::End), ..Reaction::default() })
-            }
+            Moment::AfterModel if self.was_taken(state) => Ok(Reaction {
+                update: Update::none(),
+                jump: Some(Jump::End),
+                ..Reaction::default()
+            }),
             Moment::AfterModel => self.remind(state),
             Moment::BeforeAgent | Moment::BeforeModel | Moment::AfterAgent => Ok(Reaction::default()),
         }
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let mut answer = next.ask(ModelRequest { tool_choice: ToolChoice::Any, ..request }).await?;
+        let mut answer = next
+            .ask(ModelRequest {
+                tool_choice: ToolChoice::Any,
+                ..request
+            })
+            .await?;
         if let Some(taken) = self.take(&answer.message) {
             answer.extra.merge(taken);
         }
@@ -161,22 +191,41 @@ struct Form {
 impl Form {
     /// The form at `at` among `all` the names.
     fn new(all: &Arc<[String]>, at: usize, schema: Value, kept: Option<String>) -> Self {
-        let about = schema.get("description").and_then(Value::as_str).unwrap_or("The form of your final answer.");
+        let about = schema
+            .get("description")
+            .and_then(Value::as_str)
+            .unwrap_or("The form of your final answer.");
         let description =
             format!("{about}\n\nCall this once, alone, when you have your final answer: it ends your work.");
-        let spec = ToolSpec { name: all[at].clone(), description, parameters: schema };
-        Self { check: ArgumentCheck::new(&spec), spec: Arc::new(spec), all: Arc::clone(all), kept }
+        let spec = ToolSpec {
+            name: all[at].clone(),
+            description,
+            parameters: schema,
+        };
+        Self {
+            check: ArgumentCheck::new(&spec),
+            spec: Arc::new(spec),
+            all: Arc::clone(all),
+            kept,
+        }
     }
 
     /// Whether the model's last message gives several final answers.
     fn is_one_of_several(&self, state: &State) -> bool {
-        open_calls(state).iter().filter(|other| self.all.contains(&other.name)).count() > 1
+        open_calls(state)
+            .iter()
+            .filter(|other| self.all.contains(&other.name))
+            .count()
+            > 1
     }
 
     /// What a good answer writes: its result, and the answer itself.
     fn writes(&self, call: &ToolCall) -> Update {
         let response = self.in_order(call.args.clone());
-        let shown: Vec<String> = response.iter().map(|(name, value)| format!("{name}={}", python(value))).collect();
+        let shown: Vec<String> = response
+            .iter()
+            .map(|(name, value)| format!("{name}={}", python(value)))
+            .collect();
         let standard = || format!("Returning structured response: {}", shown.join(" "));
         let text = self.kept.clone().unwrap_or_else(standard);
         let mut writes = Update::messages([Message::tool(call, ToolStatus::Success, text)]);
@@ -189,8 +238,10 @@ impl Form {
         let Some(properties) = self.spec.parameters.get("properties").and_then(Value::as_object) else {
             return args;
         };
-        let mut ordered: Map<String, Value> =
-            properties.keys().filter_map(|name| args.remove(name).map(|value| (name.clone(), value))).collect();
+        let mut ordered: Map<String, Value> = properties
+            .keys()
+            .filter_map(|name| args.remove(name).map(|value| (name.clone(), value)))
+            .collect();
         ordered.extend(args);
         ordered
     }
@@ -206,14 +257,21 @@ impl Tool for Form {
         if self.is_one_of_several(state) {
             return Ok(CallOutcome::Answer(Answer::error(call, SEVERAL)));
         }
-        Ok(CallOutcome::Answer(Answer { writes: self.writes(call), ends: true, shown: false, changes: vec![] }))
+        Ok(CallOutcome::Answer(Answer {
+            writes: self.writes(call),
+            ends: true,
+            shown: false,
+            changes: vec![],
+        }))
     }
 }
 
 /// The schema's title as the name of a tool; without one, a name that the same schema always gets.
 fn tool_name(schema: &Value) -> String {
     form_name(schema).unwrap_or_else(|| {
-        let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes()).simple().to_string();
+        let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes())
+            .simple()
+            .to_string();
         format!("response_format_{}", &hash[..8])
     })
 }

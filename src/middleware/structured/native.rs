@@ -31,7 +31,10 @@ impl NativeAnswer {
     pub fn new(format: &AnswerFormat) -> Self {
         // A schema that is none was refused when the definition was read.
         let schema = Schema::compile(&format.schema).ok();
-        Self { format: Arc::new(format.clone()), schema }
+        Self {
+            format: Arc::new(format.clone()),
+            schema,
+        }
     }
 
     /// The answer in a message that calls no tools.
@@ -65,7 +68,9 @@ impl NativeAnswer {
     fn fitting(&self, value: Value) -> Result<Value, String> {
         let problem = match self.schema.as_ref().map(|schema| schema.judge(&value)) {
             None | Some(Verdict::Fits) => None,
-            Some(Verdict::Wrong(errors)) => errors.first().map(|error| format!("`{}`: {error}", error.instance_path())),
+            Some(Verdict::Wrong(errors)) => errors
+                .first()
+                .map(|error| format!("`{}`: {error}", error.instance_path())),
             Some(Verdict::Unexplained(reason)) => Some(format!("it {reason}")),
         };
         problem.map_or(Ok(value), Err)
@@ -89,7 +94,10 @@ impl Middleware for NativeAnswer {
 
     fn contribution(&self) -> Contribution {
         Contribution {
-            fields: vec![Field { name: FIELD, schema: self.format.schema.clone() }],
+            fields: vec![Field {
+                name: FIELD,
+                schema: self.format.schema.clone(),
+            }],
             ..Contribution::default()
         }
     }
@@ -109,15 +117,28 @@ impl Middleware for NativeAnswer {
                     ),
                     HandleErrors::Say(text) => text.clone(),
                 };
-                let failure = (FAILURE, "the model was told of the required form and did not keep to it");
-                Reminder { source: OURS, text, failure }.about(state)
+                let failure = (
+                    FAILURE,
+                    "the model was told of the required form and did not keep to it",
+                );
+                Reminder {
+                    source: OURS,
+                    text,
+                    failure,
+                }
+                .about(state)
             }
             _ => Ok(Reaction::default()),
         }
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let mut answer = next.ask(ModelRequest { answer_format: Some(Arc::clone(&self.format)), ..request }).await?;
+        let mut answer = next
+            .ask(ModelRequest {
+                answer_format: Some(Arc::clone(&self.format)),
+                ..request
+            })
+            .await?;
         if is_final(&answer.message)
             && let Ok(response) = self.read(&answer.message)
         {
@@ -150,12 +171,26 @@ mod tests {
         let seen = AtomicBool::new(false);
         let ask = |request: ModelRequest| {
             seen.store(request.answer_format.is_some(), Ordering::Relaxed);
-            async move { Ok(ModelAnswer { message: Message::ai(says), heard: Update::none(), extra: Update::none() }) }
-                .boxed()
+            async move {
+                Ok(ModelAnswer {
+                    message: Message::ai(says),
+                    heard: Update::none(),
+                    extra: Update::none(),
+                })
+            }
+            .boxed()
         };
         let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
-        let next = NextModel { rest: &[], ask: &ask, scope: &scope, state: &state };
-        let answer = policy(json!(true)).wrap_model_call(ModelRequest::default(), next).await.expect("an answer");
+        let next = NextModel {
+            rest: &[],
+            ask: &ask,
+            scope: &scope,
+            state: &state,
+        };
+        let answer = policy(json!(true))
+            .wrap_model_call(ModelRequest::default(), next)
+            .await
+            .expect("an answer");
         let taken = answer.extra.fields.get(FIELD).cloned();
         (taken, seen.into_inner())
     }
@@ -171,13 +206,17 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_fit_is_sent_back_twice_or_fails_at_once() {
         let mut state = State::default();
-        state.messages.extend([Message::human("go"), Message::ai("words")].map(Arc::new));
+        state
+            .messages
+            .extend([Message::human("go"), Message::ai("words")].map(Arc::new));
         let scope = Scope::sample(Timestamp(0));
         let strict = policy(json!(false)).hook(Moment::AfterModel, &scope, &state).await;
         assert!(matches!(strict, Err(Halt::Fail(failure)) if failure.message.contains("no JSON")));
         for _ in 0..2 {
-            let reaction =
-                policy(json!("JSON, please.")).hook(Moment::AfterModel, &scope, &state).await.expect("a reminder");
+            let reaction = policy(json!("JSON, please."))
+                .hook(Moment::AfterModel, &scope, &state)
+                .await
+                .expect("a reminder");
             assert_eq!(reaction.jump, Some(Jump::Model));
             assert_eq!(reaction.update.messages[0].content.text(), "JSON, please.");
             state.apply(&reaction.update);
@@ -190,10 +229,15 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_was_taken_needs_no_reminder_and_is_forgotten_with_the_next_turn() {
         let mut state = State::default();
-        state.messages.extend([Message::human("go"), Message::ai(r#"{"a": "x"}"#)].map(Arc::new));
+        state
+            .messages
+            .extend([Message::human("go"), Message::ai(r#"{"a": "x"}"#)].map(Arc::new));
         state.apply(&Update::field(FIELD, json!({"a": "x"})));
         let scope = Scope::sample(Timestamp(0));
-        assert_eq!(policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await, Ok(Reaction::default()));
+        assert_eq!(
+            policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await,
+            Ok(Reaction::default())
+        );
         let forgotten = policy(json!(true)).hook(Moment::BeforeAgent, &scope, &state).await;
         assert_eq!(forgotten, Ok(Update::field(FIELD, Value::Null).into()));
     }

@@ -27,18 +27,30 @@ fn answering(id: &str) -> ToolCall {
 }
 
 fn calling(calls: Vec<ToolCall>) -> Message {
-    Message::new(Role::Ai { tool_calls: calls, invalid_tool_calls: vec![], usage_metadata: None }, "")
+    Message::new(
+        Role::Ai {
+            tool_calls: calls,
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        },
+        "",
+    )
 }
 
 fn state(messages: Vec<Message>) -> State {
-    State { messages: messages.into_iter().map(Arc::new).collect(), ..State::default() }
+    State {
+        messages: messages.into_iter().map(Arc::new).collect(),
+        ..State::default()
+    }
 }
 
 fn reminder() -> Message {
     let mut reminder = Message::human(
         "Your answer was plain text and nobody will read it. Give your final answer by calling `Finding`.",
     );
-    reminder.additional_kwargs.insert("lc_source".to_owned(), json!("structured_output"));
+    reminder
+        .additional_kwargs
+        .insert("lc_source".to_owned(), json!("structured_output"));
     reminder
 }
 
@@ -49,7 +61,10 @@ async fn hook(moment: Moment, state: &State) -> Result<Reaction, Halt> {
 async fn outcome(calls: Vec<ToolCall>) -> Answer {
     let first = calls[0].clone();
     let state = state(vec![calling(calls)]);
-    match policy().forms[0].call(&Scope::sample(Timestamp(0)), &state, &first).await {
+    match policy().forms[0]
+        .call(&Scope::sample(Timestamp(0)), &state, &first)
+        .await
+    {
         Ok(CallOutcome::Answer(answer)) => answer,
         other => panic!("{other:?}"),
     }
@@ -63,7 +78,10 @@ async fn the_call_of_the_form_is_the_answer_and_ends_the_work() {
     expected.writes.fields = BTreeMap::from([("structured_response".to_owned(), response.clone())]);
     expected.ends = true;
     let answer = outcome(vec![answering("a")]).await;
-    assert_eq!(answer.writes.fields["structured_response"].to_string(), response.to_string());
+    assert_eq!(
+        answer.writes.fields["structured_response"].to_string(),
+        response.to_string()
+    );
     assert_eq!(answer, expected);
 }
 
@@ -71,15 +89,33 @@ async fn the_call_of_the_form_is_the_answer_and_ends_the_work() {
 async fn two_answers_in_one_message_are_both_refused() {
     let answer = outcome(vec![answering("a"), answering("b")]).await;
     assert!(!answer.ends && answer.writes.fields.is_empty());
-    assert!(matches!(answer.writes.messages[0].role, Role::Tool { status: ToolStatus::Error, .. }));
+    assert!(matches!(
+        answer.writes.messages[0].role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    ));
 }
 
 #[tokio::test]
 async fn a_plain_answer_is_met_with_a_reminder_twice_and_then_fails() {
-    let mut messages = vec![Message::human("go"), reminder(), Message::human("go on"), Message::ai("so")];
-    let expected = Reaction { update: Update::messages([reminder()]), jump: Some(Jump::Model), ..Reaction::default() };
+    let mut messages = vec![
+        Message::human("go"),
+        reminder(),
+        Message::human("go on"),
+        Message::ai("so"),
+    ];
+    let expected = Reaction {
+        update: Update::messages([reminder()]),
+        jump: Some(Jump::Model),
+        ..Reaction::default()
+    };
     for _ in 0..2 {
-        assert_eq!(hook(Moment::AfterModel, &state(messages.clone())).await, Ok(expected.clone()));
+        assert_eq!(
+            hook(Moment::AfterModel, &state(messages.clone())).await,
+            Ok(expected.clone())
+        );
         messages.extend([reminder(), Message::ai("so")]);
     }
     let failed = hook(Moment::AfterModel, &state(messages)).await;
@@ -97,7 +133,10 @@ async fn the_answer_of_an_earlier_turn_is_forgotten() {
     let mut state = state(vec![Message::human("go")]);
     assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
     state.fields.insert(FIELD.to_owned(), json!({"summary": "old"}));
-    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Update::field(FIELD, Value::Null).into()));
+    assert_eq!(
+        hook(Moment::BeforeAgent, &state).await,
+        Ok(Update::field(FIELD, Value::Null).into())
+    );
     state.fields.insert(FIELD.to_owned(), Value::Null);
     assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
 }
@@ -106,12 +145,26 @@ async fn the_answer_of_an_earlier_turn_is_forgotten() {
 async fn the_model_must_call_a_tool() {
     let ask = |request: ModelRequest| {
         let text = format!("{:?}", request.tool_choice);
-        async move { Ok(ModelAnswer { message: Message::ai(text), heard: Update::none(), extra: Update::none() }) }
-            .boxed()
+        async move {
+            Ok(ModelAnswer {
+                message: Message::ai(text),
+                heard: Update::none(),
+                extra: Update::none(),
+            })
+        }
+        .boxed()
     };
     let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
-    let next = NextModel { rest: &[], ask: &ask, scope: &scope, state: &state };
-    let answer = policy().wrap_model_call(ModelRequest::default(), next).await.expect("an answer");
+    let next = NextModel {
+        rest: &[],
+        ask: &ask,
+        scope: &scope,
+        state: &state,
+    };
+    let answer = policy()
+        .wrap_model_call(ModelRequest::default(), next)
+        .await
+        .expect("an answer");
     assert_eq!(answer.message.content.text(), "Any");
 }
 
@@ -119,17 +172,27 @@ async fn the_model_must_call_a_tool() {
 async fn a_message_that_is_only_the_answer_is_taken_at_once() {
     let written = |calls: Vec<ToolCall>| policy().take(&calling(calls));
     let taken = written(vec![answering("a")]).expect("it is taken");
-    assert_eq!(taken.fields[FIELD].to_string(), r#"{"summary":"it is so","confidence":0.5}"#);
+    assert_eq!(
+        taken.fields[FIELD].to_string(),
+        r#"{"summary":"it is so","confidence":0.5}"#
+    );
     assert_eq!(taken.messages.len(), 1);
     let wrong = ToolCall::new("a", "Finding", Map::new());
     assert_eq!(written(vec![wrong]), None);
     assert_eq!(written(vec![answering("a"), answering("b")]), None);
-    assert_eq!(written(vec![answering("a"), ToolCall::new("b", "lookup", Map::new())]), None);
+    assert_eq!(
+        written(vec![answering("a"), ToolCall::new("b", "lookup", Map::new())]),
+        None
+    );
     assert_eq!(written(vec![]), None);
 
     let mut after = state(vec![Message::human("go"), calling(vec![answering("a")])]);
     after.apply(&taken);
-    let end = Reaction { update: Update::none(), jump: Some(Jump::End), ..Reaction::default() };
+    let end = Reaction {
+        update: Update::none(),
+        jump: Some(Jump::End),
+        ..Reaction::default()
+    };
     assert_eq!(hook(Moment::AfterModel, &after).await, Ok(end));
 }
 
@@ -143,7 +206,10 @@ fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     assert_eq!(names(json!({"title": "My form!", "type": "object"})), ["My_form_"]);
     let generated = names(json!({"type": "object"}));
     assert_eq!(generated, names(json!({"type": "object"})));
-    assert!(generated[0].starts_with("response_format_") && generated[0].len() == 24, "{generated:?}");
+    assert!(
+        generated[0].starts_with("response_format_") && generated[0].len() == 24,
+        "{generated:?}"
+    );
     let either = json!({"oneOf": [{"title": "A", "type": "object"}, {"title": "B", "type": "object"}]});
     assert_eq!(names(either), ["A", "B"]);
 }
@@ -158,7 +224,17 @@ async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, H
         let (policy, scope, state) = (&policy, &scope, &state);
         async move { policy.forms[0].call(scope, state, &call).await }.boxed()
     };
-    policy.wrap_tool_call(call, NextCall { rest: &[], make: &make, scope: &scope, state: &state }).await
+    policy
+        .wrap_tool_call(
+            call,
+            NextCall {
+                rest: &[],
+                make: &make,
+                scope: &scope,
+                state: &state,
+            },
+        )
+        .await
 }
 
 fn told(outcome: Result<CallOutcome, Halt>) -> String {
@@ -171,9 +247,15 @@ fn told(outcome: Result<CallOutcome, Halt>) -> String {
 #[tokio::test]
 async fn what_does_not_fit_is_met_as_the_format_says() {
     let wrong = || vec![ToolCall::new("a", "Finding", Map::new())];
-    assert_eq!(told(filled_in(json!("Both fields, please."), wrong()).await), "Both fields, please.");
+    assert_eq!(
+        told(filled_in(json!("Both fields, please."), wrong()).await),
+        "Both fields, please."
+    );
     let twice = vec![answering("a"), answering("b")];
-    assert_eq!(told(filled_in(json!("Once, please."), twice.clone()).await), "Once, please.");
+    assert_eq!(
+        told(filled_in(json!("Once, please."), twice.clone()).await),
+        "Once, please."
+    );
     for calls in [wrong(), twice] {
         let failed = filled_in(json!(false), calls).await;
         assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "StructuredOutputError"));

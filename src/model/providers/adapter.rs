@@ -45,7 +45,14 @@ impl<W> Adapter<W> {
         (http, limits): (DynHttpClient, AnswerLimits),
         key: Option<SecretString>,
     ) -> Self {
-        Self { kind, model: model.to_owned(), wire, http, limits, key }
+        Self {
+            kind,
+            model: model.to_owned(),
+            wire,
+            http,
+            limits,
+            key,
+        }
     }
 }
 
@@ -80,19 +87,27 @@ where
             separator,
         };
         // What fails here was not sent.
-        let streamed = driver::Model::new(self.wire.clone(), transport).stream(built).map_err(|error| {
-            self.unsupported(&request.messages).unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
-        })?;
+        let streamed = driver::Model::new(self.wire.clone(), transport)
+            .stream(built)
+            .map_err(|error| {
+                self.unsupported(&request.messages)
+                    .unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
+            })?;
         let reading = Reading {
             streamed: Some(streamed),
-            pieces: Pieces { ids, ..Pieces::default() },
+            pieces: Pieces {
+                ids,
+                ..Pieces::default()
+            },
             kind: self.kind,
             limits: self.limits,
             model: self.model.clone(),
             key: self.key.clone(),
         };
-        Ok(stream::unfold(Box::new(reading), |mut reading| async move { Some((reading.next().await?, reading)) })
-            .boxed())
+        Ok(stream::unfold(Box::new(reading), |mut reading| async move {
+            Some((reading.next().await?, reading))
+        })
+        .boxed())
     }
 }
 
@@ -151,7 +166,9 @@ impl Reading {
                 Ok(None) => return self.finish().await,
                 Err(_) => {
                     self.streamed = None;
-                    return Some(Err(ModelError::TimedOut { message: limit.to_string() }));
+                    return Some(Err(ModelError::TimedOut {
+                        message: limit.to_string(),
+                    }));
                 }
             }
         }
@@ -197,15 +214,28 @@ impl Pieces {
         match event {
             StreamEvent::Text { text, .. } => self.push(ModelEvent::Text(text)),
             StreamEvent::Reasoning { text, .. } => self.push(ModelEvent::Reasoning(text)),
-            StreamEvent::Start { part, kind: PartKind::ToolCall, name } => {
+            StreamEvent::Start {
+                part,
+                kind: PartKind::ToolCall,
+                name,
+            } => {
                 let name = name.map(String::from);
-                self.calls.push(Call { part: part.index(), unannounced: name, waiting: String::new() });
+                self.calls.push(Call {
+                    part: part.index(),
+                    unannounced: name,
+                    waiting: String::new(),
+                });
                 let index = self.calls.len() - 1;
                 self.announce(index, self.ids.get(index));
             }
             StreamEvent::Arguments { part, json } => self.arguments(part.index(), json),
-            StreamEvent::End { part, content: AssistantContent::ToolCall(call) } => {
-                let Some(index) = self.position(part.index()) else { return };
+            StreamEvent::End {
+                part,
+                content: AssistantContent::ToolCall(call),
+            } => {
+                let Some(index) = self.position(part.index()) else {
+                    return;
+                };
                 if let Some(known) = self.calls.get_mut(index).filter(|known| known.unannounced.is_some()) {
                     // The provider may have sent the arguments whole, with the end.
                     if known.waiting.is_empty() && !call.function.arguments.is_empty() {
@@ -225,16 +255,28 @@ impl Pieces {
             call.waiting.push_str(&json);
             self.announce(index, self.ids.get(index));
         } else {
-            self.push(ModelEvent::CallChunk { index, id: None, name: None, args: json });
+            self.push(ModelEvent::CallChunk {
+                index,
+                id: None,
+                name: None,
+                args: json,
+            });
         }
     }
 
     /// Emits the first chunk of a call as soon as its id is known.
     fn announce(&mut self, index: usize, id: Option<String>) {
-        let (Some(id), Some(call)) = (id, self.calls.get_mut(index)) else { return };
+        let (Some(id), Some(call)) = (id, self.calls.get_mut(index)) else {
+            return;
+        };
         let Some(name) = call.unannounced.take() else { return };
         let args = std::mem::take(&mut call.waiting);
-        self.push(ModelEvent::CallChunk { index, id: Some(id), name: Some(name), args });
+        self.push(ModelEvent::CallChunk {
+            index,
+            id: Some(id),
+            name: Some(name),
+            args,
+        });
     }
 
     fn position(&self, part: usize) -> Option<usize> {

@@ -64,14 +64,21 @@ impl BoundedClient {
     /// When the system offers no TLS.
     pub(super) fn new(limits: AnswerLimits) -> reqwest::Result<Self> {
         let redirects = reqwest::redirect::Policy::none();
-        let http = reqwest::Client::builder().redirect(redirects).connect_timeout(CONNECT_TIMEOUT).build()?;
+        let http = reqwest::Client::builder()
+            .redirect(redirects)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()?;
         Ok(Self { http, limits })
     }
 
     /// Sends a request and waits for the head of the answer. One that tells of an error is an error, with its body.
     async fn open(&self, request: Request<Bytes>) -> Result<PieceReader> {
         let (parts, body) = request.into_parts();
-        let request = self.http.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
+        let request = self
+            .http
+            .request(parts.method, parts.uri.to_string())
+            .headers(parts.headers)
+            .body(body);
         let reader = PieceReader::open(request, self.limits.pieces).await.map_err(broken)?;
         let (status, headers) = (reader.head().status(), reader.head().headers().clone());
         if status.is_success() {
@@ -99,7 +106,9 @@ impl BoundedClient {
         let longest = self.limits.max_answer_bytes.saturating_mul(2);
         let mut body = vec![];
         loop {
-            let Some(chunk) = reader.next().await.map_err(broken)? else { return Ok(body.into()) };
+            let Some(chunk) = reader.next().await.map_err(broken)? else {
+                return Ok(body.into());
+            };
             if body.len() + chunk.len() > longest {
                 return Err(too_large(format!("the answer is longer than {longest} bytes")));
             }
@@ -170,7 +179,9 @@ impl HttpClientExt for BoundedClient {
 }
 
 fn head(response: &reqwest::Response) -> http::response::Builder {
-    let mut head = Response::builder().status(response.status()).version(response.version());
+    let mut head = Response::builder()
+        .status(response.status())
+        .version(response.version());
     if let Some(headers) = head.headers_mut() {
         headers.clone_from(response.headers());
     }
@@ -188,8 +199,15 @@ enum Unit {
 
 impl Unit {
     fn of(headers: &HeaderMap) -> Self {
-        let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") { Self::Event } else { Self::Line }
+        let kind = headers
+            .get(CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok())
+            .unwrap_or_default();
+        if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
+            Self::Event
+        } else {
+            Self::Line
+        }
     }
 
     /// Where the last whole unit in `held` ends. What stands before `from` was looked through already.
@@ -222,7 +240,9 @@ impl Pieces {
     /// The next whole units; at the end what is left.
     async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
-            let Some(reader) = &mut self.reader else { return Ok(None) };
+            let Some(reader) = &mut self.reader else {
+                return Ok(None);
+            };
             let Some(chunk) = reader.next().await.map_err(broken)? else {
                 self.reader = None;
                 return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held).into()));

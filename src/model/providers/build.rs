@@ -39,16 +39,26 @@ pub(super) fn model(
                 anthropic = anthropic.with_base_url(url);
             }
             // An agent sends the same beginning again and again; marking it costs little and is repaid at once.
-            let mut wire = anthropic.connect(http.clone()).completion(model).wire.with_prompt_caching();
+            let mut wire = anthropic
+                .connect(http.clone())
+                .completion(model)
+                .wire
+                .with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
             Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::GoogleGenAi => {
-            let wire = gemini(config, key.as_ref()).connect(http.clone()).completion(model).wire;
+            let wire = gemini(config, key.as_ref())
+                .connect(http.clone())
+                .completion(model)
+                .wire;
             Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::Ollama => {
-            let wire = ollama(config, key.as_ref()).connect(http.clone()).completion(model).wire;
+            let wire = ollama(config, key.as_ref())
+                .connect(http.clone())
+                .completion(model)
+                .wire;
             Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
         }
         Kind::Scripted => Arc::new(Scripted::new(model)),

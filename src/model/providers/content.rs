@@ -41,8 +41,10 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
         return Ok(UserContent::text(text.as_str()));
     }
-    let kind =
-        block.get("type").and_then(Value::as_str).unwrap_or(if block.get("text").is_some() { "text" } else { "" });
+    let kind = block
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or(if block.get("text").is_some() { "text" } else { "" });
     let known = match kind {
         "text" | "input_text" | "output_text" | "text-plain" => {
             block.get("text").and_then(Value::as_str).map(UserContent::text)
@@ -62,15 +64,22 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
 
 /// The media type that a block states.
 fn mime_of(block: &Value) -> Option<&str> {
-    ["mime_type", "media_type"].iter().find_map(|name| block.get(*name)?.as_str())
+    ["mime_type", "media_type"]
+        .iter()
+        .find_map(|name| block.get(*name)?.as_str())
 }
 
 /// The name of the file in a block, wherever the spelling at hand keeps it.
 fn file_name(block: &Value) -> Option<&str> {
-    let places = ["file", "metadata", "extras"].into_iter().filter_map(|name| block.get(name));
+    let places = ["file", "metadata", "extras"]
+        .into_iter()
+        .filter_map(|name| block.get(name));
     let mut places = std::iter::once(block).chain(places);
-    let name =
-        |place| ["filename", "file_name", "name", "title"].iter().find_map(|name| Value::get(place, *name)?.as_str());
+    let name = |place| {
+        ["filename", "file_name", "name", "title"]
+            .iter()
+            .find_map(|name| Value::get(place, *name)?.as_str())
+    };
     places.find_map(name).map(str::trim).filter(|name| !name.is_empty())
 }
 
@@ -83,9 +92,17 @@ struct Source {
 fn image(block: &Value) -> Option<UserContent> {
     let source = source(block, "image_url")?;
     let mime = source.mime.as_deref().and_then(ImageMediaType::from_mime_type);
-    let detail = block.pointer("/image_url/detail").or_else(|| block.get("detail")).and_then(Value::as_str);
+    let detail = block
+        .pointer("/image_url/detail")
+        .or_else(|| block.get("detail"))
+        .and_then(Value::as_str);
     let detail = detail.and_then(|detail| detail.parse().ok());
-    Some(UserContent::Image(Image { data: source.data, media_type: mime, detail, native: None }))
+    Some(UserContent::Image(Image {
+        data: source.data,
+        media_type: mime,
+        detail,
+        native: None,
+    }))
 }
 
 fn file(block: &Value) -> Option<UserContent> {
@@ -96,15 +113,27 @@ fn file(block: &Value) -> Option<UserContent> {
     }
     let media_type = Some(DocumentMediaType::from_mime_type(mime)?);
     let additional_params = file_name(block).map(|name| json!({TITLE: name}));
-    Some(UserContent::Document(Document { data: source.data, media_type, additional_params }))
+    Some(UserContent::Document(Document {
+        data: source.data,
+        media_type,
+        additional_params,
+    }))
 }
 
 fn audio(block: &Value) -> Option<UserContent> {
     let source = source(block, "input_audio")?;
-    let format = block.pointer("/input_audio/format").and_then(Value::as_str).map(|format| format!("audio/{format}"));
+    let format = block
+        .pointer("/input_audio/format")
+        .and_then(Value::as_str)
+        .map(|format| format!("audio/{format}"));
     let mime = source.mime.or(format)?;
-    let media_type = Some(AudioMediaType::from_mime_type(&mime.replace("audio/mpeg", "audio/mp3"))?);
-    Some(UserContent::Audio(Audio { data: source.data, media_type }))
+    let media_type = Some(AudioMediaType::from_mime_type(
+        &mime.replace("audio/mpeg", "audio/mp3"),
+    )?);
+    Some(UserContent::Audio(Audio {
+        data: source.data,
+        media_type,
+    }))
 }
 
 /// Finds the data, wherever the spelling at hand keeps it: in the block itself, in its `source`, or in the object
@@ -115,7 +144,11 @@ fn source(block: &Value, nested: &str) -> Option<Source> {
         return Some(address(url, None));
     }
     let field = |names: &[&str]| {
-        let in_block = |from: &Value| names.iter().find_map(|name| from.get(*name)?.as_str().map(str::to_owned));
+        let in_block = |from: &Value| {
+            names
+                .iter()
+                .find_map(|name| from.get(*name)?.as_str().map(str::to_owned))
+        };
         in_block(inner).or_else(|| in_block(block))
     };
     let mime = field(&["mime_type", "media_type"]);
@@ -127,7 +160,11 @@ fn source(block: &Value, nested: &str) -> Option<Source> {
             return Some(address(&data, mime));
         }
         let is_text = inner.get("type").and_then(Value::as_str) == Some("text");
-        let data = if is_text { DocumentSourceKind::String(data) } else { DocumentSourceKind::Base64(data) };
+        let data = if is_text {
+            DocumentSourceKind::String(data)
+        } else {
+            DocumentSourceKind::Base64(data)
+        };
         return Some(Source { data, mime });
     }
     if let Some(text) = inner.get("text").and_then(Value::as_str) {
@@ -136,7 +173,10 @@ fn source(block: &Value, nested: &str) -> Option<Source> {
             mime: mime.or_else(|| Some("text/plain".to_owned())),
         });
     }
-    field(&["file_id", "id"]).map(|id| Source { data: DocumentSourceKind::FileId(id), mime })
+    field(&["file_id", "id"]).map(|id| Source {
+        data: DocumentSourceKind::FileId(id),
+        mime,
+    })
 }
 
 /// An address, or the data a `data:` address holds.
@@ -146,6 +186,9 @@ fn address(url: &str, mime: Option<String>) -> Source {
             data: DocumentSourceKind::base64(data),
             mime: Some(stated.to_owned()).filter(|m| !m.is_empty()).or(mime),
         },
-        None => Source { data: DocumentSourceKind::url(url), mime },
+        None => Source {
+            data: DocumentSourceKind::url(url),
+            mime,
+        },
     }
 }

@@ -44,7 +44,13 @@ impl Providers {
         let asked = model.starts_with(OF_ANY_LENGTH).then_some(dims);
         let embeddings = connect(config, model, asked, (key.as_ref(), self.http.clone()))
             .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
-        Ok(Arc::new(Remote { name: name.to_owned(), embeddings, dims, key, policy: self.policy }))
+        Ok(Arc::new(Remote {
+            name: name.to_owned(),
+            embeddings,
+            dims,
+            key,
+            policy: self.policy,
+        }))
     }
 }
 
@@ -56,9 +62,21 @@ fn connect(
 ) -> Option<DynModel<Embedding>> {
     let kind = config.kind;
     Some(match kind {
-        Kind::OpenAi => watched(kind, openai(config, key).connect(http.clone()).embedding(model, dims).wire, http),
-        Kind::GoogleGenAi => watched(kind, gemini(config, key).connect(http.clone()).embedding(model, dims).wire, http),
-        Kind::Ollama => watched(kind, ollama(config, key).connect(http.clone()).embedding(model, dims).wire, http),
+        Kind::OpenAi => watched(
+            kind,
+            openai(config, key).connect(http.clone()).embedding(model, dims).wire,
+            http,
+        ),
+        Kind::GoogleGenAi => watched(
+            kind,
+            gemini(config, key).connect(http.clone()).embedding(model, dims).wire,
+            http,
+        ),
+        Kind::Ollama => watched(
+            kind,
+            ollama(config, key).connect(http.clone()).embedding(model, dims).wire,
+            http,
+        ),
         Kind::Anthropic | Kind::Scripted => return None,
     })
 }
@@ -90,23 +108,41 @@ struct Remote {
 impl Remote {
     async fn attempt(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
         let count = texts.len();
-        let answer = tokio::time::timeout(PATIENCE, self.embeddings.call(texts)).await.map_err(|_| {
-            let message = format!("no embeddings arrived for {} s", PATIENCE.as_secs());
-            ModelError::Unavailable { retry_after: None, message }
-        })?;
+        let answer = tokio::time::timeout(PATIENCE, self.embeddings.call(texts))
+            .await
+            .map_err(|_| {
+                let message = format!("no embeddings arrived for {} s", PATIENCE.as_secs());
+                ModelError::Unavailable {
+                    retry_after: None,
+                    message,
+                }
+            })?;
         let answer = answer.map_err(|error| errors::map(&error, false, self.key.as_ref()))?;
         if answer.embeddings.len() != count {
             let message = format!("{} vectors came back for {count} texts", answer.embeddings.len());
-            return Err(ModelError::Unavailable { retry_after: None, message });
+            return Err(ModelError::Unavailable {
+                retry_after: None,
+                message,
+            });
         }
-        answer.embeddings.into_iter().map(|embedding| self.vector(embedding.vec)).collect()
+        answer
+            .embeddings
+            .into_iter()
+            .map(|embedding| self.vector(embedding.vec))
+            .collect()
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "providers send more digits than their vectors have")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "providers send more digits than their vectors have"
+    )]
     fn vector(&self, numbers: Vec<f64>) -> Result<Vec<f32>, ModelError> {
         if numbers.len() != self.dims {
             let (name, dims) = (&self.name, self.dims);
-            let text = format!("`{name}` makes vectors of {} numbers, but dims is {dims}", numbers.len());
+            let text = format!(
+                "`{name}` makes vectors of {} numbers, but dims is {dims}",
+                numbers.len()
+            );
             return Err(misconfigured(text));
         }
         Ok(unit(numbers.into_iter().map(|number| number as f32).collect()))

@@ -28,7 +28,10 @@ const TOO_LONG: [&str; 7] = [
 
 /// Our word for a failure. `begun`: whether a piece of the answer was already passed on. The key is cut out of the
 /// text should the provider repeat it.
-#[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; see the last arm")]
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the library's enum grows; see the last arm"
+)]
 pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
     if let Some(exceeded) = exceeded(error) {
         let message = exceeded.to_string();
@@ -42,22 +45,27 @@ pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>
         ProviderError::ProviderResponse(reply)
         | ProviderError::InvalidAuthentication(reply)
         | ProviderError::CacheExpired { response: reply, .. } => replied(reply, begun, key),
-        ProviderError::Truncated => {
-            ModelError::Interrupted { message: message("the reply ended before it was complete") }
-        }
+        ProviderError::Truncated => ModelError::Interrupted {
+            message: message("the reply ended before it was complete"),
+        },
         ProviderError::Http(cause) => lost(begun, message(&chain(cause.as_ref()))),
         ProviderError::Json(_)
         | ProviderError::Response(_)
         | ProviderError::Provider(_)
         | ProviderError::Relayed(_) => lost(begun, message(&error.to_string())),
         // The rest are requests that could not be built: nothing was sent.
-        _ => ModelError::Refused { status: 400, message: message(&error.to_string()) },
+        _ => ModelError::Refused {
+            status: 400,
+            message: message(&error.to_string()),
+        },
     }
 }
 
 /// The bound that the answer exceeded, if that is what happened.
 fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
-    let ProviderError::Http(transport) = error else { return None };
+    let ProviderError::Http(transport) = error else {
+        return None;
+    };
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(transport.as_ref());
     while let Some(error) = cause {
         if let Some(exceeded) = error.downcast_ref() {
@@ -69,7 +77,14 @@ fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
 }
 
 fn lost(begun: bool, message: String) -> ModelError {
-    if begun { ModelError::Interrupted { message } } else { ModelError::Unavailable { retry_after: None, message } }
+    if begun {
+        ModelError::Interrupted { message }
+    } else {
+        ModelError::Unavailable {
+            retry_after: None,
+            message,
+        }
+    }
 }
 
 /// The provider answered with an error: as the HTTP reply, or in the middle of a stream that began well.
@@ -77,12 +92,22 @@ fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString
     let body: Value = serde_json::from_str(&reply.body).unwrap_or(Value::Null);
     let message = words(said(&body).unwrap_or(&reply.body), key);
     let code = reply.machine_code().unwrap_or_default();
-    let status =
-        reply.status.map(|status| status.as_u16()).filter(|status| *status >= 300).or_else(|| in_stream(&body, &code));
-    let retry_after = reply.headers.as_ref().and_then(from_headers).or_else(|| from_body(&body));
+    let status = reply
+        .status
+        .map(|status| status.as_u16())
+        .filter(|status| *status >= 300)
+        .or_else(|| in_stream(&body, &code));
+    let retry_after = reply
+        .headers
+        .as_ref()
+        .and_then(from_headers)
+        .or_else(|| from_body(&body));
     let lower = format!("{code} {message}").to_lowercase();
     if reply.refusal {
-        return ModelError::Refused { status: status.unwrap_or(400), message };
+        return ModelError::Refused {
+            status: status.unwrap_or(400),
+            message,
+        };
     }
     match status {
         Some(413) => ModelError::TooLong { message },
@@ -98,9 +123,12 @@ fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString
 
 /// The status an error inside a stream stands for: the number it carries, or the one its name has over HTTP.
 fn in_stream(body: &Value, code: &str) -> Option<u16> {
-    let number = error_of(body).and_then(|error| error.get("code")).and_then(Value::as_u64);
-    if let Some(status) =
-        number.and_then(|number| u16::try_from(number).ok()).filter(|status| (400..600).contains(status))
+    let number = error_of(body)
+        .and_then(|error| error.get("code"))
+        .and_then(Value::as_u64);
+    if let Some(status) = number
+        .and_then(|number| u16::try_from(number).ok())
+        .filter(|status| (400..600).contains(status))
     {
         return Some(status);
     }
@@ -125,7 +153,10 @@ fn said(body: &Value) -> Option<&str> {
     error.as_str().or_else(|| error.get("message")?.as_str())
 }
 
-#[expect(clippy::disallowed_methods, reason = "a date in a header means the clock of this machine")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a date in a header means the clock of this machine"
+)]
 fn from_headers(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     if let Some(ms) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()) {
@@ -135,7 +166,9 @@ fn from_headers(headers: &HeaderMap) -> Option<Duration> {
     if let Ok(seconds) = wish.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    (DateTime::parse_from_rfc2822(wish).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok()
+    (DateTime::parse_from_rfc2822(wish).ok()?.with_timezone(&Utc) - Utc::now())
+        .to_std()
+        .ok()
 }
 
 /// Google says in the body how long to wait, as in `"retryDelay": "13s"`.

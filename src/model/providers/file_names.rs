@@ -25,7 +25,9 @@ impl FileNames {
             Some(content)
         });
         let documents = users.flatten().filter_map(|part| {
-            let UserContent::Document(document) = part else { return None };
+            let UserContent::Document(document) = part else {
+                return None;
+            };
             is_sent_by_name(document).then_some(document)
         });
         let name = |document: &Document| Some(document.additional_params.as_ref()?.get(TITLE)?.as_str()?.to_owned());
@@ -38,10 +40,20 @@ impl FileNames {
             return;
         }
         let Body::Bytes(bytes) = request.body_mut() else { return };
-        let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else { return };
-        let messages = body.get_mut("messages").and_then(Value::as_array_mut).into_iter().flatten();
-        let blocks = messages.filter_map(|message| message.get_mut("content")?.as_array_mut()).flatten();
-        let sent: Vec<&mut Value> = blocks.filter_map(|block| block.get_mut("file")?.get_mut("filename")).collect();
+        let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else {
+            return;
+        };
+        let messages = body
+            .get_mut("messages")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten();
+        let blocks = messages
+            .filter_map(|message| message.get_mut("content")?.as_array_mut())
+            .flatten();
+        let sent: Vec<&mut Value> = blocks
+            .filter_map(|block| block.get_mut("file")?.get_mut("filename"))
+            .collect();
         // Were they not the same files, a file would get the name of another.
         if sent.len() != self.0.len() {
             return;
@@ -58,5 +70,8 @@ impl FileNames {
 /// Whether the library sends the document as a file with a name.
 fn is_sent_by_name(document: &Document) -> bool {
     document.media_type == Some(DocumentMediaType::PDF)
-        && matches!(document.data, DocumentSourceKind::Base64(_) | DocumentSourceKind::Url(_))
+        && matches!(
+            document.data,
+            DocumentSourceKind::Base64(_) | DocumentSourceKind::Url(_)
+        )
 }

@@ -13,13 +13,17 @@ const MARKER: &str = "cache_control";
 /// Marks the blocks of the instructions in `request` that are marked in `blocks`.
 pub(super) fn keep(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
     let Body::Bytes(bytes) = request.body_mut() else { return };
-    let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else { return };
+    let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else {
+        return;
+    };
     place(&mut body, blocks);
     *bytes = body.to_string().into_bytes();
 }
 
 fn place(body: &mut Value, blocks: &[PromptBlock]) {
-    let Some(system) = body.get_mut("system").and_then(Value::as_array_mut) else { return };
+    let Some(system) = body.get_mut("system").and_then(Value::as_array_mut) else {
+        return;
+    };
     let mut marked = vec![];
     for (at, (sent, block)) in system.iter_mut().zip(blocks).enumerate() {
         // Instructions further down in the conversation make the library join all of them.
@@ -33,15 +37,22 @@ fn place(body: &mut Value, blocks: &[PromptBlock]) {
     marked.drain(..surplus).for_each(|at| unmark(system.get_mut(at)));
     let Some(last) = marked.last().copied() else { return };
     // What is kept for longer has to come first.
-    let long = marked.iter().rposition(|at| system[*at][MARKER]["ttl"] == "1h").unwrap_or_default();
-    marked[..long].iter().for_each(|at| system[*at][MARKER]["ttl"] = json!("1h"));
+    let long = marked
+        .iter()
+        .rposition(|at| system[*at][MARKER]["ttl"] == "1h")
+        .unwrap_or_default();
+    marked[..long]
+        .iter()
+        .for_each(|at| system[*at][MARKER]["ttl"] = json!("1h"));
     if marked.len() + 1 >= MOST_MARKERS && last + 1 < system.len() {
         unmark(system.last_mut());
     }
     // They stand before the instructions, so that every marker in these covers them.
     unmark(body.get_mut("tools").and_then(|tools| tools.as_array_mut()?.last_mut()));
     if marked.len() == MOST_MARKERS {
-        let message = body.get_mut("messages").and_then(|messages| messages.as_array_mut()?.last_mut());
+        let message = body
+            .get_mut("messages")
+            .and_then(|messages| messages.as_array_mut()?.last_mut());
         unmark(message.and_then(|message| message.get_mut("content")?.as_array_mut()?.last_mut()));
     }
 }
@@ -60,7 +71,10 @@ mod tests {
     fn marked(blocks: Value) -> Vec<String> {
         let blocks: Vec<PromptBlock> = serde_json::from_value(blocks).expect("blocks");
         let auto = json!({"type": "ephemeral"});
-        let mut system: Vec<Value> = blocks.iter().map(|block| json!({"type": "text", "text": block.text})).collect();
+        let mut system: Vec<Value> = blocks
+            .iter()
+            .map(|block| json!({"type": "text", "text": block.text}))
+            .collect();
         if let Some(last) = system.last_mut() {
             last[MARKER] = auto.clone();
         }
@@ -86,7 +100,10 @@ mod tests {
         assert_eq!(marked(json!([plain("a"), plain("b")])), ["tool 5m", "b 5m", "end 5m"]);
         assert_eq!(marked(json!([own("a"), plain("b")])), ["a 5m", "b 5m", "end 5m"]);
         assert_eq!(marked(json!([own("a"), own("b")])), ["a 5m", "b 5m", "end 5m"]);
-        assert_eq!(marked(json!([own("a"), own("b"), own("c"), plain("d")])), ["a 5m", "b 5m", "c 5m", "end 5m"]);
+        assert_eq!(
+            marked(json!([own("a"), own("b"), own("c"), plain("d")])),
+            ["a 5m", "b 5m", "c 5m", "end 5m"]
+        );
         let many = ["a", "b", "c", "d", "e"].map(own);
         assert_eq!(marked(json!(many)), ["b 5m", "c 5m", "d 5m", "e 5m"]);
     }

@@ -49,7 +49,10 @@ pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
     Some(json!({"provider": kind.as_str(), "message": message}))
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; what is not known is not held")]
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the library's enum grows; what is not known is not held"
+)]
 fn is_held(block: &AssistantContent) -> bool {
     match block {
         AssistantContent::Text(text) => item_is_held(block) && text.citations().is_empty(),
@@ -60,9 +63,12 @@ fn is_held(block: &AssistantContent) -> bool {
 }
 
 fn item_is_held(block: &AssistantContent) -> bool {
-    let Some(item) = block.native_item().and_then(Value::as_object) else { return true };
+    let Some(item) = block.native_item().and_then(Value::as_object) else {
+        return true;
+    };
     let is_empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    item.iter().all(|(name, value)| HELD.contains(&name.as_str()) || is_empty(value))
+    item.iter()
+        .all(|(name, value)| HELD.contains(&name.as_str()) || is_empty(value))
 }
 
 /// The stored form of a message, if it may be replayed to this kind of provider.
@@ -75,7 +81,13 @@ pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> 
     let text: String = native
         .content
         .iter()
-        .filter_map(|block| if let AssistantContent::Text(text) = block { Some(text.text.as_str()) } else { None })
+        .filter_map(|block| {
+            if let AssistantContent::Text(text) = block {
+                Some(text.text.as_str())
+            } else {
+                None
+            }
+        })
         .collect();
     let calls = message.tool_calls().len() + message.invalid_tool_calls().len();
     if text != message.content.text() || native.tool_calls().count() != calls {
@@ -90,7 +102,11 @@ pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> 
                     call.function =
                         ToolFunction::new(ToolName::new(ours.name.clone()).ok()?, Value::Object(ours.args.clone()));
                 }
-            } else if !message.invalid_tool_calls().iter().any(|ours| ours.id.as_deref() == Some(&*id)) {
+            } else if !message
+                .invalid_tool_calls()
+                .iter()
+                .any(|ours| ours.id.as_deref() == Some(&*id))
+            {
                 return None;
             }
         }

@@ -16,14 +16,22 @@ pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) ->
         return Err(ModelError::Interrupted { message: error.clone() });
     }
     let (calls, invalid) = calls(response);
-    let role = Role::Ai { tool_calls: calls, invalid_tool_calls: invalid, usage_metadata: usage(&response.usage) };
+    let role = Role::Ai {
+        tool_calls: calls,
+        invalid_tool_calls: invalid,
+        usage_metadata: usage(&response.usage),
+    };
     let mut message = Message::new(role, content(response));
     let reasoning = response.reasoning();
     if !reasoning.is_empty() {
-        message.additional_kwargs.insert("reasoning_content".to_owned(), reasoning.into());
+        message
+            .additional_kwargs
+            .insert("reasoning_content".to_owned(), reasoning.into());
     }
     if let Some(refusal) = &response.error {
-        message.additional_kwargs.insert("refusal".to_owned(), refusal.as_str().into());
+        message
+            .additional_kwargs
+            .insert("refusal".to_owned(), refusal.as_str().into());
     }
     if let Some(native) = native::keep(response, kind) {
         message.additional_kwargs.insert(native::KEY.to_owned(), native);
@@ -62,9 +70,14 @@ fn content(response: &CompletionResponse) -> Content {
     Content::Blocks(text.into_iter().chain(images).collect())
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the library's enum grows; other forms cannot be shown")]
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the library's enum grows; other forms cannot be shown"
+)]
 fn image(block: &AssistantContent) -> Option<Value> {
-    let AssistantContent::Image(image) = block else { return None };
+    let AssistantContent::Image(image) = block else {
+        return None;
+    };
     let mime = image.media_type.as_ref().map(MimeType::to_mime_type);
     match &image.data {
         DocumentSourceKind::Base64(data) => Some(json!({"type": "image", "base64": data, "mime_type": mime})),

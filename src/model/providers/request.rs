@@ -22,13 +22,20 @@ pub(super) fn build(
     kind: Kind,
     separator: Option<&Separator>,
 ) -> Result<CompletionRequest, ModelError> {
-    let mut history = History { kind, separator, said: Vec::new(), calls: HashMap::new() };
+    let mut history = History {
+        kind,
+        separator,
+        said: Vec::new(),
+        calls: HashMap::new(),
+    };
     let whole = request.system.text();
     let parts = match kind {
         Kind::Anthropic => request.system.parts(),
         Kind::OpenAi | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => vec![whole.as_str()],
     };
-    history.said.extend(parts.into_iter().filter(|text| !text.is_empty()).map(Said::system));
+    history
+        .said
+        .extend(parts.into_iter().filter(|text| !text.is_empty()).map(Said::system));
     for message in &request.messages {
         history.add(message)?;
     }
@@ -36,7 +43,9 @@ pub(super) fn build(
         return Err(ModelError::NothingToAsk);
     }
     let (tools, choice) = tools(request, &history)?;
-    let mut built = CompletionRequest::from(history.said).tools(tools).accept_unknown_finish_reasons(true);
+    let mut built = CompletionRequest::from(history.said)
+        .tools(tools)
+        .accept_unknown_finish_reasons(true);
     built.tool_choice = choice;
     let mut own = request.settings.clone();
     // A definition that was stored before its settings were checked may still have one of these.
@@ -77,10 +86,13 @@ fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefin
         let choice = (!past.is_empty()).then_some(Choice::None);
         return Ok((past, choice));
     }
-    let tools = request
-        .tools
-        .iter()
-        .map(|tool| Ok(ToolDefinition::new(name(&tool.name)?, tool.description.as_str(), tool.parameters.clone())));
+    let tools = request.tools.iter().map(|tool| {
+        Ok(ToolDefinition::new(
+            name(&tool.name)?,
+            tool.description.as_str(),
+            tool.parameters.clone(),
+        ))
+    });
     let choice = (request.tool_choice == ToolChoice::Any).then_some(Choice::Required);
     Ok((tools.collect::<Result<_, ModelError>>()?, choice))
 }
@@ -109,7 +121,11 @@ fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) ->
 }
 
 fn strings(value: &Value) -> Option<Vec<String>> {
-    value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect()
+    value
+        .as_array()?
+        .iter()
+        .map(|text| text.as_str().map(str::to_owned))
+        .collect()
 }
 
 /// Takes a setting out when it has the expected type; otherwise it stays and the provider says what is wrong.
@@ -120,7 +136,10 @@ fn take<T>(settings: &mut Map<String, Value>, name: &str, read: impl Fn(&Value) 
 }
 
 fn name(name: &str) -> Result<ToolName, ModelError> {
-    ToolName::new(name).map_err(|error| ModelError::Refused { status: 400, message: error.to_string() })
+    ToolName::new(name).map_err(|error| ModelError::Refused {
+        status: 400,
+        message: error.to_string(),
+    })
 }
 
 /// The conversation so far, and the calls in it by the id our messages know them by.
@@ -142,12 +161,15 @@ impl History<'_> {
                     None => self.rebuilt(message)?,
                 };
                 let calls = turn.tool_calls();
-                self.calls.extend(calls.map(|c| (c.id.wire().into_owned(), (c.id.clone(), c.function.name.clone()))));
+                self.calls
+                    .extend(calls.map(|c| (c.id.wire().into_owned(), (c.id.clone(), c.function.name.clone()))));
                 if !turn.content.is_empty() {
                     self.said.push(Said::Assistant(turn));
                 }
             }
-            Role::Tool { tool_call_id, status, .. } => self.answer(tool_call_id, *status, message)?,
+            Role::Tool {
+                tool_call_id, status, ..
+            } => self.answer(tool_call_id, *status, message)?,
             Role::Remove => {}
         }
         Ok(())
@@ -179,10 +201,14 @@ impl History<'_> {
             blocks.push(AssistantContent::ToolCall(Call::new(self.id(&call.id), function)));
         }
         for call in message.invalid_tool_calls() {
-            let Some(tool) = call.name.as_deref().filter(|name| !name.is_empty()) else { continue };
+            let Some(tool) = call.name.as_deref().filter(|name| !name.is_empty()) else {
+                continue;
+            };
             let function = ToolFunction::parse(name(tool)?, call.args.as_deref().unwrap_or_default());
-            blocks
-                .push(AssistantContent::ToolCall(Call::new(self.id(call.id.as_deref().unwrap_or_default()), function)));
+            blocks.push(AssistantContent::ToolCall(Call::new(
+                self.id(call.id.as_deref().unwrap_or_default()),
+                function,
+            )));
         }
         Ok(AssistantMessage::new(blocks))
     }
@@ -202,7 +228,16 @@ impl History<'_> {
     fn answer(&mut self, id: &str, status: ToolStatus, message: &Message) -> Result<(), ModelError> {
         let (call, tool) = match self.calls.get(id) {
             Some(known) => known.clone(),
-            None => (self.id(id), name(message.name.as_deref().filter(|name| !name.is_empty()).unwrap_or("tool"))?),
+            None => (
+                self.id(id),
+                name(
+                    message
+                        .name
+                        .as_deref()
+                        .filter(|name| !name.is_empty())
+                        .unwrap_or("tool"),
+                )?,
+            ),
         };
         let result = UserContent::ToolResult(ToolResult {
             call,

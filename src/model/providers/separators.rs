@@ -19,7 +19,10 @@ pub(super) struct Separator(String);
 
 impl Separator {
     /// A new one, when messages of a person follow one another in `messages` and the protocol of `kind` takes them so.
-    #[expect(clippy::disallowed_methods, reason = "a client that knew the text could have its own messages left out")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a client that knew the text could have its own messages left out"
+    )]
     pub(super) fn mint(kind: Kind, messages: &[Arc<Message>]) -> Option<Self> {
         let takes_them = match kind {
             Kind::OpenAi | Kind::Ollama => true,
@@ -27,7 +30,9 @@ impl Separator {
             Kind::Anthropic | Kind::GoogleGenAi | Kind::Scripted => false,
         };
         let is_human = |message: &Message| matches!(message.role, Role::Human);
-        let has_neighbours = messages.windows(2).any(|pair| pair.iter().all(|message| is_human(message)));
+        let has_neighbours = messages
+            .windows(2)
+            .any(|pair| pair.iter().all(|message| is_human(message)));
         (takes_them && has_neighbours).then(|| Self(format!("separator {}", Uuid::new_v4())))
     }
 
@@ -39,8 +44,12 @@ impl Separator {
     /// Takes the separators out of an encoded request.
     pub(super) fn remove(&self, request: &mut http::Request<Body>) {
         let Body::Bytes(bytes) = request.body_mut() else { return };
-        let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else { return };
-        let Some(messages) = body.get_mut("messages").and_then(Value::as_array_mut) else { return };
+        let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else {
+            return;
+        };
+        let Some(messages) = body.get_mut("messages").and_then(Value::as_array_mut) else {
+            return;
+        };
         messages.retain(|message| !self.is_it(message));
         *bytes = body.to_string().into_bytes();
     }

@@ -31,17 +31,34 @@ impl Reply {
     /// A stream of these frames; one that begins with a blank-free word and a colon names its event.
     pub(super) fn stream(frames: &[&str]) -> Self {
         let body = frames.iter().map(|frame| format!("{frame}\n\n")).collect();
-        Self { status: 200, headers: vec![("content-type", "text/event-stream")], body, cut: false }
+        Self {
+            status: 200,
+            headers: vec![("content-type", "text/event-stream")],
+            body,
+            cut: false,
+        }
     }
 
     /// The same, but the connection breaks at its end.
     pub(super) fn cut(frames: &[&str]) -> Self {
-        Self { cut: true, ..Self::stream(frames) }
+        Self {
+            cut: true,
+            ..Self::stream(frames)
+        }
     }
 
     pub(super) fn error(status: u16, headers: &[(&'static str, &'static str)], body: Value) -> Self {
-        let headers = headers.iter().copied().chain([("content-type", "application/json")]).collect();
-        Self { status, headers, body: body.to_string(), cut: false }
+        let headers = headers
+            .iter()
+            .copied()
+            .chain([("content-type", "application/json")])
+            .collect();
+        Self {
+            status,
+            headers,
+            body: body.to_string(),
+            cut: false,
+        }
     }
 }
 
@@ -83,26 +100,42 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
     let end: Option<Result<String, std::io::Error>> =
         reply.cut.then(|| Err(std::io::Error::other("the cable was pulled")));
     response
-        .body(Body::from_stream(stream::iter([Ok(reply.body)].into_iter().chain(end)).then(async |part| {
-            // What was written before must reach the client before the connection breaks.
-            if part.is_err() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            part
-        })))
+        .body(Body::from_stream(
+            stream::iter([Ok(reply.body)].into_iter().chain(end)).then(async |part| {
+                // What was written before must reach the client before the connection breaks.
+                if part.is_err() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                part
+            }),
+        ))
         .unwrap()
 }
 
 /// A model of the kind behind a fake that plays these replies, without retries.
 pub(super) async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
-    let fake = Fake { replies: Arc::new(Mutex::new(replies.into())), ..Fake::default() };
+    let fake = Fake {
+        replies: Arc::new(Mutex::new(replies.into())),
+        ..Fake::default()
+    };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let app = Router::new().fallback(serve).with_state(fake.clone());
     tokio::spawn(async move { axum::serve(listener, app).await });
-    let base_url = Some(if kind == Kind::OpenAi { format!("{address}/v1") } else { address });
-    let config = ProviderConfig { kind, base_url, api_key: Key::Inline("sk-secret".into()) };
-    let none = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let base_url = Some(if kind == Kind::OpenAi {
+        format!("{address}/v1")
+    } else {
+        address
+    });
+    let config = ProviderConfig {
+        kind,
+        base_url,
+        api_key: Key::Inline("sk-secret".into()),
+    };
+    let none = RetryPolicy {
+        max_retries: 0,
+        ..RetryPolicy::default()
+    };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
     (providers.model("lab:m-1").unwrap(), fake)
 }
@@ -144,7 +177,13 @@ pub(super) async fn ask(
 pub(super) fn text_of(events: &[ModelEvent]) -> String {
     events
         .iter()
-        .filter_map(|event| if let ModelEvent::Text(text) = event { Some(text.as_str()) } else { None })
+        .filter_map(|event| {
+            if let ModelEvent::Text(text) = event {
+                Some(text.as_str())
+            } else {
+                None
+            }
+        })
         .collect()
 }
 
@@ -152,7 +191,9 @@ pub(super) fn text_of(events: &[ModelEvent]) -> String {
 pub(super) fn calls_of(events: &[ModelEvent]) -> Vec<(String, String, String)> {
     let mut calls: Vec<(String, String, String)> = Vec::new();
     for event in events {
-        let ModelEvent::CallChunk { index, id, name, args } = event else { continue };
+        let ModelEvent::CallChunk { index, id, name, args } = event else {
+            continue;
+        };
         if *index == calls.len() {
             calls.push((
                 id.clone().expect("the first chunk has an id"),

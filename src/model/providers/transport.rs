@@ -27,7 +27,11 @@ pub(super) struct CallIds(Arc<Mutex<Vec<String>>>);
 impl CallIds {
     /// The id of the call that began as number `index`, if it is known yet.
     pub(super) fn get(&self, index: usize) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(index)
+            .cloned()
     }
 
     fn note(&self, id: String) {
@@ -88,13 +92,19 @@ where
 /// Moves `key=…` from the query to the header that means the same.
 fn hide_key(request: &mut http::Request<Body>) {
     let address = request.uri().to_string();
-    let Some((path, query)) = address.split_once('?') else { return };
+    let Some((path, query)) = address.split_once('?') else {
+        return;
+    };
     let (keys, others): (Vec<&str>, Vec<&str>) = query.split('&').partition(|pair| pair.starts_with("key="));
-    let Some(mut value) = keys.first().and_then(|pair| http::HeaderValue::from_str(pair.strip_prefix("key=")?).ok())
+    let Some(mut value) = keys
+        .first()
+        .and_then(|pair| http::HeaderValue::from_str(pair.strip_prefix("key=")?).ok())
     else {
         return;
     };
-    let Ok(uri) = format!("{path}?{}", others.join("&")).trim_end_matches('?').parse() else { return };
+    let Ok(uri) = format!("{path}?{}", others.join("&")).trim_end_matches('?').parse() else {
+        return;
+    };
     value.set_sensitive(true);
     request.headers_mut().insert("x-goog-api-key", value);
     *request.uri_mut() = uri;
@@ -105,20 +115,32 @@ fn hide_key(request: &mut http::Request<Body>) {
 fn note(kind: Kind, frame: &str, ids: &CallIds) {
     match kind {
         Kind::OpenAi | Kind::Ollama => {
-            let Some(start) = frame.find("\"tool_calls\"") else { return };
+            let Some(start) = frame.find("\"tool_calls\"") else {
+                return;
+            };
             if !frame.get(start..).is_some_and(|rest| rest.contains("\"id\"")) {
                 return;
             }
-            let Ok(chunk) = serde_json::from_str::<ChatChunk>(frame) else { return };
-            let calls = chunk.choices.into_iter().flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
+            let Ok(chunk) = serde_json::from_str::<ChatChunk>(frame) else {
+                return;
+            };
+            let calls = chunk
+                .choices
+                .into_iter()
+                .flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
             calls.flatten().filter_map(|call| call.id).for_each(|id| ids.note(id));
         }
         Kind::Anthropic => {
             if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
                 return;
             }
-            if let Ok(BlockStart { content_block: Block { kind: "tool_use", id: Some(id) } }) =
-                serde_json::from_str::<BlockStart<'_>>(frame)
+            if let Ok(BlockStart {
+                content_block:
+                    Block {
+                        kind: "tool_use",
+                        id: Some(id),
+                    },
+            }) = serde_json::from_str::<BlockStart<'_>>(frame)
             {
                 ids.note(id);
             }

@@ -27,8 +27,16 @@ const QUOTE: usize = 240;
 
 /// The next turn of the demonstration. `turn` is everything after the last human message, whose text is `question`.
 pub fn demo(question: &str, turn: &[Arc<Message>], tools: &[Arc<ToolSpec>]) -> Answer {
-    let scene = Scene { question: quote(question), turn, tools };
-    if scene.tool("task").is_some() { scene.main_agent() } else { scene.subagent() }
+    let scene = Scene {
+        question: quote(question),
+        turn,
+        tools,
+    };
+    if scene.tool("task").is_some() {
+        scene.main_agent()
+    } else {
+        scene.subagent()
+    }
 }
 
 struct Scene<'a> {
@@ -53,14 +61,22 @@ impl Scene<'_> {
             };
         }
         if self.calls_of("write_todos") == 1 {
-            return Answer { calls: vec![self.todos("completed", "completed")], ..Answer::default() };
+            return Answer {
+                calls: vec![self.todos("completed", "completed")],
+                ..Answer::default()
+            };
         }
         Answer::text(self.summary("Done with"))
     }
 
     fn subagent(&self) -> Answer {
         let is_lookup = |tool: &&Arc<ToolSpec>| tool.name.contains("lookup") || tool.name.contains("search");
-        if let Some(tool) = self.tools.iter().find(is_lookup).filter(|tool| self.calls_of(&tool.name) == 0) {
+        if let Some(tool) = self
+            .tools
+            .iter()
+            .find(is_lookup)
+            .filter(|tool| self.calls_of(&tool.name) == 0)
+        {
             return Answer {
                 text: format!("I look up \"{}\" first. ", self.question),
                 calls: vec![self.call(tool)],
@@ -84,13 +100,22 @@ impl Scene<'_> {
             calls.push(self.todos("in_progress", "pending"));
         }
         let [first, second] = self.helpers();
-        for (helper, wish) in [(&first, "Find out what is known about"), (&second, "Draft a short answer to")] {
+        for (helper, wish) in [
+            (&first, "Find out what is known about"),
+            (&second, "Draft a short answer to"),
+        ] {
             let args = json!({"description": format!("{wish}: {}", self.question), "subagent_type": helper});
             calls.push(PlannedCall::new("task", &args));
         }
-        let text =
-            format!("You asked: \"{}\". I make a plan and ask {first} and {second} for a part each. ", self.question);
-        Answer { text, calls, ..Answer::default() }
+        let text = format!(
+            "You asked: \"{}\". I make a plan and ask {first} and {second} for a part each. ",
+            self.question
+        );
+        Answer {
+            text,
+            calls,
+            ..Answer::default()
+        }
     }
 
     /// Two subagents that the tool `task` names: a researcher and a writer when there are, else the first two.
@@ -100,10 +125,17 @@ impl Scene<'_> {
             .and_then(|task| task.parameters.pointer("/properties/subagent_type/enum")?.as_array())
             .map(|names| names.iter().filter_map(Value::as_str).collect())
             .unwrap_or_default();
-        let first = names.iter().find(|name| **name == "researcher").or(names.first()).copied();
+        let first = names
+            .iter()
+            .find(|name| **name == "researcher")
+            .or(names.first())
+            .copied();
         let first = first.unwrap_or("general-purpose");
-        let second =
-            names.iter().find(|name| **name == "writer").or(names.iter().find(|name| **name != first)).copied();
+        let second = names
+            .iter()
+            .find(|name| **name == "writer")
+            .or(names.iter().find(|name| **name != first))
+            .copied();
         [first.to_owned(), second.unwrap_or(first).to_owned()]
     }
 
@@ -119,12 +151,18 @@ impl Scene<'_> {
     fn summary(&self, opening: &str) -> String {
         let mut text = format!("{opening} \"{}\".", self.question);
         for message in self.turn {
-            let Role::Tool { status, .. } = message.role else { continue };
+            let Role::Tool { status, .. } = message.role else {
+                continue;
+            };
             let name = message.name.as_deref().unwrap_or("tool");
             if name == "write_todos" {
                 continue;
             }
-            let verb = if status == ToolStatus::Error { "did not go through" } else { "answered" };
+            let verb = if status == ToolStatus::Error {
+                "did not go through"
+            } else {
+                "answered"
+            };
             text.push_str(&format!("\n- `{name}` {verb}: {}", quote(&message.content.text())));
         }
         text
@@ -135,11 +173,18 @@ impl Scene<'_> {
     }
 
     fn calls_of(&self, name: &str) -> usize {
-        self.turn.iter().flat_map(|message| message.tool_calls()).filter(|call| call.name == name).count()
+        self.turn
+            .iter()
+            .flat_map(|message| message.tool_calls())
+            .filter(|call| call.name == name)
+            .count()
     }
 
     fn due_gated(&self) -> Option<&Arc<ToolSpec>> {
-        GATED.iter().find_map(|name| self.tool(name)).filter(|tool| self.calls_of(&tool.name) == 0)
+        GATED
+            .iter()
+            .find_map(|name| self.tool(name))
+            .filter(|tool| self.calls_of(&tool.name) == 0)
     }
 
     /// A call with arguments that fit the tool's schema.
@@ -153,7 +198,11 @@ impl Scene<'_> {
         let args: Map<String, Value> = properties
             .into_iter()
             .flatten()
-            .filter(|(name, _)| required.as_ref().is_none_or(|required| required.contains(&name.as_str())))
+            .filter(|(name, _)| {
+                required
+                    .as_ref()
+                    .is_none_or(|required| required.contains(&name.as_str()))
+            })
             .map(|(name, schema)| (name.clone(), self.argument(name, schema)))
             .collect();
         PlannedCall::new(tool.name.clone(), &Value::Object(args))
@@ -182,8 +231,15 @@ impl Scene<'_> {
     fn latest(&self) -> String {
         let is_result =
             |message: &&Arc<Message>| message.answers().is_some() && message.name.as_deref() != Some("write_todos");
-        let result = self.turn.iter().rev().find(is_result).map(|message| message.content.text());
-        result.filter(|text| !text.is_empty()).unwrap_or_else(|| self.question.clone())
+        let result = self
+            .turn
+            .iter()
+            .rev()
+            .find(is_result)
+            .map(|message| message.content.text());
+        result
+            .filter(|text| !text.is_empty())
+            .unwrap_or_else(|| self.question.clone())
     }
 }
 

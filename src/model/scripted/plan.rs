@@ -80,72 +80,125 @@ pub struct Failure {
 impl Answer {
     /// Only text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { text: text.into(), ..Self::default() }
+        Self {
+            text: text.into(),
+            ..Self::default()
+        }
     }
 }
 
 impl PlannedCall {
     /// A call whose id is made up later.
     pub fn new(name: impl Into<String>, args: &Value) -> Self {
-        Self { id: None, name: name.into(), args: args.to_string() }
+        Self {
+            id: None,
+            name: name.into(),
+            args: args.to_string(),
+        }
     }
 }
 
 /// Decides what is said. `is_demo` asks for the demonstration when there is no script.
 pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     let Some(last) = request.messages.iter().rposition(|message| message.is_human()) else {
-        return Planned { step: Step::Answer(Answer::text("no human message")), failure: None };
+        return Planned {
+            step: Step::Answer(Answer::text("no human message")),
+            failure: None,
+        };
     };
-    let text = request.messages.get(last).map(|message| message.content.text()).unwrap_or_default();
+    let text = request
+        .messages
+        .get(last)
+        .map(|message| message.content.text())
+        .unwrap_or_default();
     let turn = request.messages.get(last + 1..).unwrap_or_default();
     if let Some(script) = script_of(&text) {
         let turns = turn.iter().filter(|message| message.is_ai()).count();
         return scripted(&script, turns, &text, request);
     }
-    let answer = if is_demo { demo(&text, turn, &request.tools) } else { Answer::text(format!("echo: {text}")) };
-    Planned { step: Step::Answer(answer), failure: None }
+    let answer = if is_demo {
+        demo(&text, turn, &request.tools)
+    } else {
+        Answer::text(format!("echo: {text}"))
+    };
+    Planned {
+        step: Step::Answer(answer),
+        failure: None,
+    }
 }
 
 /// The script in a text: the first JSON object that begins with the key `script`.
 fn script_of(text: &str) -> Option<Value> {
     let rest = text.get(text.find(r#"{"script""#)?..)?;
-    serde_json::Deserializer::from_str(rest).into_iter::<Value>().next()?.ok()
+    serde_json::Deserializer::from_str(rest)
+        .into_iter::<Value>()
+        .next()?
+        .ok()
 }
 
 fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) -> Planned {
-    let steps = script.get("script").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let steps = script
+        .get("script")
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let index = turns.min(steps.len().saturating_sub(1));
     let Some(step) = steps.get(index) else {
-        return Planned { step: Step::Answer(Answer::text("the script has no steps")), failure: None };
+        return Planned {
+            step: Step::Answer(Answer::text("the script has no steps")),
+            failure: None,
+        };
     };
-    let failure = step.get("fail_first").and_then(Value::as_u64).filter(|times| *times > 0).map(|times| Failure {
-        script: text.chars().take(2000).collect(),
-        step: index,
-        times,
-        status: status(step.get("status")),
-        retry_after: seconds(step),
-    });
+    let failure = step
+        .get("fail_first")
+        .and_then(Value::as_u64)
+        .filter(|times| *times > 0)
+        .map(|times| Failure {
+            script: text.chars().take(2000).collect(),
+            step: index,
+            times,
+            status: status(step.get("status")),
+            retry_after: seconds(step),
+        });
     if let Some(error) = step.get("error") {
-        let step = Step::Error { status: status(Some(error)), retry_after: seconds(step) };
+        let step = Step::Error {
+            status: status(Some(error)),
+            retry_after: seconds(step),
+        };
         return Planned { step, failure };
     }
     let answer = Answer {
         text: words(step, request),
         calls: calls(step),
-        chunk: script.get("chunk").and_then(Value::as_u64).filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok()),
+        chunk: script
+            .get("chunk")
+            .and_then(Value::as_u64)
+            .filter(|n| *n > 0)
+            .and_then(|n| usize::try_from(n).ok()),
         first: pause("first_ms", step, script),
         delay: pause("delay_ms", step, script),
         drop: is_set(step, "drop"),
     };
-    Planned { step: Step::Answer(answer), failure }
+    Planned {
+        step: Step::Answer(answer),
+        failure,
+    }
 }
 
 fn calls(step: &Value) -> Vec<PlannedCall> {
-    let calls = step.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let calls = step
+        .get("tool_calls")
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     calls
         .iter()
         .map(|call| PlannedCall {
-            id: call.get("id").and_then(Value::as_str).filter(|id| !id.is_empty()).map(str::to_owned),
+            id: call
+                .get("id")
+                .and_then(Value::as_str)
+                .filter(|id| !id.is_empty())
+                .map(str::to_owned),
             name: call.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
             args: match call.get("args") {
                 Some(Value::String(text)) => text.clone(),
@@ -172,8 +225,15 @@ fn words(step: &Value, request: &ModelRequest) -> String {
         text = format!("ROLES<<{}>>", roles.join(","));
     }
     if is_set(step, "echo_last_tool") {
-        let last = request.messages.iter().rev().find(|message| message.answers().is_some());
-        text = format!("LAST_TOOL<<{}>>", last.map(|message| message.content.text()).unwrap_or_default());
+        let last = request
+            .messages
+            .iter()
+            .rev()
+            .find(|message| message.answers().is_some());
+        text = format!(
+            "LAST_TOOL<<{}>>",
+            last.map(|message| message.content.text()).unwrap_or_default()
+        );
     }
     text
 }
@@ -189,8 +249,13 @@ fn role_of(message: &Message) -> Option<&'static str> {
 
 /// The instructions of the request: its system text and any system messages among the others.
 pub fn system_of(request: &ModelRequest) -> String {
-    let others = request.messages.iter().filter(|message| matches!(message.role, Role::System));
-    std::iter::once(request.system.text()).chain(others.map(|message| message.content.text())).collect()
+    let others = request
+        .messages
+        .iter()
+        .filter(|message| matches!(message.role, Role::System));
+    std::iter::once(request.system.text())
+        .chain(others.map(|message| message.content.text()))
+        .collect()
 }
 
 fn is_set(step: &Value, key: &str) -> bool {
@@ -198,7 +263,10 @@ fn is_set(step: &Value, key: &str) -> bool {
 }
 
 fn status(value: Option<&Value>) -> u16 {
-    value.and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok()).unwrap_or(500)
+    value
+        .and_then(Value::as_u64)
+        .and_then(|status| u16::try_from(status).ok())
+        .unwrap_or(500)
 }
 
 fn seconds(step: &Value) -> Option<Duration> {

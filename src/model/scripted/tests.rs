@@ -63,7 +63,13 @@ async fn a_script_is_played_step_by_step_and_stays_at_the_last() {
     let third = vec![Message::human(script), first.clone(), first];
     let third = answered(&model, asked(third, &[])).await;
     assert_eq!(third.content.text(), "two");
-    let Role::Ai { usage_metadata: Some(usage), .. } = third.role else { panic!("no usage") };
+    let Role::Ai {
+        usage_metadata: Some(usage),
+        ..
+    } = third.role
+    else {
+        panic!("no usage")
+    };
     assert_eq!(
         usage["total_tokens"],
         usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap()
@@ -84,23 +90,33 @@ async fn call_chunks_carry_id_and_name_once() {
             _ => None,
         })
         .collect();
-    assert_eq!(chunks[0], (0, Some("i".to_owned()), Some("a".to_owned()), String::new()));
+    assert_eq!(
+        chunks[0],
+        (0, Some("i".to_owned()), Some("a".to_owned()), String::new())
+    );
     assert!(chunks.len() > 2 && chunks[1..].iter().all(|chunk| chunk.1.is_none() && chunk.2.is_none()));
     let args: String = chunks.into_iter().map(|chunk| chunk.3).collect();
-    assert_eq!(serde_json::from_str::<Value>(&args).unwrap()["text"], "a text longer than one piece");
+    assert_eq!(
+        serde_json::from_str::<Value>(&args).unwrap()["text"],
+        "a text longer than one piece"
+    );
 }
 
 #[tokio::test]
 async fn failures_are_of_their_class() {
     let model = Scripted::new("m");
     let fail = |step: &str| asked(vec![Message::human(format!(r#"{{"script": [{step}]}}"#))], &[]);
-    let limited = collect(&model, fail(r#"{"error": 429, "retry_after": 1.5}"#)).await.unwrap_err();
+    let limited = collect(&model, fail(r#"{"error": 429, "retry_after": 1.5}"#))
+        .await
+        .unwrap_err();
     assert!(matches!(limited, ModelError::RateLimited { retry_after: Some(wait), .. } if wait.as_millis() == 1500));
     let down = collect(&model, fail(r#"{"error": 503}"#)).await.unwrap_err();
     assert!(matches!(down, ModelError::Unavailable { .. }));
     let refused = collect(&model, fail(r#"{"error": 400}"#)).await.unwrap_err();
     assert!(matches!(refused, ModelError::Refused { status: 400, .. }));
-    let (events, error) = collect(&model, fail(r#"{"text": "one two", "drop": true}"#)).await.unwrap();
+    let (events, error) = collect(&model, fail(r#"{"text": "one two", "drop": true}"#))
+        .await
+        .unwrap();
     assert_eq!(events, [ModelEvent::Text("one ".to_owned())]);
     assert!(matches!(error, Some(ModelError::Interrupted { .. })));
 }
@@ -108,10 +124,17 @@ async fn failures_are_of_their_class() {
 #[tokio::test]
 async fn a_planned_failure_passes() {
     let model = Scripted::new("m");
-    let request =
-        asked(vec![Message::human(r#"{"script": [{"fail_first": 2, "status": 503, "text": "at last"}]}"#)], &[]);
+    let request = asked(
+        vec![Message::human(
+            r#"{"script": [{"fail_first": 2, "status": 503, "text": "at last"}]}"#,
+        )],
+        &[],
+    );
     for _ in 0..2 {
-        assert!(matches!(collect(&model, request.clone()).await, Err(ModelError::Unavailable { .. })));
+        assert!(matches!(
+            collect(&model, request.clone()).await,
+            Err(ModelError::Unavailable { .. })
+        ));
     }
     assert_eq!(answered(&model, request).await.content.text(), "at last");
 }
@@ -141,7 +164,13 @@ async fn echoes_tell_what_was_asked() {
     ] {
         assert_eq!(answered(&model, history(step)).await.content.text(), text);
     }
-    assert_eq!(answered(&model, asked(vec![Message::human("hello")], &[])).await.content.text(), "echo: hello");
+    assert_eq!(
+        answered(&model, asked(vec![Message::human("hello")], &[]))
+            .await
+            .content
+            .text(),
+        "echo: hello"
+    );
 }
 
 /// Plays the demonstration to its end, answering every call, and returns the names called and the last text.
@@ -157,7 +186,11 @@ async fn demonstrate(model: &Scripted, tools: &[(&str, Value)], status: ToolStat
             return (called, text);
         }
         for call in calls {
-            messages.push(Message::tool(&call, status, format!("result of {} with {}", call.name, json!(call.args))));
+            messages.push(Message::tool(
+                &call,
+                status,
+                format!("result of {} with {}", call.name, json!(call.args)),
+            ));
             called.push(call.name);
         }
     }
@@ -172,13 +205,22 @@ async fn the_demonstration_of_the_main_agent() {
             "task",
             json!({"description": {"type": "string"}, "subagent_type": {"type": "string", "enum": ["general-purpose", "writer", "researcher"]}}),
         ),
-        ("publish", json!({"title": {"type": "string"}, "text": {"type": "string"}})),
+        (
+            "publish",
+            json!({"title": {"type": "string"}, "text": {"type": "string"}}),
+        ),
     ];
     let model = Scripted::new("demo");
     let (called, text) = demonstrate(&model, &tools, ToolStatus::Success).await;
     assert_eq!(called, ["write_todos", "task", "task", "publish", "write_todos"]);
-    assert!(text.contains("Why is the sky blue?") && text.contains("result of publish"), "{text}");
-    assert!(text.contains(r#""subagent_type":"researcher"#) && text.contains(r#""subagent_type":"writer"#), "{text}");
+    assert!(
+        text.contains("Why is the sky blue?") && text.contains("result of publish"),
+        "{text}"
+    );
+    assert!(
+        text.contains(r#""subagent_type":"researcher"#) && text.contains(r#""subagent_type":"writer"#),
+        "{text}"
+    );
     let (_, text) = demonstrate(&model, &tools, ToolStatus::Error).await;
     assert!(text.contains("`publish` did not go through"), "{text}");
 }
@@ -187,12 +229,18 @@ async fn the_demonstration_of_the_main_agent() {
 async fn the_demonstration_of_a_subagent() {
     let tools = [
         ("search_notes", json!({"query": {"type": "string"}})),
-        ("send_email", json!({"to": {"type": "string"}, "body": {"type": "string"}})),
+        (
+            "send_email",
+            json!({"to": {"type": "string"}, "body": {"type": "string"}}),
+        ),
     ];
     let model = Scripted::new("demo");
     let (called, text) = demonstrate(&model, &tools, ToolStatus::Success).await;
     assert_eq!(called, ["search_notes", "send_email"]);
-    assert!(text.contains("result of search_notes") && text.contains("team@example.com"), "{text}");
+    assert!(
+        text.contains("result of search_notes") && text.contains("team@example.com"),
+        "{text}"
+    );
     let (called, text) = demonstrate(&model, &[], ToolStatus::Success).await;
     assert!(called.is_empty() && text.contains("Why is the sky blue?"));
 }

@@ -22,7 +22,12 @@ pub(super) struct Speech {
 
 impl Speech {
     pub(super) fn new(say: mpsc::Sender<Result<ModelEvent, ModelError>>) -> Self {
-        Self { say, message: None, place: None, received: 0 }
+        Self {
+            say,
+            message: None,
+            place: None,
+            received: 0,
+        }
     }
 
     /// Counts bytes that were received. False if they are more than `most` together.
@@ -49,8 +54,12 @@ impl Speech {
         if frame.event != "messages" {
             return;
         }
-        let Ok(Value::Array(pair)) = read_foreign(frame.data.as_bytes()) else { return };
-        let Some((id, pieces)) = pair.first().and_then(pieces) else { return };
+        let Ok(Value::Array(pair)) = read_foreign(frame.data.as_bytes()) else {
+            return;
+        };
+        let Some((id, pieces)) = pair.first().and_then(pieces) else {
+            return;
+        };
         if self.message.as_ref() != Some(&id) {
             self.message = Some(id.clone());
             self.send(ModelEvent::Message(id)).await;
@@ -83,17 +92,32 @@ fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
     };
     let id = message.get("id")?.as_str()?.to_owned();
     let content: Content = serde_json::from_value(message.get("content")?.clone()).ok()?;
-    let text = Some(content.text()).filter(|text| !text.is_empty()).map(ModelEvent::Text);
-    let calls = message.get(calls).and_then(Value::as_array).into_iter().flatten().enumerate();
+    let text = Some(content.text())
+        .filter(|text| !text.is_empty())
+        .map(ModelEvent::Text);
+    let calls = message
+        .get(calls)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .enumerate();
     let calls = calls.map(|(at, call)| {
         let text = |name: &str| call.get(name).and_then(Value::as_str).map(str::to_owned);
-        let index = call.get("index").and_then(Value::as_u64).and_then(|index| usize::try_from(index).ok());
+        let index = call
+            .get("index")
+            .and_then(Value::as_u64)
+            .and_then(|index| usize::try_from(index).ok());
         let args = match call.get("args") {
             Some(Value::String(args)) => args.clone(),
             Some(Value::Null) | None => String::new(),
             Some(args) => args.to_string(),
         };
-        ModelEvent::CallChunk { index: index.unwrap_or(at), id: text("id"), name: text("name"), args }
+        ModelEvent::CallChunk {
+            index: index.unwrap_or(at),
+            id: text("id"),
+            name: text("name"),
+            args,
+        }
     });
     Some((id, text.into_iter().chain(calls).collect()))
 }
@@ -113,31 +137,64 @@ mod tests {
             id: Some(id.to_owned()),
             data: json!([message, {}]).to_string(),
         };
-        speech.pass_on(frame("1", json!({"type": "AIMessageChunk", "id": "a", "content": "Hel"}))).await;
+        speech
+            .pass_on(frame(
+                "1",
+                json!({"type": "AIMessageChunk", "id": "a", "content": "Hel"}),
+            ))
+            .await;
         let blocks = json!([{"type": "text", "text": "lo"}]);
-        speech.pass_on(frame("2", json!({"type": "AIMessageChunk", "id": "a", "content": blocks}))).await;
-        speech.pass_on(frame("3", json!({"type": "tool", "id": "t", "content": "42", "tool_call_id": "c"}))).await;
+        speech
+            .pass_on(frame(
+                "2",
+                json!({"type": "AIMessageChunk", "id": "a", "content": blocks}),
+            ))
+            .await;
+        speech
+            .pass_on(frame(
+                "3",
+                json!({"type": "tool", "id": "t", "content": "42", "tool_call_id": "c"}),
+            ))
+            .await;
         let call = json!({"name": "dig", "args": {"deep": true}, "id": "c1", "type": "tool_call"});
-        speech.pass_on(frame("4", json!({"type": "ai", "id": "b", "content": "", "tool_calls": [call]}))).await;
+        speech
+            .pass_on(frame(
+                "4",
+                json!({"type": "ai", "id": "b", "content": "", "tool_calls": [call]}),
+            ))
+            .await;
         let chunks = json!([{"name": null, "args": "{\"de", "id": null, "index": 2}]);
         let chunk = json!({"type": "AIMessageChunk", "id": "b", "content": "", "tool_call_chunks": chunks});
         speech.pass_on(frame("5", chunk)).await;
-        speech.pass_on(Frame { event: "metadata".to_owned(), id: None, data: "{".to_owned() }).await;
+        speech
+            .pass_on(Frame {
+                event: "metadata".to_owned(),
+                id: None,
+                data: "{".to_owned(),
+            })
+            .await;
         assert_eq!(speech.place(), Some("5"));
         drop(speech);
         let mut all = vec![];
         while let Some(Ok(event)) = heard.recv().await {
             all.push(event);
         }
-        let (message, text) =
-            (|id: &str| ModelEvent::Message(id.to_owned()), |text: &str| ModelEvent::Text(text.to_owned()));
+        let (message, text) = (
+            |id: &str| ModelEvent::Message(id.to_owned()),
+            |text: &str| ModelEvent::Text(text.to_owned()),
+        );
         let whole = ModelEvent::CallChunk {
             index: 0,
             id: Some("c1".to_owned()),
             name: Some("dig".to_owned()),
             args: "{\"deep\":true}".to_owned(),
         };
-        let part = ModelEvent::CallChunk { index: 2, id: None, name: None, args: "{\"de".to_owned() };
+        let part = ModelEvent::CallChunk {
+            index: 2,
+            id: None,
+            name: None,
+            args: "{\"de".to_owned(),
+        };
         assert_eq!(all, [message("a"), text("Hel"), text("lo"), message("b"), whole, part]);
     }
 }

@@ -17,24 +17,38 @@ const MOST_KEPT: usize = 1024 * 1024;
 pub(super) fn transcript(values: &Value) -> Result<(Update, Message), &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
-    let told = messages.iter().position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
+    let told = messages
+        .iter()
+        .position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
     let said = &messages[told.map_or(0, |at| at + 1)..];
-    let mut said: Vec<Message> =
-        said.iter().filter_map(|message| serde_json::from_value(message.clone()).ok()).collect();
+    let mut said: Vec<Message> = said
+        .iter()
+        .filter_map(|message| serde_json::from_value(message.clone()).ok())
+        .collect();
     let mut answer = match said.iter().rposition(Message::is_ai) {
         Some(last) => said.drain(last..).next().unwrap_or_else(|| Message::ai("")),
         None => Message::ai(""),
     };
     // Its calls were answered there; here they would be open.
-    if let Role::Ai { tool_calls, invalid_tool_calls, .. } = &mut answer.role {
+    if let Role::Ai {
+        tool_calls,
+        invalid_tool_calls,
+        ..
+    } = &mut answer.role
+    {
         tool_calls.clear();
         invalid_tool_calls.clear();
     }
     let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
     let kept = if size > MOST_KEPT { vec![] } else { said };
-    let mut heard = Update { messages: kept.into_iter().map(Arc::new).collect(), ..Update::none() };
+    let mut heard = Update {
+        messages: kept.into_iter().map(Arc::new).collect(),
+        ..Update::none()
+    };
     if let Some(structured) = values.get("structured_response").filter(|value| !value.is_null()) {
-        heard.fields.insert("structured_response".to_owned(), structured.clone());
+        heard
+            .fields
+            .insert("structured_response".to_owned(), structured.clone());
     }
     Ok((heard, answer))
 }

@@ -37,15 +37,26 @@ impl Runs {
     /// # Errors
     /// When the database fails.
     pub async fn pending_elsewhere(&self, tasks: i64) -> DbResult<Vec<Asked>> {
-        let read = self.0.db.read(move |tx| Box::pin(db::background::remote::waiting(tx, tasks)));
+        let read = self
+            .0
+            .db
+            .read(move |tx| Box::pin(db::background::remote::waiting(tx, tasks)));
         let all = read.await?.iter().flat_map(asked).collect::<Vec<_>>();
-        Ok(all.into_iter().filter(|asked| asked.status == AskedStatus::Pending).collect())
+        Ok(all
+            .into_iter()
+            .filter(|asked| asked.status == AskedStatus::Pending)
+            .collect())
     }
 
     /// The task on another server whose thread this is; none, too, if what is stored of it cannot be read.
     async fn remote_task(&self, task: ThreadId) -> DbResult<Option<TaskRecord>> {
-        let read = self.0.db.read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
-        Ok(db::unless_corrupt(read.await)?.flatten().filter(|record| record.url.is_some()))
+        let read = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
+        Ok(db::unless_corrupt(read.await)?
+            .flatten()
+            .filter(|record| record.url.is_some()))
     }
 
     /// Takes the answer to a question to the server that asks it; returns the run that goes on with it there. The same
@@ -58,7 +69,10 @@ impl Runs {
     ) -> Result<RunId, ResolveError> {
         let record = self.remote_task(task).await?.ok_or(ResolveError::NoInterrupt)?;
         let all = asked(&record);
-        let found = all.iter().rfind(|asked| asked.interrupt.id == *interrupt).ok_or(ResolveError::NoInterrupt)?;
+        let found = all
+            .iter()
+            .rfind(|asked| asked.interrupt.id == *interrupt)
+            .ok_or(ResolveError::NoInterrupt)?;
         match (found.status, found.resumed_by) {
             (AskedStatus::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
@@ -69,9 +83,17 @@ impl Runs {
         let lost = |error: &PeerError| ResolveError::Elsewhere(unavailable(&record, &place, error));
         // Whoever answers twice comes to the same run, also if this server dies in between.
         let question = format!("{}-{}-", record.task, interrupt.0);
-        let key = format!("{question}{}", Uuid::new_v5(&record.task.0, answer.to_string().as_bytes()));
+        let key = format!(
+            "{question}{}",
+            Uuid::new_v5(&record.task.0, answer.to_string().as_bytes())
+        );
         let runs = place.runs().await.map_err(|error| lost(&error))?;
-        let asked_by = record.remote.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
+        let asked_by = record
+            .remote
+            .seen
+            .as_ref()
+            .map(|seen| seen.run.clone())
+            .unwrap_or_default();
         let newest = runs.first().map(|run| run.run_id.to_string());
         if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.is_errand(&key)) {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
@@ -89,16 +111,34 @@ impl Runs {
             stream_resumable: true,
             ..RunOrder::default()
         };
-        let run = place.order(order, (&key, PATIENCE)).await.map_err(|NotBegun { error, .. }| match &error {
-            PeerError::Refused { status: 409, .. } => ResolveError::Busy,
-            PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
-            PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
-        })?;
+        let run = place
+            .order(order, (&key, PATIENCE))
+            .await
+            .map_err(|NotBegun { error, .. }| match &error {
+                PeerError::Refused { status: 409, .. } => ResolveError::Busy,
+                PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
+                PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
+            })?;
         let (at, resumed_by) = (self.0.clock.now(), run.run_id.to_string());
-        let question = record.remote.seen.iter().flat_map(|seen| &seen.interrupts).zip(ids(&record));
-        let question = question.into_iter().find(|(_, id)| id == interrupt).map(|(asked, _)| asked.clone());
+        let question = record
+            .remote
+            .seen
+            .iter()
+            .flat_map(|seen| &seen.interrupts)
+            .zip(ids(&record));
+        let question = question
+            .into_iter()
+            .find(|(_, id)| id == interrupt)
+            .map(|(asked, _)| asked.clone());
         let question = question.unwrap_or(Value::Null);
-        let answered = Answered { question, answer, asked_by, resumed_by, asked_at: found.created_at, at };
+        let answered = Answered {
+            question,
+            answer,
+            asked_by,
+            resumed_by,
+            asked_at: found.created_at,
+            at,
+        };
         let noted = self.note(&record, record.remote.answered(answered)).await;
         noted.map_err(ResolveError::Elsewhere)?;
         Ok(RunId(run.run_id))
@@ -112,7 +152,11 @@ fn ids(record: &TaskRecord) -> Vec<InterruptId> {
 }
 
 fn id_of(asked: &Value, record: &TaskRecord, at: usize) -> InterruptId {
-    let made = || Uuid::new_v5(&record.task.0, format!("question {at}").as_bytes()).simple().to_string();
+    let made = || {
+        Uuid::new_v5(&record.task.0, format!("question {at}").as_bytes())
+            .simple()
+            .to_string()
+    };
     InterruptId(asked["id"].as_str().map_or_else(made, str::to_owned))
 }
 
@@ -129,7 +173,13 @@ fn asked(record: &TaskRecord) -> Vec<Asked> {
             ..asked
         })
     });
-    let Sight { status, interrupts, run, since, .. } = seen;
+    let Sight {
+        status,
+        interrupts,
+        run,
+        since,
+        ..
+    } = seen;
     let is_open = *status == TaskStatus::Waiting && !record.remote.unwanted;
     let open = interrupts.iter().filter(|_| is_open).enumerate();
     let open = open.filter_map(|(at, asked)| one(record, asked, (run, since.unwrap_or(record.created_at)), at));
@@ -142,7 +192,13 @@ fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: 
     let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
     let (task, asker) = (TaskId(record.task.0), Asker::Hook(MODEL.to_owned()));
     Some(Asked {
-        interrupt: Interrupt { id, task, asker, question, answer: None },
+        interrupt: Interrupt {
+            id,
+            task,
+            asker,
+            question,
+            answer: None,
+        },
         thread: record.task,
         run: run.parse().ok()?,
         lane: Lane::Main,

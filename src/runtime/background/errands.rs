@@ -29,13 +29,28 @@ pub(in crate::runtime) async fn note(tx: &mut Tx<'_>, run: &Run, url: Option<&st
     let mut above: Option<Run> = None;
     let mut next = run.lineage.parent;
     while let Some(id) = next {
-        let Some(found) = db::runs::get_by_id(tx, id).await? else { break };
+        let Some(found) = db::runs::get_by_id(tx, id).await? else {
+            break;
+        };
         next = found.lineage.parent.filter(|_| found.request.agent.is_none());
         above = Some(found);
     }
-    let Some(Assigned { graph_id, definition, .. }) = above.and_then(|run| run.request.agent) else { return Ok(()) };
+    let Some(Assigned {
+        graph_id, definition, ..
+    }) = above.and_then(|run| run.request.agent)
+    else {
+        return Ok(());
+    };
     let (agent, url, now) = (run.lineage.agent().to_owned(), url.to_owned(), run.created_at);
-    let errand = RemoteErrand { run: run.id, graph_id, definition, agent, url, looks: 0, lost_since: None };
+    let errand = RemoteErrand {
+        run: run.id,
+        graph_id,
+        definition,
+        agent,
+        url,
+        looks: 0,
+        lost_since: None,
+    };
     db::errands::insert(tx, &errand, now).await
 }
 
@@ -43,7 +58,12 @@ impl Runs {
     /// Goes once through the errands that may be over, and stops what is left of those that nobody wants any more.
     pub(super) async fn run_errands(&self) -> DbResult<()> {
         let now = self.0.clock.now();
-        if !self.0.db.read(move |tx| Box::pin(db::errands::any_due(tx, now))).await? {
+        if !self
+            .0
+            .db
+            .read(move |tx| Box::pin(db::errands::any_due(tx, now)))
+            .await?
+        {
             return Ok(());
         }
         let claimed = self.0.db.write(move |tx| {
@@ -61,7 +81,9 @@ impl Runs {
     /// Sees to it that nothing is left of an errand.
     async fn end(self, errand: RemoteErrand) {
         let ending = self.0.shutdown.soft().clone();
-        let ended = ending.run_until_cancelled(timeout(CLAIM / 2, self.stop_errand(&errand))).await;
+        let ended = ending
+            .run_until_cancelled(timeout(CLAIM / 2, self.stop_errand(&errand)))
+            .await;
         let ended = match ended {
             // Another server takes it up when the claim runs out.
             None => return,
@@ -77,7 +99,11 @@ impl Runs {
                 now.since(since) >= looks.patience
             }
         };
-        let late = RemoteErrand { looks: errand.looks + 1, lost_since: Some(since), ..errand };
+        let late = RemoteErrand {
+            looks: errand.looks + 1,
+            lost_since: Some(since),
+            ..errand
+        };
         let due_at = now.plus(looks.pause(late.looks, late.run.0));
         let write = self.0.db.write(move |tx| {
             Box::pin(async move {
@@ -94,7 +120,10 @@ impl Runs {
 
     async fn stop_errand(&self, errand: &RemoteErrand) -> Result<(), String> {
         let (place, agent) = self.place_of(errand).await?;
-        stop(&place, &agent, LOOKS_FOR).await.map(drop).map_err(|error| error.to_string())
+        stop(&place, &agent, LOOKS_FOR)
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
     }
 
     /// Where the work is done, and by whom.
@@ -106,13 +135,17 @@ impl Runs {
             (Some(known), _) => Some(known),
             (None, Some(digest)) => {
                 let (registry, graph_id, digest) = (Arc::clone(registry), errand.graph_id.clone(), digest.clone());
-                let read =
-                    self.0.db.read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
+                let read = self
+                    .0
+                    .db
+                    .read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
                 read.await.map_err(super::fault)?
             }
             (None, None) => None,
         };
-        let found = known.as_ref().and_then(|known| known.remote_subagent(&errand.agent, &errand.url));
+        let found = known
+            .as_ref()
+            .and_then(|known| known.remote_subagent(&errand.agent, &errand.url));
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
         let peer = registry.workshop.peers.peer(&errand.url, &agent.headers.0, is_owners);
         let place = delegate::workplace(peer.map_err(|invalid| invalid.to_string())?, errand.run);

@@ -35,7 +35,10 @@ impl Runs {
     pub(super) async fn start_task(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
         let (thread, run) = ids(scope)?;
         let wish = wish_for(scope, order, thread, Multitask::Reject);
-        self.0.webhooks.check(&wish.request).map_err(|invalid| told(&invalid.into()))?;
+        self.0
+            .webhooks
+            .check(&wish.request)
+            .map_err(|invalid| told(&invalid.into()))?;
         let (asker, record) = (Asker::of(scope), record_of(scope, order, thread));
         self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
@@ -47,7 +50,10 @@ impl Runs {
     pub(super) async fn update_task(&self, scope: &Scope, task: ThreadId, order: Order<'_>) -> Result<TaskRun, String> {
         let (_, run) = ids(scope)?;
         let wish = wish_for(scope, order, task, strategy(order.agent.update_strategy));
-        self.0.webhooks.check(&wish.request).map_err(|invalid| told(&invalid.into()))?;
+        self.0
+            .webhooks
+            .check(&wish.request)
+            .map_err(|invalid| told(&invalid.into()))?;
         let asker = Asker::of(scope);
         self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await })
@@ -57,7 +63,11 @@ impl Runs {
 
     /// How a task on this server stands.
     pub(super) async fn look_at_task(&self, task: ThreadId) -> Result<Sight, String> {
-        self.0.db.read(move |tx| Box::pin(async move { sight::look(tx, task).await })).await.map_err(fault)
+        self.0
+            .db
+            .read(move |tx| Box::pin(async move { sight::look(tx, task).await }))
+            .await
+            .map_err(fault)
     }
 
     /// Stops a task on this server: its runs, those that wait for their turn first, or what it waits for.
@@ -85,7 +95,10 @@ impl Runs {
             }
             if began.elapsed() >= STOPS_WITHIN {
                 // It was told to stop and cannot help but do so.
-                return Ok(Sight { status: TaskStatus::Cancelled, ..seen });
+                return Ok(Sight {
+                    status: TaskStatus::Cancelled,
+                    ..seen
+                });
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -101,11 +114,17 @@ impl Runs {
                     return Ok(Ok(Begun::Before(Box::new(before))));
                 }
                 let admitted = admission::start_as(tx, run, &wish, &house, occasion).await?;
-                Ok(admitted.map(|admitted| Begun::Now(Box::new(admitted))).map_err(|error| told(&error)))
+                Ok(admitted
+                    .map(|admitted| Begun::Now(Box::new(admitted)))
+                    .map_err(|error| told(&error)))
             })
         });
         begun.await?;
-        Ok(Sight { status: TaskStatus::Cancelled, interrupts: vec![], ..seen })
+        Ok(Sight {
+            status: TaskStatus::Cancelled,
+            interrupts: vec![],
+            ..seen
+        })
     }
 
     /// Writes down that a run begins, unless the same call asked for it before, and takes it up.
@@ -124,7 +143,11 @@ impl Runs {
             }))
         });
         let run = work.await.map_err(fault)??;
-        Ok(TaskRun { thread: run.thread.to_string(), run: run.id.to_string(), status: TaskStatus::from(run.status) })
+        Ok(TaskRun {
+            thread: run.thread.to_string(),
+            run: run.id.to_string(),
+            status: TaskStatus::from(run.status),
+        })
     }
 }
 
@@ -144,7 +167,10 @@ async fn begin(
         Ok(room) => room,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let record = TaskRecord { ancestry: ancestry.clone(), ..record };
+    let record = TaskRecord {
+        ancestry: ancestry.clone(),
+        ..record
+    };
     let mut wish = wish.clone();
     wish.request.background = Some(ancestry);
     match admission::start_as(tx, id, &wish, house, occasion).await? {
@@ -177,7 +203,9 @@ async fn go_on(
     let in_flight = db::runs::in_flight(tx, task).await?;
     let mine = serde_json::json!(asker.run);
     let is_mine = |run: &Run| run.metadata.get(PARENT_RUN) == Some(&mine);
-    let waits = in_flight.iter().any(|run| TaskStatus::from(run.status) == TaskStatus::Pending && is_mine(run));
+    let waits = in_flight
+        .iter()
+        .any(|run| TaskStatus::from(run.status) == TaskStatus::Pending && is_mine(run));
     if wish.request.multitask == Multitask::Enqueue && waits {
         return Ok(Err(WAITS_ALREADY.to_owned()));
     }

@@ -37,7 +37,10 @@ pub(super) struct Lookout {
 
 impl Default for Lookout {
     fn default() -> Self {
-        Self { bell: Notify::new(), slots: Arc::new(Semaphore::new(AT_ONCE)) }
+        Self {
+            bell: Notify::new(),
+            slots: Arc::new(Semaphore::new(AT_ONCE)),
+        }
     }
 }
 
@@ -68,7 +71,8 @@ impl Runs {
                     LOOK
                 }
             };
-            soft.run_until_cancelled(timeout(pause, self.0.waker.lookout.bell.notified())).await;
+            soft.run_until_cancelled(timeout(pause, self.0.waker.lookout.bell.notified()))
+                .await;
         }
     }
 
@@ -76,7 +80,11 @@ impl Runs {
     async fn look_around(&self) -> DbResult<Option<Timestamp>> {
         let (worker, slots) = (self.0.id, &self.0.waker.lookout.slots);
         loop {
-            let next = self.0.db.read(|tx| Box::pin(db::background::remote::next_due(tx))).await?;
+            let next = self
+                .0
+                .db
+                .read(|tx| Box::pin(db::background::remote::next_due(tx)))
+                .await?;
             let free = slots.available_permits();
             let now = self.0.clock.now();
             if next.is_none() || free == 0 {
@@ -96,7 +104,11 @@ impl Runs {
             }
             for record in claimed {
                 let permit = Arc::clone(slots).try_acquire_owned().ok();
-                drop(self.0.shutdown.spawn("task on another server", self.clone().attend(record, permit)));
+                drop(
+                    self.0
+                        .shutdown
+                        .spawn("task on another server", self.clone().attend(record, permit)),
+                );
             }
         }
     }
@@ -105,9 +117,14 @@ impl Runs {
     async fn attend(self, record: TaskRecord, permit: Option<OwnedSemaphorePermit>) {
         let soft = self.0.shutdown.soft().clone();
         // Who takes the place of a server that leaves looks again at once.
-        let Some(work) = soft.run_until_cancelled(self.seen(&record)).await else { return };
+        let Some(work) = soft.run_until_cancelled(self.seen(&record)).await else {
+            return;
+        };
         let (task, fence, noted) = (record.task, Some(record.remote.fence), record.clone());
-        let has_come = work.as_ref().and_then(|work| work.seen.as_ref()).is_some_and(|seen| seen.status.is_outcome());
+        let has_come = work
+            .as_ref()
+            .and_then(|work| work.seen.as_ref())
+            .is_some_and(|seen| seen.status.is_outcome());
         let written = self.0.db.write(move |tx| {
             Box::pin(async move {
                 match work {
@@ -162,8 +179,12 @@ impl Runs {
     /// Whether the run that begins a task may still come to the end of the call.
     async fn is_at_work(&self, record: &TaskRecord) -> bool {
         let parent = record.parent_run;
-        let run = self.0.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+        let run = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
         // What cannot be read may be.
-        run.await.map_or(true, |run| run.is_some_and(|run| !run.status.is_final()))
+        run.await
+            .map_or(true, |run| run.is_some_and(|run| !run.status.is_final()))
     }
 }

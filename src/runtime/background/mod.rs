@@ -101,21 +101,32 @@ impl Runs {
 
     /// The record of a task that this conversation has begun.
     async fn own(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskRecord, String> {
-        let id = task.task_id.parse().map_err(|_| format!("There is no background task `{}` here.", task.task_id))?;
+        let id = task
+            .task_id
+            .parse()
+            .map_err(|_| format!("There is no background task `{}` here.", task.task_id))?;
         let parent = scope.thread;
-        let found = self.0.db.read(move |tx| Box::pin(async move { own_task(tx, id, parent).await })).await;
+        let found = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { own_task(tx, id, parent).await }))
+            .await;
         found.map_err(fault)?.ok_or_else(|| STRANGER.to_owned())
     }
 }
 
 /// The record of a task that the conversation on this thread has begun.
 async fn own_task(tx: &mut Tx<'_>, task: ThreadId, parent: ThreadId) -> DbResult<Option<TaskRecord>> {
-    Ok(db::background::find(tx, task).await?.filter(|record| record.parent_thread == parent))
+    Ok(db::background::find(tx, task)
+        .await?
+        .filter(|record| record.parent_thread == parent))
 }
 
 /// The thread and the run that a call makes.
 fn ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
-    let task = scope.task.ok_or_else(|| "Background tasks are begun by tool calls only.".to_owned())?;
+    let task = scope
+        .task
+        .ok_or_else(|| "Background tasks are begun by tool calls only.".to_owned())?;
     Ok((ThreadId::of_background(task), RunId::of_background(task)))
 }
 
@@ -136,7 +147,10 @@ fn record_of(scope: &Scope, order: Order<'_>, task: ThreadId) -> TaskRecord {
             levels: None,
             tree: None,
             trees: vec![],
-            starter: scope.subagent.map(|run| Starter { run, path: scope.path.to_vec() }),
+            starter: scope.subagent.map(|run| Starter {
+                run,
+                path: scope.path.to_vec(),
+            }),
             visibility: order.agent.visibility.min(scope.visibility),
         },
         notify: order.agent.notify_parent,
@@ -175,31 +189,59 @@ fn wish_for(scope: &Scope, order: Order<'_>, thread: ThreadId, multitask: Multit
     let context = scope.context.iter().filter(|(key, _)| reached(key));
     let request = RunRequest {
         input: Some(json!({"messages": [{"type": "human", "content": text}]})),
-        config: scope.step_limit.map(|limit| ("recursion_limit".to_owned(), json!(limit))).into_iter().collect(),
+        config: scope
+            .step_limit
+            .map(|limit| ("recursion_limit".to_owned(), json!(limit)))
+            .into_iter()
+            .collect(),
         context: context.map(|(key, value)| (key.clone(), value.clone())).collect(),
         multitask,
         extra,
         ..followed()
     };
-    wish(thread, AssistantRef::Graph(agent.graph_id.clone()), request, notes(scope, order))
+    wish(
+        thread,
+        AssistantRef::Graph(agent.graph_id.clone()),
+        request,
+        notes(scope, order),
+    )
 }
 
 /// What gives up what a task waits for, without doing anything more.
 fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> Wish {
-    let goto = Command { goto: vec![Goto::Node(END.to_owned())], ..Command::default() };
-    let request = RunRequest { command: Some(goto), multitask: Multitask::Reject, ..followed() };
+    let goto = Command {
+        goto: vec![Goto::Node(END.to_owned())],
+        ..Command::default()
+    };
+    let request = RunRequest {
+        command: Some(goto),
+        multitask: Multitask::Reject,
+        ..followed()
+    };
     let metadata = Map::from_iter([(PARENT_RUN.to_owned(), json!(scope.run))]);
     wish(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
 }
 
 fn wish(thread: ThreadId, assistant: AssistantRef, request: RunRequest, metadata: Map<String, Value>) -> Wish {
-    Wish { target: Target::ThreadOrNew(thread), assistant, request, resume: None, metadata, after: Duration::ZERO }
+    Wish {
+        target: Target::ThreadOrNew(thread),
+        assistant,
+        request,
+        resume: None,
+        metadata,
+        after: Duration::ZERO,
+    }
 }
 
 /// A request whose run can be followed in every way.
 fn followed() -> RunRequest {
     let stream_mode = MODES.map(str::to_owned).into();
-    RunRequest { stream_mode, stream_subgraphs: true, stream_resumable: true, ..RunRequest::default() }
+    RunRequest {
+        stream_mode,
+        stream_subgraphs: true,
+        stream_resumable: true,
+        ..RunRequest::default()
+    }
 }
 
 fn strategy(strategy: UpdateStrategy) -> Multitask {

@@ -41,10 +41,15 @@ impl Runs {
         let mut record = record_of(scope, order, task);
         record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
         let (asker, now) = (Asker::of(scope), scope.now());
-        let write = self.0.db.write(move |tx| Box::pin(async move { write_down(tx, record, &asker, now).await }));
+        let write = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { write_down(tx, record, &asker, now).await }));
         let record = write.await.map_err(fault)??;
         match &record.remote {
-            RemoteWork { unwanted: true, seen, .. } => {
+            RemoteWork {
+                unwanted: true, seen, ..
+            } => {
                 return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
             }
             RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
@@ -75,7 +80,10 @@ impl Runs {
         let key = format!("{}-{}", record.task, ids(scope)?.1);
         let (place, _) = self.workplace(&record).await?;
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
-            let runs = place.runs().await.map_err(|error| unavailable(&record, &place, &error))?;
+            let runs = place
+                .runs()
+                .await
+                .map_err(|error| unavailable(&record, &place, &error))?;
             let mine = scope.run.to_string();
             let waits = |run: &PeerRun| {
                 run.status == RunStatus::Pending && run.is_noted(PARENT_RUN, &mine) && !run.is_errand(&key)
@@ -88,10 +96,16 @@ impl Runs {
         let before = record.remote.seen.clone();
         let waits = Sight::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
         let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
-        let expected = RemoteWork { seen: Some(waits), due_at, ..RemoteWork::default() };
+        let expected = RemoteWork {
+            seen: Some(waits),
+            due_at,
+            ..RemoteWork::default()
+        };
         let (asker, task, was_over) = (Asker::of(scope), record.task, is_over(before.as_ref()));
-        let write =
-            self.0.db.write(move |tx| Box::pin(async move { go_on(tx, task, &asker, (was_over, &expected)).await }));
+        let write = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { go_on(tx, task, &asker, (was_over, &expected)).await }));
         write.await.map_err(fault)??;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
@@ -104,7 +118,15 @@ impl Runs {
             Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
-                self.note(&record, RemoteWork { seen: before, due_at, ..RemoteWork::default() }).await?;
+                self.note(
+                    &record,
+                    RemoteWork {
+                        seen: before,
+                        due_at,
+                        ..RemoteWork::default()
+                    },
+                )
+                .await?;
                 Err(match is_certain {
                     true => format!("The task was not given the message. {reason}"),
                     false => format!("It is not known whether the task was given the message. {reason}"),
@@ -124,7 +146,10 @@ impl Runs {
             Err(reason) => reason,
         };
         let known = record.remote.seen.clone().ok_or_else(|| lost.clone())?;
-        Ok(Sight { lost: Some(lost.trim_end_matches('.').to_owned()), ..known })
+        Ok(Sight {
+            lost: Some(lost.trim_end_matches('.').to_owned()),
+            ..known
+        })
     }
 
     /// Stops a task on another server. That it is not wanted is written down first, so that it is stopped there even if
@@ -135,22 +160,60 @@ impl Runs {
             return Ok(Sight { lost: None, ..seen });
         }
         let due_at = Some(self.0.clock.now().plus(STOPS_WITHIN * 2));
-        let known = Some(Sight { lost: None, ..seen.clone() });
-        self.note(&record, RemoteWork { seen: known, unwanted: true, due_at, ..RemoteWork::default() }).await?;
-        let cancelled = Sight { interrupts: vec![], ..Sight { status: TaskStatus::Cancelled, ..seen } };
+        let known = Some(Sight {
+            lost: None,
+            ..seen.clone()
+        });
+        self.note(
+            &record,
+            RemoteWork {
+                seen: known,
+                unwanted: true,
+                due_at,
+                ..RemoteWork::default()
+            },
+        )
+        .await?;
+        let cancelled = Sight {
+            interrupts: vec![],
+            ..Sight {
+                status: TaskStatus::Cancelled,
+                ..seen
+            }
+        };
         if cancelled.lost.is_some() {
             return Ok(cancelled);
         }
         let (place, agent) = self.workplace(&record).await?;
         match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
-                let over = Sight { status: TaskStatus::Cancelled, ..seen };
-                self.note(&record, RemoteWork { seen: Some(over), ..RemoteWork::default() }).await?;
+                let over = Sight {
+                    status: TaskStatus::Cancelled,
+                    ..seen
+                };
+                self.note(
+                    &record,
+                    RemoteWork {
+                        seen: Some(over),
+                        ..RemoteWork::default()
+                    },
+                )
+                .await?;
             }
             // It was told to stop, and is looked at until it has.
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Ok(Sight { lost: Some(error.to_string()), ..cancelled }),
-            Err(_) => return Ok(Sight { lost: Some("it took too long".to_owned()), ..cancelled }),
+            Ok(Err(error)) => {
+                return Ok(Sight {
+                    lost: Some(error.to_string()),
+                    ..cancelled
+                });
+            }
+            Err(_) => {
+                return Ok(Sight {
+                    lost: Some("it took too long".to_owned()),
+                    ..cancelled
+                });
+            }
         }
         Ok(cancelled)
     }
@@ -160,13 +223,19 @@ impl Runs {
     pub(super) async fn workplace(&self, record: &TaskRecord) -> Result<(Workplace, SubagentDefinition), String> {
         let url = record.url.as_deref().unwrap_or_default();
         let parent = record.starter();
-        let run = self.0.db.read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+        let run = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
         let run = run.await.map_err(fault)?;
         let registry = &self.0.registry;
         let agents = registry.agents();
         let now = match &run {
             Some(run) => agents.of_run(run).cloned(),
-            None => agents.all().find(|known| known.assistant == record.parent_assistant).cloned(),
+            None => agents
+                .all()
+                .find(|known| known.assistant == record.parent_assistant)
+                .cloned(),
         };
         let named = now.filter(|known| known.remote_subagent(&record.agent, url).is_some());
         let known = match (named, run) {
@@ -174,19 +243,30 @@ impl Runs {
             (None, Some(run)) => registry.of_run(&run).await.map_err(fault)?,
             (None, None) => None,
         };
-        let found = known.as_ref().and_then(|known| known.remote_subagent(&record.agent, url));
+        let found = known
+            .as_ref()
+            .and_then(|known| known.remote_subagent(&record.agent, url));
         let (agent, is_owners) =
             found.ok_or_else(|| format!("The agent `{}` is not defined any more.", record.agent))?;
         let peer = registry.workshop.peers.peer(url, &agent.headers.0, is_owners);
         let peer = peer.map_err(|invalid| format!("The agent `{}` cannot be reached: its {invalid}.", record.agent))?;
-        Ok((Workplace { peer, thread: record.task.0 }, agent.clone()))
+        Ok((
+            Workplace {
+                peer,
+                thread: record.task.0,
+            },
+            agent.clone(),
+        ))
     }
 
     /// Writes down that work is under way there. What came of it already is only told after a look, which brings the result.
     async fn under_way(&self, record: &TaskRecord, seen: Sight) -> Result<TaskRun, String> {
         let (run, now) = (run_of(record, &seen), self.0.clock.now());
         let has_come = seen.status.is_outcome();
-        let seen = Sight { status: seen.status.untold(), ..seen };
+        let seen = Sight {
+            status: seen.status.untold(),
+            ..seen
+        };
         let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
@@ -201,7 +281,11 @@ impl Runs {
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| gone(run));
         if !before.is_known(&seen) {
-            let after = before.after(Ok(seen.clone()), self.moment(record), self.0.registry.workshop.peers.looks());
+            let after = before.after(
+                Ok(seen.clone()),
+                self.moment(record),
+                self.0.registry.workshop.peers.looks(),
+            );
             self.write_down(record, after, Some(before.fence)).await?;
         }
         Ok(seen)
@@ -221,16 +305,27 @@ impl Runs {
 
     async fn write_down(&self, record: &TaskRecord, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
         let record = record.clone();
-        let write = self.0.db.write(move |tx| Box::pin(async move { note_down(tx, &record, &work, fence).await }));
+        let write = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { note_down(tx, &record, &work, fence).await }));
         write.await.map(drop).map_err(fault)
     }
 
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
     async fn not_begun(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
         let text = format!("The task was not started. {reason}");
-        let error = Sight { error: Some(text.clone()), ..Sight::of("", TaskStatus::Error) };
+        let error = Sight {
+            error: Some(text.clone()),
+            ..Sight::of("", TaskStatus::Error)
+        };
         let (now, task) = (self.0.clock.now(), record.task);
-        let dropped = RemoteWork { seen: Some(error), unwanted: true, due_at: Some(now), ..RemoteWork::default() };
+        let dropped = RemoteWork {
+            seen: Some(error),
+            unwanted: true,
+            due_at: Some(now),
+            ..RemoteWork::default()
+        };
         let (parent, budget) = (scope.thread, scope.budget.clone());
         let write = self.0.db.write(move |tx| {
             Box::pin(async move {
@@ -319,10 +414,19 @@ fn request(scope: &Scope, order: Order<'_>, record: &TaskRecord) -> RunOrder {
     // Two servers whose agents have each other work would go on without end.
     let ancestry = &record.ancestry;
     let levels = super::DEEPEST.saturating_sub(ancestry.nesting);
-    metadata.insert(LEVELS.to_owned(), ancestry.levels.map_or(levels, |left| left.min(levels)).into());
+    metadata.insert(
+        LEVELS.to_owned(),
+        ancestry.levels.map_or(levels, |left| left.min(levels)).into(),
+    );
     let parent = json!({"deepagents_parent": {"thread_id": scope.thread, "assistant_id": scope.assistant}});
-    let steps = scope.step_limit.map(|limit| ("recursion_limit".to_owned(), json!(limit)));
-    let config = agent.notify_parent.then(|| ("configurable".to_owned(), parent)).into_iter().chain(steps);
+    let steps = scope
+        .step_limit
+        .map(|limit| ("recursion_limit".to_owned(), json!(limit)));
+    let config = agent
+        .notify_parent
+        .then(|| ("configurable".to_owned(), parent))
+        .into_iter()
+        .chain(steps);
     RunOrder {
         assistant_id: agent.graph_id.clone(),
         input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
@@ -349,7 +453,9 @@ pub(super) async fn stop(
         match &seen {
             Some(waits) if waits.status == TaskStatus::Waiting => {
                 let key = format!("{}-over-{}", place.thread, waits.run);
-                place.give_up(agent.graph_id.as_deref().unwrap_or_default(), &key).await?;
+                place
+                    .give_up(agent.graph_id.as_deref().unwrap_or_default(), &key)
+                    .await?;
                 return Ok(seen);
             }
             Some(over) if over.status.is_outcome() => return Ok(seen),
@@ -361,7 +467,10 @@ pub(super) async fn stop(
 
 /// Work of which there is no trace any more.
 pub(super) fn gone(run: String) -> Sight {
-    Sight { error: Some(GONE.to_owned()), ..Sight::of(run, TaskStatus::Error) }
+    Sight {
+        error: Some(GONE.to_owned()),
+        ..Sight::of(run, TaskStatus::Error)
+    }
 }
 
 /// Why an agent there was of no use, in a sentence.
@@ -374,5 +483,9 @@ fn is_over(seen: Option<&Sight>) -> bool {
 }
 
 fn run_of(record: &TaskRecord, seen: &Sight) -> TaskRun {
-    TaskRun { thread: record.task.to_string(), run: seen.run.clone(), status: seen.status }
+    TaskRun {
+        thread: record.task.to_string(),
+        run: seen.run.clone(),
+        status: seen.status,
+    }
 }

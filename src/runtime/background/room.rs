@@ -21,7 +21,12 @@ pub(super) struct Asker {
 
 impl Asker {
     pub(super) fn of(scope: &Scope) -> Self {
-        Self { run: scope.run, thread: scope.thread, depth: scope.depth, budget: scope.budget.clone() }
+        Self {
+            run: scope.run,
+            thread: scope.thread,
+            depth: scope.depth,
+            budget: scope.budget.clone(),
+        }
     }
 }
 
@@ -47,7 +52,11 @@ pub(super) async fn admit(
     if let Err(refused) = asker.budget.spend_background(asker.depth, not_over, now) {
         return Ok(Err(limited(&refused)));
     }
-    let charge = Charge { noted: Change::default(), spending: Some(Spending::Child), in_background: true };
+    let charge = Charge {
+        noted: Change::default(),
+        spending: Some(Spending::Child),
+        in_background: true,
+    };
     if let Some(pool) = asker.budget.pool() {
         if let Err(refused) = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await? {
             asker.budget.not_begun(not_over);
@@ -62,8 +71,15 @@ pub(super) async fn admit(
 pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, now: Timestamp) -> DbResult<()> {
     budget.not_begun(not_over);
     if let Some(pool) = budget.pool() {
-        let noted = Change { children: -1, ..Change::default() };
-        let charge = Charge { noted, spending: None, in_background: true };
+        let noted = Change {
+            children: -1,
+            ..Change::default()
+        };
+        let charge = Charge {
+            noted,
+            spending: None,
+            in_background: true,
+        };
         drop(ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await?);
     }
     Ok(())
@@ -75,7 +91,9 @@ pub(super) async fn again(tx: &mut Tx<'_>, asker: &Asker, ancestry: &Ancestry) -
     if let Err(refused) = asker.budget.room_in_background(not_over) {
         return Ok(Err(limited(&refused)));
     }
-    Ok(ledger::room(tx, &ancestry.limited()).await?.map_or(Ok(()), |refused| Err(limited(&refused))))
+    Ok(ledger::room(tx, &ancestry.limited())
+        .await?
+        .map_or(Ok(()), |refused| Err(limited(&refused))))
 }
 
 /// The place of a task below the run that asks for it, of which `draft` knows already who began it.

@@ -44,10 +44,16 @@ impl Runs {
             // Who has looked rings when there is room.
             return Ok(Some(now.plus(LOOK)));
         }
-        let claim = self.0.db.write(move |tx| Box::pin(db::errands::claim_waiting(tx, now, until, limit)));
+        let claim = self
+            .0
+            .db
+            .write(move |tx| Box::pin(db::errands::claim_waiting(tx, now, until, limit)));
         for errand in claim.await? {
             let permit = Arc::clone(slots).try_acquire_owned().ok();
-            drop(self.0.shutdown.spawn("question of another server", self.clone().look_for_answer(errand, permit)));
+            drop(self.0.shutdown.spawn(
+                "question of another server",
+                self.clone().look_for_answer(errand, permit),
+            ));
         }
         Ok(Some(now))
     }
@@ -55,7 +61,9 @@ impl Runs {
     async fn look_for_answer(self, errand: RemoteErrand, permit: Option<OwnedSemaphorePermit>) {
         let soft = self.0.shutdown.soft().clone();
         // Another server looks at it when the claim runs out.
-        let Some(looked) = soft.run_until_cancelled(self.settle(&errand)).await else { return };
+        let Some(looked) = soft.run_until_cancelled(self.settle(&errand)).await else {
+            return;
+        };
         if let Err(error) = looked {
             tracing::warn!(run = %errand.run, %error, "could not note whether a question was answered at another server");
         }
@@ -67,7 +75,9 @@ impl Runs {
     async fn settle(&self, errand: &RemoteErrand) -> DbResult<()> {
         let child = errand.run;
         let asked = self.0.db.read(move |tx| Box::pin(asked_by(tx, child))).await?;
-        let Some(newest) = asked.iter().map(|asked| asked.created_at).max() else { return Ok(()) };
+        let Some(newest) = asked.iter().map(|asked| asked.created_at).max() else {
+            return Ok(());
+        };
         let is_settled = match self.place_of(errand).await {
             Ok((place, _)) => match timeout(CLAIM / 2, place.look()).await {
                 Ok(Ok(seen)) => is_settled(&asked, seen.as_ref()),
@@ -83,7 +93,10 @@ impl Runs {
         let (now, looks) = (self.0.clock.now(), self.0.registry.workshop.peers.looks());
         let pause = now.since(newest).clamp(looks.first, looks.longest);
         let look_at = now.plus(looks.spread(pause, child.0));
-        self.0.db.write(move |tx| Box::pin(db::errands::look_later(tx, child, look_at))).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(db::errands::look_later(tx, child, look_at)))
+            .await
     }
 
     /// Starts the run that goes on with a subagent whose questions were settled, unless somebody was quicker.
@@ -107,7 +120,9 @@ impl Runs {
 
 /// The open questions of a subagent.
 async fn asked_by(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<Asked>> {
-    let Some(run) = db::runs::get_by_id(tx, child).await? else { return Ok(vec![]) };
+    let Some(run) = db::runs::get_by_id(tx, child).await? else {
+        return Ok(vec![]);
+    };
     let mut open = db::interrupts::of_thread(tx, run.thread, Some(AskedStatus::Pending)).await?;
     open.retain(|asked| asked.lane == Lane::Child(child));
     Ok(open)
@@ -115,10 +130,14 @@ async fn asked_by(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<Asked>> {
 
 /// Whether what is asked here is not asked there any more.
 fn is_settled(asked: &[Asked], seen: Option<&Sight>) -> bool {
-    let Some(seen) = seen.filter(|seen| seen.status == TaskStatus::Waiting) else { return true };
+    let Some(seen) = seen.filter(|seen| seen.status == TaskStatus::Waiting) else {
+        return true;
+    };
     let is_open = |asked: &Asked| {
         let question = &asked.interrupt.question;
-        seen.interrupts.iter().any(|there| is_asked(there["id"].as_str(), question))
+        seen.interrupts
+            .iter()
+            .any(|there| is_asked(there["id"].as_str(), question))
     };
     !asked.iter().all(is_open)
 }
@@ -135,11 +154,15 @@ async fn start(
     (asked, child): (&[Asked], RunId),
     (house, occasion): (&House, Occasion),
 ) -> DbResult<Option<Admitted>> {
-    let Some(thread) = asked.first().map(|asked| asked.thread) else { return Ok(None) };
+    let Some(thread) = asked.first().map(|asked| asked.thread) else {
+        return Ok(None);
+    };
     db::threads::lock(tx, thread).await?;
     let ids = |all: &[Asked]| all.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
     let newest = db::runs::newest(tx, thread).await?;
-    let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else { return Ok(None) };
+    let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else {
+        return Ok(None);
+    };
     if ids(&asked_by(tx, child).await?) != ids(asked) {
         return Ok(None);
     }
@@ -160,9 +183,26 @@ async fn start(
 }
 
 fn wish(thread: ThreadId, assistant: AssistantRef, asked: &[Asked], child: RunId) -> Wish {
-    let answers: Resume = asked.iter().map(|asked| (asked.interrupt.id.clone(), settled_elsewhere())).collect();
-    let command = Command { resume: Some(answers), ..Command::default() };
-    let request = RunRequest { command: Some(command), multitask: Multitask::Reject, ..followed() };
+    let answers: Resume = asked
+        .iter()
+        .map(|asked| (asked.interrupt.id.clone(), settled_elsewhere()))
+        .collect();
+    let command = Command {
+        resume: Some(answers),
+        ..Command::default()
+    };
+    let request = RunRequest {
+        command: Some(command),
+        multitask: Multitask::Reject,
+        ..followed()
+    };
     let metadata = Map::from_iter([("settled_elsewhere".to_owned(), json!([child]))]);
-    Wish { target: Target::Thread(thread), assistant, request, resume: None, metadata, after: Duration::ZERO }
+    Wish {
+        target: Target::Thread(thread),
+        assistant,
+        request,
+        resume: None,
+        metadata,
+        after: Duration::ZERO,
+    }
 }

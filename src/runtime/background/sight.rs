@@ -24,7 +24,9 @@ struct Standing {
 /// When the database fails.
 pub async fn known_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<RunId>, TaskStatus)> {
     match (&record.url, &record.remote.seen) {
-        (None, _) => standing(tx, record.task).await.map(|standing| (standing.run.map(|run| run.id), standing.status)),
+        (None, _) => standing(tx, record.task)
+            .await
+            .map(|standing| (standing.run.map(|run| run.id), standing.status)),
         (Some(_), Some(seen)) => Ok((seen.run.parse().ok(), seen.status)),
         (Some(_), None) => Ok((None, TaskStatus::Pending)),
     }
@@ -33,7 +35,11 @@ pub async fn known_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<
 /// How the task on this thread stands, without what came of it.
 async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
     let Some(run) = db::runs::newest(tx, thread).await? else {
-        return Ok(Standing { run: None, status: TaskStatus::Error, asked: vec![] });
+        return Ok(Standing {
+            run: None,
+            status: TaskStatus::Error,
+            asked: vec![],
+        });
     };
     let (mut status, mut asked) = (TaskStatus::from(run.status), vec![]);
     if status == TaskStatus::Success {
@@ -42,7 +48,11 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
             status = TaskStatus::Waiting;
         }
     }
-    Ok(Standing { run: Some(run), status, asked })
+    Ok(Standing {
+        run: Some(run),
+        status,
+        asked,
+    })
 }
 
 /// How the task on this thread stands.
@@ -50,7 +60,10 @@ pub(super) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
     let Standing { run, status, asked } = standing(tx, thread).await?;
     let Some(run) = run else {
         let error = "The thread of the task, or its work there, was deleted.".to_owned();
-        return Ok(Sight { error: Some(error), ..Sight::of("", status) });
+        return Ok(Sight {
+            error: Some(error),
+            ..Sight::of("", status)
+        });
     };
     let seen = Sight::of(run.id.to_string(), status);
     match status {
@@ -59,18 +72,30 @@ pub(super) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
                 Ok((machine, _)) => machine,
                 Err(error) if error.is_corrupt() => {
                     let error = Some(format!("The result of the task cannot be read: {error}."));
-                    return Ok(Sight { error, ..Sight::of(run.id.to_string(), TaskStatus::Error) });
+                    return Ok(Sight {
+                        error,
+                        ..Sight::of(run.id.to_string(), TaskStatus::Error)
+                    });
                 }
                 Err(error) => return Err(error),
             };
-            Ok(Sight { result: machine.state.conclusion(), media: machine.state.media(), ..seen })
+            Ok(Sight {
+                result: machine.state.conclusion(),
+                media: machine.state.media(),
+                ..seen
+            })
         }
         TaskStatus::Waiting => {
             let one = |asked: &Asked| json!({"id": asked.interrupt.id, "value": asked.interrupt.question.value});
-            Ok(Sight { interrupts: asked.iter().map(one).collect(), ..seen })
+            Ok(Sight {
+                interrupts: asked.iter().map(one).collect(),
+                ..seen
+            })
         }
         TaskStatus::Error | TaskStatus::Timeout => {
-            let error = run.error.map(|failure| format!("{}: {}", failure.class, failure.message));
+            let error = run
+                .error
+                .map(|failure| format!("{}: {}", failure.class, failure.message));
             Ok(Sight { error, ..seen })
         }
         TaskStatus::Running | TaskStatus::Pending | TaskStatus::Cancelled => Ok(seen),

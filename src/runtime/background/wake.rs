@@ -65,7 +65,8 @@ impl Runs {
             if let Err(error) = self.wake_parents().await {
                 tracing::warn!(%error, "could not look for background tasks that are over");
             }
-            soft.run_until_cancelled(timeout(LOOK, self.0.waker.bell.notified())).await;
+            soft.run_until_cancelled(timeout(LOOK, self.0.waker.bell.notified()))
+                .await;
         }
     }
 
@@ -74,7 +75,10 @@ impl Runs {
         self.0.waker.armed.store(false, Ordering::Release);
         let read = self.0.db.read(|tx| {
             Box::pin(async move {
-                Ok((db::background::any_watched(tx).await?, db::background::parents_to_wake(tx, AT_ONCE).await?))
+                Ok((
+                    db::background::any_watched(tx).await?,
+                    db::background::parents_to_wake(tx, AT_ONCE).await?,
+                ))
             })
         });
         let (any, parents) = read.await.inspect_err(|_| self.0.waker.arm())?;
@@ -85,8 +89,10 @@ impl Runs {
             let Err(error) = self.wake(parent).await else { continue };
             tracing::warn!(thread = %parent, %error, "could not tell an agent what came of a background task");
             if error.is_corrupt() {
-                let write =
-                    self.0.db.write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
+                let write = self
+                    .0
+                    .db
+                    .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
                 write.await?;
             }
         }
@@ -95,7 +101,10 @@ impl Runs {
 
     async fn wake(&self, parent: ThreadId) -> DbResult<()> {
         let (house, (permit, occasion)) = (self.0.house(), self.occasion());
-        let write = self.0.db.write(move |tx| Box::pin(async move { wake(tx, parent, &house, occasion).await }));
+        let write = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { wake(tx, parent, &house, occasion).await }));
         if let Some(admitted) = write.await? {
             let run = self.take_up(admitted, permit);
             tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
@@ -113,7 +122,9 @@ struct News {
 
 /// Starts a run that tells the agent of a thread what it does not know, if there is such a thing and it is idle.
 async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasion) -> DbResult<Option<Admitted>> {
-    let Some(thread) = db::threads::lock(tx, parent).await? else { return Ok(None) };
+    let Some(thread) = db::threads::lock(tx, parent).await? else {
+        return Ok(None);
+    };
     if !matches!(thread.status, ThreadStatus::Idle | ThreadStatus::Error) {
         return Ok(None);
     }
@@ -132,7 +143,9 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasi
         }
         // More comes of a task that waits.
         db::background::told(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
-        let known = known(tx, &machine.state, &record).await?.unwrap_or_else(|| unrecorded(&record, &seen));
+        let known = known(tx, &machine.state, &record)
+            .await?
+            .unwrap_or_else(|| unrecorded(&record, &seen));
         if record.notify && known.is_news(&seen) {
             news.push(News { record, known, seen });
         }
@@ -168,12 +181,25 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 /// A task that the state of its agent does not hold, since the run that began it broke off.
 fn unrecorded(record: &TaskRecord, seen: &Sight) -> BackgroundTask {
     let (thread, run) = (record.task.to_string(), seen.run.clone());
-    BackgroundTask::begun(&record.agent, TaskRun { thread, run, status: TaskStatus::Running }, record.created_at)
+    BackgroundTask::begun(
+        &record.agent,
+        TaskRun {
+            thread,
+            run,
+            status: TaskStatus::Running,
+        },
+        record.created_at,
+    )
 }
 
 /// The run that tells the news, by the settings of the run that asked for the task.
 fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, RunRequest), occasion: Occasion) -> Wish {
-    let mut tasks = state.fields.get(FIELD).and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut tasks = state
+        .fields
+        .get(FIELD)
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
     let mut messages = vec![];
     for News { known, seen, .. } in news {
         messages.push(json!(known.notification(seen)));
@@ -181,7 +207,9 @@ fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, Ru
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);
-    let RunRequest { mut config, context, .. } = launcher;
+    let RunRequest {
+        mut config, context, ..
+    } = launcher;
     config.shift_remove("metadata");
     let request = RunRequest {
         input: Some(json!({"messages": messages, FIELD: tasks})),
@@ -191,5 +219,8 @@ fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, Ru
         ..super::followed()
     };
     let (parent, assistant) = (last.parent_thread, AssistantRef::Id(last.parent_assistant));
-    Wish { target: Target::Thread(parent), ..wish(parent, assistant, request, metadata) }
+    Wish {
+        target: Target::Thread(parent),
+        ..wish(parent, assistant, request, metadata)
+    }
 }

@@ -53,7 +53,13 @@ impl Batch {
     /// The same under the numbers from `first` on.
     pub(super) fn renumbered(&self, first: i64) -> Self {
         let own = self.numbers();
-        let moved = |seq: i64| if own.contains(&seq) { seq - own.start + first } else { seq };
+        let moved = |seq: i64| {
+            if own.contains(&seq) {
+                seq - own.start + first
+            } else {
+                seq
+            }
+        };
         let mut new = Self { first, ..self.clone() };
         for laid in &mut new.entries {
             laid.seq = moved(laid.seq);
@@ -62,7 +68,10 @@ impl Batch {
         new.facts.iter_mut().for_each(|(seq, _)| *seq = moved(*seq));
         new.asked.iter_mut().for_each(|asked| asked.seq = moved(asked.seq));
         for event in &mut new.events {
-            *event = Arc::new(Event { seq: moved(event.seq), ..Event::clone(event) });
+            *event = Arc::new(Event {
+                seq: moved(event.seq),
+                ..Event::clone(event)
+            });
         }
         new
     }
@@ -107,7 +116,12 @@ pub(super) async fn write_batch(
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
-    let trace = Trace { seq: Some(batch.first), usage, gets_on: batch.gets_on(), at };
+    let trace = Trace {
+        seq: Some(batch.first),
+        usage,
+        gets_on: batch.gets_on(),
+        at,
+    };
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
             db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), trace).await?
@@ -129,7 +143,14 @@ pub(super) async fn write_batch(
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
-    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact { thread, seq: *seq, run: root, lane, fact, at });
+    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact {
+        thread,
+        seq: *seq,
+        run: root,
+        lane,
+        fact,
+        at,
+    });
     db::events::insert(tx, &facts.collect::<Vec<_>>()).await?;
     if let Some(used) = used.filter(|_| lane != Lane::Main) {
         db::runs::set_usage(tx, run, used).await?;
@@ -171,7 +192,9 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &Batch) -
         position: &laid.position,
         at: batch.at,
     });
-    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await.map(drop)
+    db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>())
+        .await
+        .map(drop)
 }
 
 /// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
@@ -193,7 +216,11 @@ async fn end_main(
     };
     admission::leave_thread(tx, &desk.run, status, error.cloned(), at).await?;
     // Behind the write to the thread, under whose lock subagents are given up.
-    if waits { giving_up::follow(tx, desk, at).await } else { Ok(()) }
+    if waits {
+        giving_up::follow(tx, desk, at).await
+    } else {
+        Ok(())
+    }
 }
 
 /// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.

@@ -80,7 +80,12 @@ impl Index {
         if query.len() > LONGEST_QUERY {
             return Err(Invalid::new("query", format!("is longer than {LONGEST_QUERY} bytes")).into());
         }
-        let vectors = self.parts.embedder.embed(vec![query.to_owned()]).await.map_err(IndexError::Model)?;
+        let vectors = self
+            .parts
+            .embedder
+            .embed(vec![query.to_owned()])
+            .await
+            .map_err(IndexError::Model)?;
         let vector = vectors.into_iter().next().unwrap_or_default();
         Ok(Near { vector, by: self.by })
     }

@@ -41,7 +41,8 @@ impl Worker {
                     tracing::warn!(%error, "could not forget old webhook deliveries");
                 }
             }
-            soft.run_until_cancelled(timeout(LOOK, self.webhooks.bell.notified())).await;
+            soft.run_until_cancelled(timeout(LOOK, self.webhooks.bell.notified()))
+                .await;
         }
     }
 
@@ -75,7 +76,10 @@ impl Worker {
             }
             for delivery in claimed {
                 let permit = Arc::clone(&self.webhooks.slots).try_acquire_owned().ok();
-                drop(self.shutdown.spawn("webhook", Arc::clone(self).deliver(delivery, permit)));
+                drop(
+                    self.shutdown
+                        .spawn("webhook", Arc::clone(self).deliver(delivery, permit)),
+                );
             }
         }
     }
@@ -90,17 +94,21 @@ impl Worker {
             Some(Ok(status)) if status.is_success() => arrived(status, now),
             Some(Ok(status)) => self.failed(&delivery, Some(status), format!("it was answered with {status}"), now),
             Some(Err(reason)) => self.failed(&delivery, None, reason, now),
-            None => {
-                Attempt { status: DeliveryStatus::Pending, answer: None, error: delivery.error.clone(), due_at: now }
-            }
+            None => Attempt {
+                status: DeliveryStatus::Pending,
+                answer: None,
+                error: delivery.error.clone(),
+                due_at: now,
+            },
         };
         let (id, run) = (delivery.id, delivery.run);
         if attempt.status == DeliveryStatus::Dead {
             tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
         }
         let key = (id, delivery.fence);
-        let settled =
-            self.db.write(move |tx| Box::pin(async move { deliveries::settle(tx, key, &attempt, now).await }));
+        let settled = self
+            .db
+            .write(move |tx| Box::pin(async move { deliveries::settle(tx, key, &attempt, now).await }));
         if let Err(error) = settled.await {
             // The claim runs out, and it is tried again.
             tracing::warn!(delivery = %id, %error, "could not note what became of a webhook");
@@ -113,7 +121,11 @@ impl Worker {
     fn failed(&self, delivery: &Delivery, answer: Option<StatusCode>, reason: String, now: Timestamp) -> Attempt {
         let is_over = delivery.attempts >= self.webhooks.attempts || answer == Some(StatusCode::GONE);
         Attempt {
-            status: if is_over { DeliveryStatus::Dead } else { DeliveryStatus::Pending },
+            status: if is_over {
+                DeliveryStatus::Dead
+            } else {
+                DeliveryStatus::Pending
+            },
             answer: answer.map(|status| status.as_u16()),
             error: Some(reason),
             due_at: now.plus(self.webhooks.pause(delivery.attempts)),
@@ -122,10 +134,14 @@ impl Worker {
 
     /// Forgets what arrived or was given up long ago.
     async fn forget_told(&self, now: Timestamp) -> DbResult<()> {
-        let before = Timestamp(now.0.saturating_sub(i64::try_from(self.webhooks.keep.as_micros()).unwrap_or(i64::MAX)));
+        let before = Timestamp(
+            now.0
+                .saturating_sub(i64::try_from(self.webhooks.keep.as_micros()).unwrap_or(i64::MAX)),
+        );
         loop {
-            let swept =
-                self.db.write(move |tx| Box::pin(async move { deliveries::sweep(tx, before, SWEPT_AT_ONCE).await }));
+            let swept = self
+                .db
+                .write(move |tx| Box::pin(async move { deliveries::sweep(tx, before, SWEPT_AT_ONCE).await }));
             if swept.await? < SWEPT_AT_ONCE.unsigned_abs() || self.shutdown.soft().is_cancelled() {
                 return Ok(());
             }
@@ -134,7 +150,12 @@ impl Worker {
 }
 
 fn arrived(status: StatusCode, now: Timestamp) -> Attempt {
-    Attempt { status: DeliveryStatus::Delivered, answer: Some(status.as_u16()), error: None, due_at: now }
+    Attempt {
+        status: DeliveryStatus::Delivered,
+        answer: Some(status.as_u16()),
+        error: None,
+        due_at: now,
+    }
 }
 
 impl Runs {
@@ -144,13 +165,20 @@ impl Runs {
     /// When the database fails.
     pub async fn redeliver(&self, id: DeliveryId) -> DbResult<Option<Delivery>> {
         let now = self.0.clock.now();
-        let renewed = self.0.db.write(move |tx| Box::pin(async move { deliveries::renew(tx, id, now).await })).await?;
+        let renewed = self
+            .0
+            .db
+            .write(move |tx| Box::pin(async move { deliveries::renew(tx, id, now).await }))
+            .await?;
         self.0.webhooks.ring();
         Ok(renewed)
     }
 
     /// Forgets what was told about the runs of a thread that a client has deleted.
     pub(in crate::runtime) async fn forget_deliveries(&self, thread: ThreadId) -> DbResult<()> {
-        self.0.db.write(move |tx| Box::pin(async move { deliveries::forget_thread(tx, thread).await })).await
+        self.0
+            .db
+            .write(move |tx| Box::pin(async move { deliveries::forget_thread(tx, thread).await }))
+            .await
     }
 }

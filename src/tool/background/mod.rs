@@ -82,9 +82,21 @@ struct BackgroundTool {
 /// The tools of an agent that may hand work to these.
 pub fn tools(agents: &Arc<[BackgroundAgent]>) -> Vec<Arc<dyn Tool>> {
     let tool = |action| -> Arc<dyn Tool> {
-        Arc::new(BackgroundTool { action, spec: Arc::new(specs::spec(action, agents)), agents: Arc::clone(agents) })
+        Arc::new(BackgroundTool {
+            action,
+            spec: Arc::new(specs::spec(action, agents)),
+            agents: Arc::clone(agents),
+        })
     };
-    [Action::Start, Action::Check, Action::Update, Action::Cancel, Action::List].map(tool).into()
+    [
+        Action::Start,
+        Action::Check,
+        Action::Update,
+        Action::Cancel,
+        Action::List,
+    ]
+    .map(tool)
+    .into()
 }
 
 #[async_trait]
@@ -108,7 +120,9 @@ impl Tool for BackgroundTool {
             Action::Cancel => self.cancel(scope, state, call).await,
             Action::List => Ok(self.list(scope, state, call).await),
         };
-        Ok(CallOutcome::Answer(answer.unwrap_or_else(|text| Answer::error(call, text))))
+        Ok(CallOutcome::Answer(
+            answer.unwrap_or_else(|text| Answer::error(call, text)),
+        ))
     }
 }
 
@@ -118,7 +132,9 @@ impl BackgroundTool {
         let Some(agent) = self.agent(wanted) else {
             let names: Vec<String> = self.agents.iter().map(|agent| format!("`{}`", agent.name)).collect();
             let names = names.join(", ");
-            return Err(format!("There is no background agent `{wanted}`; there are {names}. Nothing was started."));
+            return Err(format!(
+                "There is no background agent `{wanted}`; there are {names}. Nothing was started."
+            ));
         };
         let text = argument(call, "description");
         let run = scope.tasks.start(scope, Order { agent, text, call }).await?;
@@ -163,20 +179,46 @@ impl BackgroundTool {
             Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
         };
         // An outcome from before that the state does not know is told with the news.
-        let task = if seen.lost.is_none() { task.seen(&seen, scope.now()) } else { task };
+        let task = if seen.lost.is_none() {
+            task.seen(&seen, scope.now())
+        } else {
+            task
+        };
         Ok(noted(call, content, &task))
     }
 
     async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
         let task = self.known(state, call)?;
         let Some(agent) = self.agent(&task.agent_name) else {
-            return Err(format!("The agent `{}` of this task is not there any more.", task.agent_name));
+            return Err(format!(
+                "The agent `{}` of this task is not there any more.",
+                task.agent_name
+            ));
         };
         let waited = task.status == TaskStatus::Waiting;
-        let run = scope.tasks.update(scope, &task, Order { agent, text: argument(call, "message"), call }).await?;
+        let run = scope
+            .tasks
+            .update(
+                scope,
+                &task,
+                Order {
+                    agent,
+                    text: argument(call, "message"),
+                    call,
+                },
+            )
+            .await?;
         let (run_id, status, now) = (run.run, run.status.untold(), scope.now().to_second());
-        let task = BackgroundTask { status, last_updated_at: now, ..task.with_run(&run_id) };
-        let dropped = if waited { " The question that it waited for was dropped." } else { "" };
+        let task = BackgroundTask {
+            status,
+            last_updated_at: now,
+            ..task.with_run(&run_id)
+        };
+        let dropped = if waited {
+            " The question that it waited for was dropped."
+        } else {
+            ""
+        };
         let text = format!("The background task {} was given the message.{dropped}", task.task_id);
         Ok(noted(call, text, &task))
     }
@@ -193,7 +235,11 @@ impl BackgroundTool {
             format!("The background task {id} was over before: {status}. Nothing was cancelled.")
         };
         // How a task ended that was over before is still to be told, with its result.
-        let task = if seen.status == TaskStatus::Cancelled { task.seen(&seen, scope.now()) } else { task };
+        let task = if seen.status == TaskStatus::Cancelled {
+            task.seen(&seen, scope.now())
+        } else {
+            task
+        };
         Ok(noted(call, text, &task))
     }
 
@@ -202,8 +248,10 @@ impl BackgroundTool {
     async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> Answer {
         let filter = argument(call, "status_filter");
         let all = BackgroundTask::all(state);
-        let wanted: Vec<&BackgroundTask> =
-            all.iter().filter(|task| matches!(filter, "" | "all") || task.status.word() == filter).collect();
+        let wanted: Vec<&BackgroundTask> = all
+            .iter()
+            .filter(|task| matches!(filter, "" | "all") || task.status.word() == filter)
+            .collect();
         let lines = wanted.iter().map(|task| async move {
             let status = match task.status.is_final() {
                 true => task.status,
@@ -215,7 +263,11 @@ impl BackgroundTool {
             format!("- {} ({}): {}", task.task_id, task.agent_name, status.word())
         });
         let lines = futures::future::join_all(lines).await;
-        let text = if lines.is_empty() { "There are no such background tasks.".to_owned() } else { lines.join("\n") };
+        let text = if lines.is_empty() {
+            "There are no such background tasks.".to_owned()
+        } else {
+            lines.join("\n")
+        };
         Answer::message(Message::tool(call, ToolStatus::Success, text))
     }
 

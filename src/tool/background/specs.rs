@@ -63,7 +63,11 @@ pub(super) fn spec(action: Action, agents: &[BackgroundAgent]) -> ToolSpec {
         "required": required,
         "additionalProperties": false,
     });
-    ToolSpec { name: name.to_owned(), description, parameters }
+    ToolSpec {
+        name: name.to_owned(),
+        description,
+        parameters,
+    }
 }
 
 fn start(agents: &[BackgroundAgent]) -> (&'static str, String, Value, Value) {
@@ -84,7 +88,12 @@ fn start(agents: &[BackgroundAgent]) -> (&'static str, String, Value, Value) {
             "description": format!("Which background agent: one of {}.", names.join(", ")),
         },
     });
-    ("start_async_task", description, properties, json!(["description", "subagent_type"]))
+    (
+        "start_async_task",
+        description,
+        properties,
+        json!(["description", "subagent_type"]),
+    )
 }
 
 fn task_id() -> Value {
@@ -93,7 +102,9 @@ fn task_id() -> Value {
 
 fn status_filter() -> Value {
     // Nobody ends a task for the time it takes, so nobody looks for one that ended so.
-    let listed = TaskStatus::ALL.into_iter().filter(|status| *status != TaskStatus::Timeout);
+    let listed = TaskStatus::ALL
+        .into_iter()
+        .filter(|status| *status != TaskStatus::Timeout);
     let words: Vec<&str> = listed.map(TaskStatus::word).chain(["all"]).collect();
     json!({"enum": words, "description": "Only tasks that stood so when they were looked at last; all when left out."})
 }

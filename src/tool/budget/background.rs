@@ -34,12 +34,18 @@ impl Budget {
     pub fn room_in_background(&self, not_over: u64) -> Result<(), Exceeded> {
         self.in_background(not_over);
         let room = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
-            Some(limit) if under_way >= limit => {
-                Err(Exceeded { limit: "children_at_once", value: limit.to_string(), of_tree })
-            }
+            Some(limit) if under_way >= limit => Err(Exceeded {
+                limit: "children_at_once",
+                value: limit.to_string(),
+                of_tree,
+            }),
             Some(_) | None => Ok(()),
         };
-        let Whole { limits, meter: whole, pool: _ } = &*self.tree;
+        let Whole {
+            limits,
+            meter: whole,
+            pool: _,
+        } = &*self.tree;
         let (own, all) = (self.meter.counts().under_way, whole.counts().under_way);
         room(false, &self.limits, own + not_over)?;
         room(true, limits, all + not_over)

@@ -56,7 +56,10 @@ pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String>
         file.created_at = old.created_at.clone().or(file.created_at);
     }
     let writes = desk.workspace.write(&path, file).await?;
-    Ok(Found { content: Content::Text(format!("Updated file {path}")), writes })
+    Ok(Found {
+        content: Content::Text(format!("Updated file {path}")),
+        writes,
+    })
 }
 
 pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
@@ -71,12 +74,22 @@ pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
     let count = occurrences(&path, &old.content, &wish)?;
     // Before anything is allocated: a few edits in a row can make a file grow a thousand times.
     let kept = old.content.len() - count * wish.old_string.len();
-    check_size(desk, &path, count.saturating_mul(wish.new_string.len()).saturating_add(kept))?;
+    check_size(
+        desk,
+        &path,
+        count.saturating_mul(wish.new_string.len()).saturating_add(kept),
+    )?;
     let mut file = File::text(old.content.replace(&wish.old_string, &wish.new_string), desk.now);
     file.created_at = old.created_at.clone().or(file.created_at);
     let writes = desk.workspace.write(&path, file).await?;
-    let report = format!("Replaced {count} occurrence{} in '{path}'", if count == 1 { "" } else { "s" });
-    Ok(Found { content: Content::Text(report), writes })
+    let report = format!(
+        "Replaced {count} occurrence{} in '{path}'",
+        if count == 1 { "" } else { "s" }
+    );
+    Ok(Found {
+        content: Content::Text(report),
+        writes,
+    })
 }
 
 /// Refuses a file that would become too large.
@@ -126,10 +139,15 @@ pub(super) async fn delete(desk: &Desk<'_>, wish: Delete) -> Result<Found, Strin
     }
     desk.rules.check(FileOperation::Write, &path)?;
     let paths = desk.workspace.paths(desk.state, &path).await?;
-    paths.iter().try_for_each(|path| desk.rules.check(FileOperation::Write, path))?;
+    paths
+        .iter()
+        .try_for_each(|path| desk.rules.check(FileOperation::Write, path))?;
     if paths.is_empty() {
         return Err(format!("Error: File '{path}' not found"));
     }
     let writes = desk.workspace.delete(paths).await?;
-    Ok(Found { content: Content::Text(format!("Deleted {path}")), writes })
+    Ok(Found {
+        content: Content::Text(format!("Deleted {path}")),
+        writes,
+    })
 }

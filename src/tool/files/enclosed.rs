@@ -28,7 +28,10 @@ impl WithEnclosed {
 
     /// The files of the thread at and below these absolute paths, and these of the definition.
     pub fn within(enclosed: Arc<Enclosed>, paths: Vec<String>) -> Self {
-        Self { enclosed, within: Some(paths) }
+        Self {
+            enclosed,
+            within: Some(paths),
+        }
     }
 
     fn reaches(&self, path: &str) -> bool {
@@ -45,7 +48,10 @@ fn refusal(path: &str) -> String {
 #[async_trait]
 impl Workspace for WithEnclosed {
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
-        let seen = self.enclosed.paths(state, path).filter(|path| is_enclosed(path) || self.reaches(path));
+        let seen = self
+            .enclosed
+            .paths(state, path)
+            .filter(|path| is_enclosed(path) || self.reaches(path));
         Ok(seen.cloned().collect())
     }
 
@@ -55,7 +61,11 @@ impl Workspace for WithEnclosed {
     }
 
     async fn write(&self, path: &str, file: File) -> Result<Update, String> {
-        if is_enclosed(path) { Err(refusal(path)) } else { StateFiles.write(path, file).await }
+        if is_enclosed(path) {
+            Err(refusal(path))
+        } else {
+            StateFiles.write(path, file).await
+        }
     }
 
     async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {

@@ -74,11 +74,17 @@ impl Workspace for StateFiles {
     }
 
     async fn write(&self, path: &str, file: File) -> Result<Update, String> {
-        Ok(Update { files: [(path.to_owned(), Some(Arc::new(file)))].into(), ..Update::none() })
+        Ok(Update {
+            files: [(path.to_owned(), Some(Arc::new(file)))].into(),
+            ..Update::none()
+        })
     }
 
     async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
-        Ok(Update { files: paths.into_iter().map(|path| (path, None)).collect(), ..Update::none() })
+        Ok(Update {
+            files: paths.into_iter().map(|path| (path, None)).collect(),
+            ..Update::none()
+        })
     }
 }
 
@@ -107,7 +113,10 @@ struct Found {
 
 impl Found {
     fn text(text: impl Into<String>) -> Self {
-        Self { content: Content::Text(text.into()), writes: Update::none() }
+        Self {
+            content: Content::Text(text.into()),
+            writes: Update::none(),
+        }
     }
 }
 
@@ -132,7 +141,10 @@ impl Desk<'_> {
 
 /// The file tools, in the order in which the model sees them.
 pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
-    Operation::ALL.into_iter().map(|operation| operation.tool(workspace, rules)).collect()
+    Operation::ALL
+        .into_iter()
+        .map(|operation| operation.tool(workspace, rules))
+        .collect()
 }
 
 /// The tool that shows files, alone.
@@ -201,11 +213,24 @@ fn arguments<T: DeserializeOwned>(call: &ToolCall) -> Result<T, String> {
 }
 
 impl Operation {
-    const ALL: [Self; 7] = [Self::List, Self::Read, Self::Write, Self::Edit, Self::Delete, Self::Glob, Self::Grep];
+    const ALL: [Self; 7] = [
+        Self::List,
+        Self::Read,
+        Self::Write,
+        Self::Edit,
+        Self::Delete,
+        Self::Glob,
+        Self::Grep,
+    ];
 
     fn tool(self, workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Arc<dyn Tool> {
         let (workspace, rules) = (Arc::clone(workspace), rules.clone());
-        Arc::new(FileTool { spec: Arc::new(self.spec()), operation: self, workspace, rules })
+        Arc::new(FileTool {
+            spec: Arc::new(self.spec()),
+            operation: self,
+            workspace,
+            rules,
+        })
     }
 
     async fn perform(self, desk: &Desk<'_>, call: &ToolCall) -> Result<Found, String> {
@@ -222,16 +247,29 @@ impl Operation {
 
     fn spec(self) -> ToolSpec {
         let (name, description, properties, required) = match self {
-            Self::List => ("ls", LS, json!({"path": text("Absolute path of the directory.")}), json!(["path"])),
+            Self::List => (
+                "ls",
+                LS,
+                json!({"path": text("Absolute path of the directory.")}),
+                json!(["path"]),
+            ),
             Self::Read => ("read_file", READ, read::properties(), json!(["file_path"])),
             Self::Write => {
                 let properties = json!({"file_path": file_path(), "content": text("The whole new content.")});
                 ("write_file", WRITE, properties, json!(["file_path", "content"]))
             }
-            Self::Edit => {
-                ("edit_file", EDIT, change::edit_properties(), json!(["file_path", "old_string", "new_string"]))
-            }
-            Self::Delete => ("delete", DELETE, json!({"file_path": file_path()}), json!(["file_path"])),
+            Self::Edit => (
+                "edit_file",
+                EDIT,
+                change::edit_properties(),
+                json!(["file_path", "old_string", "new_string"]),
+            ),
+            Self::Delete => (
+                "delete",
+                DELETE,
+                json!({"file_path": file_path()}),
+                json!(["file_path"]),
+            ),
             Self::Glob => {
                 let properties = json!({"pattern": text("The glob pattern."), "path": search::place()});
                 ("glob", GLOB, properties, json!(["pattern"]))
@@ -239,7 +277,11 @@ impl Operation {
             Self::Grep => ("grep", GREP, search::grep_properties(), json!(["pattern"])),
         };
         let parameters = json!({"type": "object", "properties": properties, "required": required});
-        ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters }
+        ToolSpec {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            parameters,
+        }
     }
 }
 

@@ -47,7 +47,10 @@ pub(super) async fn read(desk: &Desk<'_>, wish: Read) -> Result<Found, String> {
         return Err(format!("Error: File '{path}' not found"));
     };
     match file.encoding {
-        Encoding::Base64 => Ok(Found { content: block(&path, &file), writes: Update::none() }),
+        Encoding::Base64 => Ok(Found {
+            content: block(&path, &file),
+            writes: Update::none(),
+        }),
         Encoding::Utf8 => page(&path, &file.content, wish.offset, wish.limit).map(Found::text),
     }
 }
@@ -59,10 +62,14 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
     }
     let total = text.lines().count();
     if limit == 0 {
-        return Ok(format!("Note: no lines were asked for (limit 0). The file '{path}' has {total} lines."));
+        return Ok(format!(
+            "Note: no lines were asked for (limit 0). The file '{path}' has {total} lines."
+        ));
     }
     if offset >= total {
-        return Err(format!("Error: offset {offset} is beyond the end of '{path}', which has {total} lines"));
+        return Err(format!(
+            "Error: offset {offset} is beyond the end of '{path}', which has {total} lines"
+        ));
     }
     let mut shown = String::new();
     let (mut count, mut chars) = (0, 0);
@@ -75,7 +82,11 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
         count += 1;
     }
     let end = offset + count;
-    let next = if end < total { format!(" | next offset {end}") } else { String::new() };
+    let next = if end < total {
+        format!(" | next offset {end}")
+    } else {
+        String::new()
+    };
     let shown = shown.strip_suffix('\n').unwrap_or(&shown);
     let mut page = format!("@@ lines {}-{end} of {total}{next} @@\n", offset + 1);
     match shown.char_indices().nth(LONGEST_RESULT) {
@@ -103,7 +114,10 @@ fn block(path: &str, file: &File) -> Content {
 
 /// What kind of block the name of a file calls for, and its media type.
 fn media(path: &str) -> (&'static str, &'static str) {
-    let ending = path.rsplit_once('.').map_or("", |(_, ending)| ending).to_ascii_lowercase();
+    let ending = path
+        .rsplit_once('.')
+        .map_or("", |(_, ending)| ending)
+        .to_ascii_lowercase();
     match ending.as_str() {
         "png" => ("image", "image/png"),
         "jpg" | "jpeg" => ("image", "image/jpeg"),
@@ -123,7 +137,10 @@ fn media(path: &str) -> (&'static str, &'static str) {
         "avi" => ("video", "video/x-msvideo"),
         "pdf" => ("file", "application/pdf"),
         "ppt" => ("file", "application/vnd.ms-powerpoint"),
-        "pptx" => ("file", "application/vnd.openxmlformats-officedocument.presentationml.presentation"),
+        "pptx" => (
+            "file",
+            "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+        ),
         _ => ("file", "application/octet-stream"),
     }
 }

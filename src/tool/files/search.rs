@@ -100,7 +100,10 @@ pub(super) async fn list(desk: &Desk<'_>, wish: List) -> Result<Found, String> {
         return Ok(Found::text(format!("No files found in {directory}")));
     }
     let names = python_list(entries.iter().map(String::as_str));
-    Ok(Found::text(bounded(names, "List a directory further down, or use glob.")))
+    Ok(Found::text(bounded(
+        names,
+        "List a directory further down, or use glob.",
+    )))
 }
 
 pub(super) async fn glob(desk: &Desk<'_>, wish: Glob) -> Result<Found, String> {
@@ -110,11 +113,17 @@ pub(super) async fn glob(desk: &Desk<'_>, wish: Glob) -> Result<Found, String> {
     let matches = |path: &&String| below(path, &directory).is_some_and(|rest| wanted.matches(rest));
     let found: Vec<&String> = paths.iter().filter(matches).collect();
     if found.is_empty() {
-        return Ok(Found::text(format!("No files found that match '{}' in {directory}", wish.pattern)));
+        return Ok(Found::text(format!(
+            "No files found that match '{}' in {directory}",
+            wish.pattern
+        )));
     }
     let mut names = python_list(found.iter().take(MOST_PATHS).map(|path| path.as_str()));
     if found.len() > MOST_PATHS {
-        names.push_str(&format!("\n[Only the first {MOST_PATHS} of {} paths are shown.]", found.len()));
+        names.push_str(&format!(
+            "\n[Only the first {MOST_PATHS} of {} paths are shown.]",
+            found.len()
+        ));
     }
     Ok(Found::text(bounded(names, "Use a narrower pattern or path.")))
 }
@@ -148,9 +157,14 @@ pub(super) async fn grep(desk: &Desk<'_>, wish: Grep) -> Result<Found, String> {
         }
     }
     if is_cut {
-        lines.push(format!("[The search stopped after {most} matching lines; there may be more.]"));
+        lines.push(format!(
+            "[The search stopped after {most} matching lines; there may be more.]"
+        ));
     }
-    Ok(Found::text(bounded(lines.join("\n"), "Search a narrower path, or use output_mode count.")))
+    Ok(Found::text(bounded(
+        lines.join("\n"),
+        "Search a narrower path, or use output_mode count.",
+    )))
 }
 
 /// The first `most` matching lines, and whether the search stopped there.
@@ -164,12 +178,21 @@ async fn hits(desk: &Desk<'_>, wish: &Grep, most: usize) -> Result<(Vec<Hits>, b
         if filter.as_ref().is_some_and(|filter| !filter.matches(place)) {
             continue;
         }
-        let Some(file) = desk.workspace.read(desk.state, &path).await? else { continue };
+        let Some(file) = desk.workspace.read(desk.state, &path).await? else {
+            continue;
+        };
         if file.encoding == Encoding::Base64 {
             continue;
         }
-        let matching = file.content.lines().enumerate().filter(|(_, line)| line.contains(&wish.pattern));
-        let lines: Vec<_> = matching.take(left + 1).map(|(at, line)| (at + 1, shown(line))).collect();
+        let matching = file
+            .content
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.contains(&wish.pattern));
+        let lines: Vec<_> = matching
+            .take(left + 1)
+            .map(|(at, line)| (at + 1, shown(line)))
+            .collect();
         if lines.len() > left {
             let lines: Vec<_> = lines.into_iter().take(left).collect();
             hits.extend((!lines.is_empty()).then_some(Hits { path, lines }));
@@ -190,6 +213,8 @@ fn shown(line: &str) -> String {
 
 /// Whether somebody seems to have meant a regular expression.
 fn looks_like_regex(pattern: &str) -> bool {
-    let tokens = [".*", ".+", "\\d", "\\w", "\\s", "\\b", "\\.", "\\(", "[^", "(?", "|", "[a-", "[A-", "[0-"];
+    let tokens = [
+        ".*", ".+", "\\d", "\\w", "\\s", "\\b", "\\.", "\\(", "[^", "(?", "|", "[a-", "[A-", "[0-",
+    ];
     tokens.iter().any(|token| pattern.contains(token)) || pattern.starts_with('^') || pattern.ends_with('$')
 }

@@ -10,15 +10,26 @@ const EARLIER: Timestamp = Timestamp(1_000_000);
 const NOW: Timestamp = Timestamp(2_000_000);
 
 fn state(files: &[(&str, &str)]) -> State {
-    let files = files.iter().map(|(path, text)| ((*path).to_owned(), Arc::new(File::text(*text, EARLIER))));
-    State { files: files.collect(), ..State::default() }
+    let files = files
+        .iter()
+        .map(|(path, text)| ((*path).to_owned(), Arc::new(File::text(*text, EARLIER))));
+    State {
+        files: files.collect(),
+        ..State::default()
+    }
 }
 
 async fn answer(state: &State, name: &str, args: Value) -> Answer {
     let workspace: Arc<dyn Workspace> = Arc::new(StateFiles);
-    let tool = tools(&workspace, &FileRules::default()).into_iter().find(|tool| tool.spec().name == name).expect(name);
+    let tool = tools(&workspace, &FileRules::default())
+        .into_iter()
+        .find(|tool| tool.spec().name == name)
+        .expect(name);
     let args: Map<String, Value> = args.as_object().cloned().unwrap_or_default();
-    match tool.call(&Scope::sample(NOW), state, &ToolCall::new("c1", name, args)).await {
+    match tool
+        .call(&Scope::sample(NOW), state, &ToolCall::new("c1", name, args))
+        .await
+    {
         Ok(CallOutcome::Answer(answer)) => answer,
         other => panic!("{other:?}"),
     }
@@ -28,7 +39,17 @@ async fn answer(state: &State, name: &str, args: Value) -> Answer {
 async fn told(state: &State, name: &str, args: Value) -> String {
     let answer = answer(state, name, args).await;
     let message = &answer.writes.messages[0];
-    let mark = if matches!(message.role, Role::Tool { status: ToolStatus::Error, .. }) { "!" } else { "" };
+    let mark = if matches!(
+        message.role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    ) {
+        "!"
+    } else {
+        ""
+    };
     format!("{mark}{}", message.content)
 }
 
@@ -36,25 +57,44 @@ async fn told(state: &State, name: &str, args: Value) -> String {
 async fn ls_shows_what_lies_directly_in_a_directory() {
     let state = state(&[("/a.txt", ""), ("/dir/b.txt", ""), ("/dir/deep/c.txt", "")]);
     assert_eq!(told(&state, "ls", json!({"path": "/"})).await, "['/a.txt', '/dir/']");
-    assert_eq!(told(&state, "ls", json!({"path": "dir/"})).await, "['/dir/b.txt', '/dir/deep/']");
-    assert_eq!(told(&state, "ls", json!({"path": "/none"})).await, "No files found in /none");
+    assert_eq!(
+        told(&state, "ls", json!({"path": "dir/"})).await,
+        "['/dir/b.txt', '/dir/deep/']"
+    );
+    assert_eq!(
+        told(&state, "ls", json!({"path": "/none"})).await,
+        "No files found in /none"
+    );
     assert!(told(&state, "ls", json!({"path": "/../x"})).await.starts_with('!'));
 }
 
 #[tokio::test]
 async fn read_file_shows_lines_under_a_header() {
-    let state = state(&[("/two", "line one\nline two"), ("/five", "1\n2\n3\n4\n5\n"), ("/empty", "")]);
+    let state = state(&[
+        ("/two", "line one\nline two"),
+        ("/five", "1\n2\n3\n4\n5\n"),
+        ("/empty", ""),
+    ]);
     let cases = [
         (json!({"file_path": "/two"}), "@@ lines 1-2 of 2 @@\nline one\nline two"),
-        (json!({"file_path": "/five", "limit": 2}), "@@ lines 1-2 of 5 | next offset 2 @@\n1\n2"),
-        (json!({"file_path": "/five", "offset": 2, "limit": 2}), "@@ lines 3-4 of 5 | next offset 4 @@\n3\n4"),
+        (
+            json!({"file_path": "/five", "limit": 2}),
+            "@@ lines 1-2 of 5 | next offset 2 @@\n1\n2",
+        ),
+        (
+            json!({"file_path": "/five", "offset": 2, "limit": 2}),
+            "@@ lines 3-4 of 5 | next offset 4 @@\n3\n4",
+        ),
         (json!({"file_path": "/five", "offset": 4}), "@@ lines 5-5 of 5 @@\n5"),
         (
             json!({"file_path": "/five", "offset": 5}),
             "!Error: offset 5 is beyond the end of '/five', which has 5 lines",
         ),
         (json!({"file_path": "/none"}), "!Error: File '/none' not found"),
-        (json!({"file_path": "/empty"}), "Note: the file '/empty' exists, but is empty."),
+        (
+            json!({"file_path": "/empty"}),
+            "Note: the file '/empty' exists, but is empty.",
+        ),
         (
             json!({"file_path": "/five", "limit": 0}),
             "Note: no lines were asked for (limit 0). The file '/five' has 5 lines.",
@@ -78,9 +118,18 @@ async fn a_page_never_grows_beyond_the_bound() {
 
 #[tokio::test]
 async fn a_binary_file_is_shown_as_a_block() {
-    let file = File { encoding: Encoding::Base64, ..File::text("aGk=", EARLIER) };
-    let files = BTreeMap::from([("/p.PNG".to_owned(), Arc::new(file.clone())), ("/x.bin".to_owned(), Arc::new(file))]);
-    let state = State { files, ..State::default() };
+    let file = File {
+        encoding: Encoding::Base64,
+        ..File::text("aGk=", EARLIER)
+    };
+    let files = BTreeMap::from([
+        ("/p.PNG".to_owned(), Arc::new(file.clone())),
+        ("/x.bin".to_owned(), Arc::new(file)),
+    ]);
+    let state = State {
+        files,
+        ..State::default()
+    };
     let image = answer(&state, "read_file", json!({"file_path": "/p.PNG"})).await;
     let expected = json!({"type": "image", "base64": "aGk=", "mime_type": "image/png"});
     assert_eq!(image.writes.messages[0].content, Content::Blocks(vec![expected]));
@@ -95,16 +144,30 @@ async fn write_file_creates_or_replaces_and_keeps_the_day_of_birth() {
     let state = state(&[("/old", "A")]);
     let replaced = answer(&state, "write_file", json!({"file_path": "old", "content": "B"})).await;
     assert_eq!(replaced.writes.messages[0].content, Content::from("Updated file /old"));
-    let expected = File { created_at: Some(EARLIER.to_string()), ..File::text("B", NOW) };
-    assert_eq!(replaced.writes.files, BTreeMap::from([("/old".to_owned(), Some(Arc::new(expected)))]));
+    let expected = File {
+        created_at: Some(EARLIER.to_string()),
+        ..File::text("B", NOW)
+    };
+    assert_eq!(
+        replaced.writes.files,
+        BTreeMap::from([("/old".to_owned(), Some(Arc::new(expected)))])
+    );
     let created = answer(&state, "write_file", json!({"file_path": "/new", "content": "C"})).await;
-    assert_eq!(created.writes.files, BTreeMap::from([("/new".to_owned(), Some(Arc::new(File::text("C", NOW))))]));
+    assert_eq!(
+        created.writes.files,
+        BTreeMap::from([("/new".to_owned(), Some(Arc::new(File::text("C", NOW))))])
+    );
 }
 
 #[tokio::test]
 async fn paths_that_lead_out_are_refused() {
     for path in ["../x", "~/x", "C:\\x"] {
-        let text = told(&State::default(), "write_file", json!({"file_path": path, "content": ""})).await;
+        let text = told(
+            &State::default(),
+            "write_file",
+            json!({"file_path": path, "content": ""}),
+        )
+        .await;
         assert!(text.starts_with("!Error: the path '"), "{text}");
     }
 }
@@ -114,21 +177,33 @@ async fn edit_file_says_how_many_it_replaced_or_why_not() {
     let state = state(&[("/f", "a b a\nend")]);
     let edit =
         |old: &str, all: bool| json!({"file_path": "/f", "old_string": old, "new_string": "x", "replace_all": all});
-    assert_eq!(told(&state, "edit_file", edit("b", false)).await, "Replaced 1 occurrence in '/f'");
-    assert_eq!(told(&state, "edit_file", edit("a", true)).await, "Replaced 2 occurrences in '/f'");
+    assert_eq!(
+        told(&state, "edit_file", edit("b", false)).await,
+        "Replaced 1 occurrence in '/f'"
+    );
+    assert_eq!(
+        told(&state, "edit_file", edit("a", true)).await,
+        "Replaced 2 occurrences in '/f'"
+    );
     let cases = [
         (edit("a", false), "appears 2 times"),
         (edit("z", false), "was not found"),
         (edit("end\n", false), "without the newline"),
         (edit("", false), "is empty"),
-        (json!({"file_path": "/none", "old_string": "a", "new_string": "b"}), "not found"),
+        (
+            json!({"file_path": "/none", "old_string": "a", "new_string": "b"}),
+            "not found",
+        ),
     ];
     for (args, fact) in cases {
         let text = told(&state, "edit_file", args).await;
         assert!(text.starts_with('!') && text.contains(fact), "{text}");
     }
     let edited = answer(&state, "edit_file", edit("a", true)).await;
-    assert_eq!(edited.writes.files["/f"].as_ref().map(|file| file.content.as_str()), Some("x b x\nend"));
+    assert_eq!(
+        edited.writes.files["/f"].as_ref().map(|file| file.content.as_str()),
+        Some("x b x\nend")
+    );
 }
 
 #[tokio::test]
@@ -136,26 +211,49 @@ async fn delete_takes_a_directory_with_everything_in_it() {
     let state = state(&[("/dir/a", ""), ("/dir/b/c", ""), ("/dirt", "")]);
     let deleted = answer(&state, "delete", json!({"file_path": "/dir"})).await;
     assert_eq!(deleted.writes.messages[0].content, Content::from("Deleted /dir"));
-    assert_eq!(deleted.writes.files, BTreeMap::from([("/dir/a".to_owned(), None), ("/dir/b/c".to_owned(), None)]));
-    assert_eq!(told(&state, "delete", json!({"file_path": "/none"})).await, "!Error: File '/none' not found");
+    assert_eq!(
+        deleted.writes.files,
+        BTreeMap::from([("/dir/a".to_owned(), None), ("/dir/b/c".to_owned(), None)])
+    );
+    assert_eq!(
+        told(&state, "delete", json!({"file_path": "/none"})).await,
+        "!Error: File '/none' not found"
+    );
     assert!(told(&state, "delete", json!({"file_path": "/"})).await.starts_with('!'));
 }
 
 #[tokio::test]
 async fn glob_lists_paths() {
     let state = state(&[("/a.md", ""), ("/src/b.md", ""), ("/src/c.rs", "")]);
-    assert_eq!(told(&state, "glob", json!({"pattern": "*.md"})).await, "['/a.md', '/src/b.md']");
-    assert_eq!(told(&state, "glob", json!({"pattern": "*.md", "path": "/src"})).await, "['/src/b.md']");
-    assert!(told(&state, "glob", json!({"pattern": "*.py"})).await.starts_with("No files found"));
+    assert_eq!(
+        told(&state, "glob", json!({"pattern": "*.md"})).await,
+        "['/a.md', '/src/b.md']"
+    );
+    assert_eq!(
+        told(&state, "glob", json!({"pattern": "*.md", "path": "/src"})).await,
+        "['/src/b.md']"
+    );
+    assert!(
+        told(&state, "glob", json!({"pattern": "*.py"}))
+            .await
+            .starts_with("No files found")
+    );
     assert!(told(&state, "glob", json!({"pattern": "[a"})).await.starts_with('!'));
 }
 
 #[tokio::test]
 async fn grep_finds_text_literally_in_three_forms() {
-    let state = state(&[("/a.md", "one a.*b\ntwo\nthree a.*b"), ("/src/b.rs", "a.*b"), ("/src/c.rs", "axxb")]);
+    let state = state(&[
+        ("/a.md", "one a.*b\ntwo\nthree a.*b"),
+        ("/src/b.rs", "a.*b"),
+        ("/src/c.rs", "axxb"),
+    ]);
     let cases = [
         (json!({"pattern": "a.*b"}), "/a.md\n/src/b.rs"),
-        (json!({"pattern": "a.*b", "output_mode": "count"}), "/a.md: 2\n/src/b.rs: 1"),
+        (
+            json!({"pattern": "a.*b", "output_mode": "count"}),
+            "/a.md: 2\n/src/b.rs: 1",
+        ),
         (
             json!({"pattern": "a.*b", "output_mode": "content", "glob": "*.md"}),
             "/a.md:\n  1: one a.*b\n  3: three a.*b",

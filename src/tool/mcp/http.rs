@@ -34,7 +34,14 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(client: Client, url: Url, headers: HeaderMap, limits: McpLimits) -> Self {
-        Self { client, url, headers, limits, id: Mutex::default(), signs: Signs::default() }
+        Self {
+            client,
+            url,
+            headers,
+            limits,
+            id: Mutex::default(),
+            signs: Signs::default(),
+        }
     }
 
     fn session(&self) -> Option<HeaderValue> {
@@ -43,7 +50,9 @@ impl Session {
 
     fn post(&self, message: &Value) -> RequestBuilder {
         let mut post = self.client.post(self.url.clone()).headers(self.headers.clone());
-        post = post.header(CONTENT_TYPE, "application/json").header(ACCEPT, "application/json, text/event-stream");
+        post = post
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, text/event-stream");
         if let Some(session) = self.session() {
             post = post.header(SESSION, session);
         }
@@ -52,7 +61,12 @@ impl Session {
 
     /// The answer to request `id` in what the server sent back.
     async fn answer(&self, id: u64, response: PieceReader) -> Result<Value, WireError> {
-        let kind = response.head().headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind = response
+            .head()
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok())
+            .unwrap_or_default();
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
             return self.answer_in_stream(id, response).await;
         }
@@ -75,7 +89,9 @@ impl Session {
                 return Err(too_long(most));
             }
             for frame in frames.take(&chunk) {
-                let Ok(message) = read_foreign(frame.data.as_bytes()) else { continue };
+                let Ok(message) = read_foreign(frame.data.as_bytes()) else {
+                    continue;
+                };
                 match message::read(&message) {
                     Said::Answer(of, result) if of == id => return result.map_err(WireError::Refused),
                     Said::Asks(answer) => self.tell(answer).await,
@@ -104,7 +120,9 @@ impl Session {
 #[async_trait]
 impl Wire for Session {
     async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let response = PieceReader::open(self.post(request), self.limits.pieces).await.map_err(WireError::from);
+        let response = PieceReader::open(self.post(request), self.limits.pieces)
+            .await
+            .map_err(WireError::from);
         let response = response.inspect_err(|error| {
             // Who takes too long over one request may answer the others.
             if !matches!(error, WireError::Silent(_)) {

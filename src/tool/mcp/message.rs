@@ -38,7 +38,10 @@ pub(super) fn notification(method: &str, params: &Value) -> Value {
 
 /// That nobody waits for the answer to request `id` any more.
 pub(super) fn cancelled(id: u64) -> Value {
-    notification("notifications/cancelled", &json!({"requestId": id, "reason": "the call was broken off"}))
+    notification(
+        "notifications/cancelled",
+        &json!({"requestId": id, "reason": "the call was broken off"}),
+    )
 }
 
 /// What this program tells of itself when it begins to talk.
@@ -49,7 +52,9 @@ pub(super) fn introduction() -> Value {
 
 /// Reads a message of a server. What is none is passed over: some programs print more than they should.
 pub(super) fn read(message: &Value) -> Said {
-    let Some(fields) = message.as_object() else { return Said::Other };
+    let Some(fields) = message.as_object() else {
+        return Said::Other;
+    };
     match (fields.get("method").and_then(Value::as_str), fields.get("id")) {
         (Some("notifications/tools/list_changed"), None) => Said::ToolsChanged,
         (Some("ping"), Some(id)) => Said::Asks(json!({"jsonrpc": "2.0", "id": id, "result": {}})),
@@ -67,7 +72,11 @@ fn result(fields: &Map<String, Value>) -> Result<Value, Refusal> {
         None => Ok(fields.get("result").cloned().unwrap_or_default()),
         Some(error) => Err(Refusal {
             code: error.get("code").and_then(Value::as_i64).unwrap_or_default(),
-            message: error.get("message").and_then(Value::as_str).unwrap_or("it gives no reason").to_owned(),
+            message: error
+                .get("message")
+                .and_then(Value::as_str)
+                .unwrap_or("it gives no reason")
+                .to_owned(),
         }),
     }
 }
@@ -78,13 +87,28 @@ mod tests {
 
     #[test]
     fn answers_questions_and_changes_are_told_apart() {
-        let refusal = Refusal { code: -1, message: "no".to_owned() };
+        let refusal = Refusal {
+            code: -1,
+            message: "no".to_owned(),
+        };
         let cases = [
-            (json!({"jsonrpc": "2.0", "id": 3, "result": {"a": 1}}), Said::Answer(3, Ok(json!({"a": 1})))),
-            (json!({"id": 3, "error": {"code": -1, "message": "no"}}), Said::Answer(3, Err(refusal))),
-            (json!({"method": "notifications/tools/list_changed"}), Said::ToolsChanged),
+            (
+                json!({"jsonrpc": "2.0", "id": 3, "result": {"a": 1}}),
+                Said::Answer(3, Ok(json!({"a": 1}))),
+            ),
+            (
+                json!({"id": 3, "error": {"code": -1, "message": "no"}}),
+                Said::Answer(3, Err(refusal)),
+            ),
+            (
+                json!({"method": "notifications/tools/list_changed"}),
+                Said::ToolsChanged,
+            ),
             (json!({"method": "notifications/message", "params": {}}), Said::Other),
-            (json!({"method": "ping", "id": "x"}), Said::Asks(json!({"jsonrpc": "2.0", "id": "x", "result": {}}))),
+            (
+                json!({"method": "ping", "id": "x"}),
+                Said::Asks(json!({"jsonrpc": "2.0", "id": "x", "result": {}})),
+            ),
             (json!("hello"), Said::Other),
         ];
         for (message, said) in cases {

@@ -58,7 +58,10 @@ pub struct McpGround {
 impl McpGround {
     fn place(&self, name: &str, definition: &McpServerDefinition) -> Result<Place, Invalid> {
         let place = Place::of(definition, &self.inherited, &self.client);
-        place.map_err(|error| Invalid { field: format!("mcp_servers.{name}.{}", error.field), ..error })
+        place.map_err(|error| Invalid {
+            field: format!("mcp_servers.{name}.{}", error.field),
+            ..error
+        })
     }
 
     /// Starts the keeper of a server, which stands in the place of `old` from now on.
@@ -74,9 +77,18 @@ impl McpGround {
                 new.tried().await;
                 left.cancel();
             }));
-            if old.server.is_tried() { old.server } else { old.before.unwrap_or(old.server) }
+            if old.server.is_tried() {
+                old.server
+            } else {
+                old.before.unwrap_or(old.server)
+            }
         });
-        Ok(Running { definition: definition.clone(), server, stop, before })
+        Ok(Running {
+            definition: definition.clone(),
+            server,
+            stop,
+            before,
+        })
     }
 }
 
@@ -110,7 +122,10 @@ impl Running {
 impl McpServers {
     /// None yet.
     pub fn new(ground: McpGround) -> Self {
-        Self { ground: Some(Arc::new(ground)), running: Arc::default() }
+        Self {
+            ground: Some(Arc::new(ground)),
+            running: Arc::default(),
+        }
     }
 
     /// Whether all of these can be used.
@@ -119,7 +134,9 @@ impl McpServers {
     /// Names the field of a definition that cannot.
     pub fn verify(&self, wanted: &OwnedServers) -> Result<(), Invalid> {
         let Some(ground) = &self.ground else { return Ok(()) };
-        wanted.iter().try_for_each(|((_, name), definition)| ground.place(name, definition).map(drop))
+        wanted
+            .iter()
+            .try_for_each(|((_, name), definition)| ground.place(name, definition).map(drop))
     }
 
     /// Has these servers from now on and no others; those that stay the same go on undisturbed. One that is to be another
@@ -166,7 +183,11 @@ impl McpServers {
     /// The names of the servers that all agents may use.
     pub fn common(&self) -> BTreeSet<String> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
-        running.keys().filter(|(owner, _)| *owner == McpOwner::Everyone).map(|(_, name)| name.clone()).collect()
+        running
+            .keys()
+            .filter(|(owner, _)| *owner == McpOwner::Everyone)
+            .map(|(_, name)| name.clone())
+            .collect()
     }
 
     /// What stands for these tools, as `owner` names them: `server/tool` and `server/*`; other names are passed over.
@@ -180,8 +201,16 @@ impl McpServers {
             }
         }
         let source = |(name, only): (&str, Option<BTreeSet<String>>)| -> Arc<dyn ToolSource> {
-            let keys = owner.outwards().into_iter().map(|owner| (owner, name.to_owned())).collect();
-            Arc::new(Selection { servers: self.clone(), keys, only })
+            let keys = owner
+                .outwards()
+                .into_iter()
+                .map(|owner| (owner, name.to_owned()))
+                .collect();
+            Arc::new(Selection {
+                servers: self.clone(),
+                keys,
+                only,
+            })
         };
         wanted.into_iter().map(source).collect()
     }
@@ -189,7 +218,10 @@ impl McpServers {
     /// The tools of the first of these servers that there is.
     fn tools(&self, keys: &[(McpOwner, String)]) -> Vec<Arc<McpTool>> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
-        keys.iter().find_map(|key| running.get(key)).map(Running::tools).unwrap_or_default()
+        keys.iter()
+            .find_map(|key| running.get(key))
+            .map(Running::tools)
+            .unwrap_or_default()
     }
 }
 

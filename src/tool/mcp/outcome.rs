@@ -31,18 +31,32 @@ pub(super) fn outcome(call: &ToolCall, result: Value) -> Result<CallOutcome, Fai
     };
     if result.get("isError").and_then(Value::as_bool) == Some(true) {
         let text = content.text();
-        let text = if text.trim().is_empty() { "it gives no reason".to_owned() } else { text };
+        let text = if text.trim().is_empty() {
+            "it gives no reason".to_owned()
+        } else {
+            text
+        };
         return Err(Failure::new("McpToolError", text));
     }
-    let role = Role::Tool { tool_call_id: call.id.clone(), artifact: structured, status: ToolStatus::Success };
-    let message = Message { name: Some(call.name.clone()), ..Message::new(role, content) };
+    let role = Role::Tool {
+        tool_call_id: call.id.clone(),
+        artifact: structured,
+        status: ToolStatus::Success,
+    };
+    let message = Message {
+        name: Some(call.name.clone()),
+        ..Message::new(role, content)
+    };
     Ok(CallOutcome::Answer(Answer::message(message)))
 }
 
 /// The wish to delegate in a result: `structuredContent.delegate`, or the like in `_meta`.
 fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result<Option<Delegation>, Failure> {
     let in_meta = || result.get("_meta")?.get(DELEGATE);
-    let Some(wish) = structured.and_then(|structured| structured.get("delegate")).or_else(in_meta) else {
+    let Some(wish) = structured
+        .and_then(|structured| structured.get("delegate"))
+        .or_else(in_meta)
+    else {
         return Ok(None);
     };
     let word = |name: &str| wish.get(name).and_then(Value::as_str);
@@ -51,7 +65,9 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
             let format = wish.get("response_format").filter(|format| !format.is_null()).cloned();
             let initial = wish.get("initial_messages").filter(|initial| !initial.is_null());
             let no_list = || garbled("`delegate.initial_messages` is not a list");
-            let initial = initial.map(|initial| initial.as_array().ok_or_else(no_list)).transpose()?;
+            let initial = initial
+                .map(|initial| initial.as_array().ok_or_else(no_list))
+                .transpose()?;
             let initial = initial.map_or(&[][..], Vec::as_slice);
             let initial = read_initial(initial)
                 .map_err(|(at, why)| garbled(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
@@ -63,7 +79,9 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
             let delegation = Delegation::to(subagent, work).in_form(format).beginning_with(initial);
             Ok(Some(delegation.instructed(prompt)))
         }
-        _ => Err(garbled("`delegate` is not an object with the texts `description` and `subagent_type`")),
+        _ => Err(garbled(
+            "`delegate` is not an object with the texts `description` and `subagent_type`",
+        )),
     }
 }
 
@@ -106,8 +124,10 @@ fn content(blocks: Vec<Value>) -> Option<Content> {
     if blocks.is_empty() {
         return None;
     }
-    let texts: Option<Vec<&str>> =
-        blocks.iter().map(|block| block.get("text").filter(|_| block["type"] == "text")?.as_str()).collect();
+    let texts: Option<Vec<&str>> = blocks
+        .iter()
+        .map(|block| block.get("text").filter(|_| block["type"] == "text")?.as_str())
+        .collect();
     match texts {
         Some(texts) => Some(texts.join("\n").into()),
         None => Some(Content::Blocks(blocks)),
@@ -135,13 +155,22 @@ mod tests {
     #[test]
     fn texts_are_one_text_and_images_stay_blocks() {
         let text = |text: &str| json!({"type": "text", "text": text});
-        assert_eq!(told(json!({"content": [text("a"), text("b")]})), json!(["a\nb", null, "success"]));
+        assert_eq!(
+            told(json!({"content": [text("a"), text("b")]})),
+            json!(["a\nb", null, "success"])
+        );
         let image = json!({"type": "image", "data": "AAAA", "mimeType": "image/png"});
         let shown = json!({"type": "image", "base64": "AAAA", "mime_type": "image/png"});
-        assert_eq!(told(json!({"content": [text("a"), image]})), json!([[text("a"), shown], null, "success"]));
+        assert_eq!(
+            told(json!({"content": [text("a"), image]})),
+            json!([[text("a"), shown], null, "success"])
+        );
         let linked = json!({"type": "resource_link", "uri": "file:///x", "name": "x"});
         let inside = json!({"type": "resource", "resource": {"uri": "file:///y", "text": "why"}});
-        assert_eq!(told(json!({"content": [linked, inside]})), json!(["x file:///x\nwhy", null, "success"]));
+        assert_eq!(
+            told(json!({"content": [linked, inside]})),
+            json!(["x file:///x\nwhy", null, "success"])
+        );
         assert_eq!(told(json!({})), json!(["", null, "success"]));
     }
 
@@ -156,12 +185,21 @@ mod tests {
 
     #[test]
     fn a_result_may_be_an_error_or_ask_for_a_delegation() {
-        let failed = outcome(&call(), json!({"isError": true, "content": [{"type": "text", "text": "no"}]}));
+        let failed = outcome(
+            &call(),
+            json!({"isError": true, "content": [{"type": "text", "text": "no"}]}),
+        );
         assert_eq!(failed, Err(Failure::new("McpToolError", "no")));
         let wish = json!({"description": "d", "subagent_type": "s"});
         let delegated = Ok(CallOutcome::Delegate(Delegation::to("s", "d")));
-        assert_eq!(outcome(&call(), json!({"structuredContent": {"delegate": wish}})), delegated);
-        assert_eq!(outcome(&call(), json!({"content": [], "_meta": {DELEGATE: wish}})), delegated);
+        assert_eq!(
+            outcome(&call(), json!({"structuredContent": {"delegate": wish}})),
+            delegated
+        );
+        assert_eq!(
+            outcome(&call(), json!({"content": [], "_meta": {DELEGATE: wish}})),
+            delegated
+        );
         assert!(outcome(&call(), json!({"structuredContent": {"delegate": 1}})).is_err());
         let wish = |prompt: Value| json!({"description": "d", "subagent_type": "s", "system_prompt": prompt});
         let instructed = Delegation::to("s", "d").instructed(Some("You count.".to_owned()));

@@ -41,7 +41,12 @@ const MOST_PAGES: usize = 100;
 /// Where a server is.
 pub(super) enum Place {
     Program(Program),
-    Address { client: Client, url: Url, headers: HeaderMap, transport: McpTransport },
+    Address {
+        client: Client,
+        url: Url,
+        headers: HeaderMap,
+        transport: McpTransport,
+    },
 }
 
 impl Place {
@@ -60,12 +65,22 @@ impl Place {
                 env.extend(definition.env.clone());
                 let (command, args) = (command.clone(), definition.args.clone());
                 let folder = definition.cwd.as_ref().map(PathBuf::from);
-                Ok(Self::Program(Program { command, args, env, folder }))
+                Ok(Self::Program(Program {
+                    command,
+                    args,
+                    env,
+                    folder,
+                }))
             }
             (None, Some(url)) => {
                 let url = Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?;
                 let headers = remote::headers(&definition.headers.0)?;
-                Ok(Self::Address { client: client.clone(), url, headers, transport: definition.transport })
+                Ok(Self::Address {
+                    client: client.clone(),
+                    url,
+                    headers,
+                    transport: definition.transport,
+                })
             }
             (None, None) => Err(Invalid::new("command", "must be given, or `url`")),
         }
@@ -155,7 +170,11 @@ impl McpServer {
                 Some(Err(_)) => tracing::warn!(server = self.name, "an MCP server does not answer in time"),
             }
             self.tried.send_replace(true);
-            pause = if begun.elapsed() > STEADY { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+            pause = if begun.elapsed() > STEADY {
+                FIRST_PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
             let rest = timeout(pause, self.wanted.notified());
             soft.run_until_cancelled(rest).await;
         }
@@ -169,7 +188,11 @@ impl McpServer {
         loop {
             // However often a server says that its tools have changed: it is asked so often and not more.
             let pause = timeout(PAUSE_BETWEEN_LISTS, wire.signs().closed.cancelled());
-            if soft.run_until_cancelled(pause).await.is_none_or(|closed| closed.is_ok()) {
+            if soft
+                .run_until_cancelled(pause)
+                .await
+                .is_none_or(|closed| closed.is_ok())
+            {
                 return;
             }
             tokio::select! {
@@ -189,7 +212,12 @@ impl McpServer {
     async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Wire>, WireError> {
         let wire: Arc<dyn Wire> = match &self.place {
             Place::Program(program) => Arc::new(Pipes::open(&self.name, program, self.limits)?),
-            Place::Address { client, url, headers, transport } => {
+            Place::Address {
+                client,
+                url,
+                headers,
+                transport,
+            } => {
                 let parts = (client.clone(), url.clone(), headers.clone());
                 match transport {
                     McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, parts.2, self.limits)),
@@ -198,7 +226,8 @@ impl McpServer {
             }
         };
         self.request(&wire, "initialize", &message::introduction()).await?;
-        wire.tell(message::notification("notifications/initialized", &json!({}))).await;
+        wire.tell(message::notification("notifications/initialized", &json!({})))
+            .await;
         self.list(wire.as_ref()).await?;
         Ok(wire)
     }
@@ -220,7 +249,11 @@ impl McpServer {
             }
         }
         tools.truncate(MOST_TOOLS);
-        tracing::info!(server = self.name, tools = tools.len(), "an MCP server has told its tools");
+        tracing::info!(
+            server = self.name,
+            tools = tools.len(),
+            "an MCP server has told its tools"
+        );
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = tools;
         Ok(())
     }
@@ -228,7 +261,11 @@ impl McpServer {
     /// Makes a request over a connection. One that nobody waits for any more is taken back.
     async fn request(&self, wire: &Arc<dyn Wire>, method: &str, params: &Value) -> Result<Value, WireError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mut taken_back = TakenBack { wire, spawn: &self.spawn, id: (method != "initialize").then_some(id) };
+        let mut taken_back = TakenBack {
+            wire,
+            spawn: &self.spawn,
+            id: (method != "initialize").then_some(id),
+        };
         let answer = wire.ask(id, &message::request(id, method, params)).await;
         if !matches!(answer, Err(WireError::Silent(_))) {
             taken_back.id = None;
@@ -286,7 +323,9 @@ impl Drop for TakenBack<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id.filter(|_| !self.wire.signs().closed.is_cancelled()) {
             let wire = Arc::clone(self.wire);
-            (self.spawn)(Box::pin(async move { drop(timeout(LONGEST_TELL, wire.tell(message::cancelled(id))).await) }));
+            (self.spawn)(Box::pin(async move {
+                drop(timeout(LONGEST_TELL, wire.tell(message::cancelled(id))).await)
+            }));
         }
     }
 }

@@ -39,19 +39,38 @@ impl Channel {
         limits: McpLimits,
         spawn: &Spawn,
     ) -> Result<Self, WireError> {
-        let get = client.get(url.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
-        let response = get.send().await.map_err(|_| WireError::Unreachable("no connection".to_owned()))?;
+        let get = client
+            .get(url.clone())
+            .headers(headers.clone())
+            .header(ACCEPT, "text/event-stream");
+        let response = get
+            .send()
+            .await
+            .map_err(|_| WireError::Unreachable("no connection".to_owned()))?;
         let max_message = limits.max_message_bytes;
         if response.status() != StatusCode::OK {
-            return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
+            return Err(WireError::Garbled(format!(
+                "it answered with status {}",
+                response.status().as_u16()
+            )));
         }
-        let mut stream = Stream { response, frames: Frames::up_to(usize::MAX), max_message };
+        let mut stream = Stream {
+            response,
+            frames: Frames::up_to(usize::MAX),
+            max_message,
+        };
         let mut events = stream.next(|| {}).await?.into_iter();
         let post = events.next().and_then(|told| url.join(told.trim()).ok());
         // The headers are meant for this server and no other.
         let post = post.filter(|post| post.origin() == url.origin());
         let post = post.ok_or_else(|| WireError::Garbled("it does not tell where to post".to_owned()))?;
-        let shared = Shared { client, post, headers, waiting: Waiting::new(limits.pieces), signs: Signs::default() };
+        let shared = Shared {
+            client,
+            post,
+            headers,
+            waiting: Waiting::new(limits.pieces),
+            signs: Signs::default(),
+        };
         let shared = Arc::new(shared);
         spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
         Ok(Self(shared))
@@ -74,7 +93,10 @@ impl Wire for Channel {
         }
         let response = self.0.post(request).await?;
         if !response.status().is_success() {
-            return Err(WireError::Garbled(format!("it answered with status {}", response.status().as_u16())));
+            return Err(WireError::Garbled(format!(
+                "it answered with status {}",
+                response.status().as_u16()
+            )));
         }
         wait.answer().await
     }
@@ -93,8 +115,12 @@ impl Shared {
     async fn post(&self, message: &Value) -> Result<Response, WireError> {
         let post = self.client.post(self.post.clone()).headers(self.headers.clone());
         // What is told of an error may hold the address, which may hold a secret.
-        let sent =
-            post.header(CONTENT_TYPE, "application/json").body(message.to_string()).timeout(POST_TIMEOUT).send().await;
+        let sent = post
+            .header(CONTENT_TYPE, "application/json")
+            .body(message.to_string())
+            .timeout(POST_TIMEOUT)
+            .send()
+            .await;
         sent.map_err(|_| WireError::Closed)
     }
 
@@ -104,7 +130,12 @@ impl Shared {
             for event in events {
                 self.hear(&event).await;
             }
-            match self.signs.closed.run_until_cancelled(stream.next(|| self.waiting.arrive())).await {
+            match self
+                .signs
+                .closed
+                .run_until_cancelled(stream.next(|| self.waiting.arrive()))
+                .await
+            {
                 Some(Ok(next)) => events = next,
                 Some(Err(_)) | None => break,
             }
@@ -114,7 +145,9 @@ impl Shared {
     }
 
     async fn hear(&self, event: &str) {
-        let Ok(said) = read_foreign(event.as_bytes()) else { return };
+        let Ok(said) = read_foreign(event.as_bytes()) else {
+            return;
+        };
         match message::read(&said) {
             Said::Answer(id, result) => self.waiting.answer(id, result.map_err(WireError::Refused)),
             Said::Asks(answer) => drop(self.post(&answer).await),
@@ -136,7 +169,12 @@ impl Stream {
     /// The data of the next events, at least one; calls `arrive` for each piece of them.
     async fn next(&mut self, arrive: impl Fn()) -> Result<Vec<String>, WireError> {
         loop {
-            let chunk = self.response.chunk().await.map_err(|_| WireError::Closed)?.ok_or(WireError::Closed)?;
+            let chunk = self
+                .response
+                .chunk()
+                .await
+                .map_err(|_| WireError::Closed)?
+                .ok_or(WireError::Closed)?;
             arrive();
             let frames = self.frames.take(&chunk);
             if self.frames.pending() > self.max_message {

@@ -62,7 +62,10 @@ impl Pipes {
         if let Some(folder) = &program.folder {
             command.current_dir(folder);
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         lead_a_group(&mut command);
         let cannot = |what: &str| WireError::Unreachable(format!("{what} `{}`", program.command));
         let mut child = command.spawn().map_err(|error| {
@@ -78,8 +81,16 @@ impl Pipes {
         let (lines, unread) = mpsc::channel(UNREAD);
         let (waiting, signs, child) = (Waiting::new(limits.pieces), Signs::default(), Mutex::new(Some(child)));
         let max_message = limits.max_message_bytes;
-        let shared = Shared { waiting, signs, child, max_message };
-        let pipes = Self { lines, shared: Arc::new(shared) };
+        let shared = Shared {
+            waiting,
+            signs,
+            child,
+            max_message,
+        };
+        let pipes = Self {
+            lines,
+            shared: Arc::new(shared),
+        };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             return Err(cannot("no pipes to"));
         };
@@ -91,7 +102,10 @@ impl Pipes {
         let (shared, answers) = (Arc::clone(&pipes.shared), pipes.lines.downgrade());
         start("out", Box::new(move || read_lines(stdout, &shared, &answers)))?;
         let name = name.to_owned();
-        start("err", Box::new(move || log_lines(&name, BufReader::new(stderr), max_message)))?;
+        start(
+            "err",
+            Box::new(move || log_lines(&name, BufReader::new(stderr), max_message)),
+        )?;
         Ok(pipes)
     }
 }
@@ -128,7 +142,9 @@ impl Shared {
         self.signs.closed.cancel();
         self.waiting.end();
         // Once only: when it has been waited for, its number may be that of another program.
-        let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
         // It has ended already, or does now.
         end_group(&child);
         let _ = child.kill();
@@ -166,7 +182,10 @@ fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>) {
 
 fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<String>) {
     let mut reader = BufReader::new(stdout);
-    let mut unasked = Unasked { count: 0, since: Instant::now() };
+    let mut unasked = Unasked {
+        count: 0,
+        since: Instant::now(),
+    };
     while let Some(line) = next_line(&mut reader, shared.max_message, || shared.waiting.arrive()) {
         let said = read_foreign(&line).unwrap_or_default();
         if !matches!(message::read(&said), Said::Answer(..)) {
@@ -203,7 +222,10 @@ impl Unasked {
         }
         // The pipe fills, and the program waits.
         thread::sleep(SECOND.saturating_sub(self.since.elapsed()));
-        *self = Self { count: 0, since: Instant::now() };
+        *self = Self {
+            count: 0,
+            since: Instant::now(),
+        };
     }
 }
 
@@ -229,7 +251,11 @@ fn next_line(reader: &mut impl BufRead, longest: usize, arrive: impl Fn()) -> Op
 /// What the program says beside its answers is for the log.
 fn log_lines(name: &str, mut reader: impl BufRead, longest: usize) {
     while let Some(line) = next_line(&mut reader, longest, || {}) {
-        let line: String = String::from_utf8_lossy(&line).trim_end().chars().take(SHOWN_CHARS).collect();
+        let line: String = String::from_utf8_lossy(&line)
+            .trim_end()
+            .chars()
+            .take(SHOWN_CHARS)
+            .collect();
         tracing::debug!(server = name, line, "an MCP server says");
     }
 }

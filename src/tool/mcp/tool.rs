@@ -34,18 +34,31 @@ impl McpTool {
     /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25, Tasks),
     /// so it is left out.
     pub(super) fn described(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
-        let word = |name: &str| tool.get(name).and_then(Value::as_str).filter(|text| !text.trim().is_empty());
+        let word = |name: &str| {
+            tool.get(name)
+                .and_then(Value::as_str)
+                .filter(|text| !text.trim().is_empty())
+        };
         let name = word("name")?;
         if tool.pointer("/execution/taskSupport").and_then(Value::as_str) == Some("required") {
             let server = &server.name;
-            tracing::warn!(server, tool = name, "a tool that can only be called as a task of MCP is left out");
+            tracing::warn!(
+                server,
+                tool = name,
+                "a tool that can only be called as a task of MCP is left out"
+            );
             return None;
         }
         let parameters = match usable(tool.get("inputSchema")) {
             Ok(schema) => schema.clone(),
             Err(reason) => {
                 let server = &server.name;
-                tracing::warn!(server, tool = name, reason, "a tool without a usable `inputSchema` is left out");
+                tracing::warn!(
+                    server,
+                    tool = name,
+                    reason,
+                    "a tool without a usable `inputSchema` is left out"
+                );
                 return None;
             }
         };
@@ -57,7 +70,12 @@ impl McpTool {
             parameters,
         });
         let check = ArgumentCheck::new(&spec);
-        Some(Self { server: Arc::clone(server), name: name.to_owned(), spec, check })
+        Some(Self {
+            server: Arc::clone(server),
+            name: name.to_owned(),
+            spec,
+            check,
+        })
     }
 
     /// What the server is told of who calls, beside the arguments.
@@ -109,7 +127,12 @@ impl Tool for McpTool {
         let asked = self.server.ask("tools/call", &params, self.server.timeout);
         let asked = scope.stop.run_until_cancelled(asked).await.ok_or(Halt::Stopped)?;
         let result = asked.and_then(|result| outcome(call, result));
-        result.map_err(|failure| Halt::Fail(Failure { message: self.named(&failure.message), ..failure }))
+        result.map_err(|failure| {
+            Halt::Fail(Failure {
+                message: self.named(&failure.message),
+                ..failure
+            })
+        })
     }
 }
 

@@ -23,7 +23,11 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub(super) fn new(limits: PieceLimits) -> Self {
-        Self { answers: Mutex::default(), arrived: watch::Sender::new(()), limits }
+        Self {
+            answers: Mutex::default(),
+            arrived: watch::Sender::new(()),
+            limits,
+        }
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers> {
@@ -34,7 +38,12 @@ impl Waiting {
     pub(super) fn begin(&self, id: u64) -> Wait<'_> {
         let (answer, answered) = oneshot::channel();
         self.answers().insert(id, answer);
-        Wait { waiting: self, id, answered, arrivals: self.arrived.subscribe() }
+        Wait {
+            waiting: self,
+            id,
+            answered,
+            arrivals: self.arrived.subscribe(),
+        }
     }
 
     /// Hands an answer to who waits for it.

@@ -37,22 +37,40 @@ fn lookup() -> ToolCall {
 /// Serves what a tool server may say, while `scene` lasts.
 async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
     let app = Router::new()
-        .route("/echo", post(|headers: Headers, body: Bytes| async move { echo(&headers, &body) }))
+        .route(
+            "/echo",
+            post(|headers: Headers, body: Bytes| async move { echo(&headers, &body) }),
+        )
         .route("/text", post(|| async { "\"42\"" }))
         .route("/empty", post(|| async { "{}" }))
         .route("/list", post(|| async { "[1]" }))
         .route("/broken", post(|| async { "4 2" }))
-        .route("/private", post(|| async { r#"{"content": "", "update": {"_secret": 1}}"# }))
+        .route(
+            "/private",
+            post(|| async { r#"{"content": "", "update": {"_secret": 1}}"# }),
+        )
         .route(
             "/file",
             post(|| async { r#"{"content": "", "update": {"files": {"/a": {"content": "A"}}, "notes": 1}}"# }),
         )
-        .route("/spawn", post(|| async { r#"{"delegate": {"description": "d", "subagent_type": "s"}}"# }))
-        .route("/fail", post(|headers: Headers| async move { (StatusCode::BAD_GATEWAY, refusal(&headers)) }))
+        .route(
+            "/spawn",
+            post(|| async { r#"{"delegate": {"description": "d", "subagent_type": "s"}}"# }),
+        )
+        .route(
+            "/fail",
+            post(|headers: Headers| async move { (StatusCode::BAD_GATEWAY, refusal(&headers)) }),
+        )
         .route("/moved", post(|| async { Redirect::temporary("/text") }))
         .route("/huge", post(|| async { "x".repeat(LONGEST_ANSWER + 1) }))
-        .route("/custom", post(|| async { r#"{"content": "done", "custom": [1, "two"]}"# }))
-        .route("/lines", post(|| async { in_lines("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }))
+        .route(
+            "/custom",
+            post(|| async { r#"{"content": "done", "custom": [1, "two"]}"# }),
+        )
+        .route(
+            "/lines",
+            post(|| async { in_lines("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }),
+        )
         .route(
             "/pieces",
             post(|| async { in_lines("{\"output\": \"do\"}\n{\"output\": \"ne\", \"custom\": [1]}\n\"done\"") }),
@@ -82,7 +100,10 @@ fn echo(headers: &Headers, body: &Bytes) -> impl IntoResponse + use<> {
 }
 
 fn refusal(headers: &Headers) -> String {
-    let auth = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let auth = headers
+        .get("authorization")
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     format!("you sent {auth} {}", "y".repeat(5_000))
 }
 
@@ -104,13 +125,23 @@ async fn failing(path: &str) -> Failure {
 }
 
 fn answer(content: &str, artifact: Option<Value>) -> Message {
-    let role = Role::Tool { tool_call_id: "call 1".to_owned(), artifact, status: ToolStatus::Success };
-    Message { name: Some("lookup".to_owned()), ..Message::new(role, content) }
+    let role = Role::Tool {
+        tool_call_id: "call 1".to_owned(),
+        artifact,
+        status: ToolStatus::Success,
+    };
+    Message {
+        name: Some("lookup".to_owned()),
+        ..Message::new(role, content)
+    }
 }
 
 #[tokio::test]
 async fn a_json_string_is_the_result() {
-    assert_eq!(calling("/text").await, Ok(CallOutcome::Answer(Answer::message(answer("42", None)))));
+    assert_eq!(
+        calling("/text").await,
+        Ok(CallOutcome::Answer(Answer::message(answer("42", None))))
+    );
 }
 
 #[tokio::test]
@@ -125,12 +156,17 @@ async fn the_request_says_which_call_it_is_and_who_makes_it() {
             "run_id": "00000000-0000-0000-0000-000000000002", "context": {"user": "u1"},
         },
     });
-    assert_eq!(calling("/echo").await, Ok(CallOutcome::Answer(Answer::message(answer("ok", Some(expected))))));
+    assert_eq!(
+        calling("/echo").await,
+        Ok(CallOutcome::Answer(Answer::message(answer("ok", Some(expected)))))
+    );
 }
 
 #[tokio::test]
 async fn an_answer_may_write_into_the_state() {
-    let Ok(CallOutcome::Answer(answer)) = calling("/file").await else { panic!("no answer") };
+    let Ok(CallOutcome::Answer(answer)) = calling("/file").await else {
+        panic!("no answer")
+    };
     assert!(answer.writes.files.contains_key("/a"));
     assert_eq!(answer.writes.fields.get("notes"), Some(&json!(1)));
 }
@@ -145,7 +181,12 @@ async fn an_answer_may_ask_for_a_delegation() {
 async fn another_status_is_a_failure_with_the_beginning_of_the_body_but_no_secrets() {
     let failure = failing("/fail").await;
     assert_eq!(failure.class, "ToolHttpError");
-    assert!(failure.message.starts_with("the tool `lookup` answered with status 502: you sent *** yyy"), "{failure:?}");
+    assert!(
+        failure
+            .message
+            .starts_with("the tool `lookup` answered with status 502: you sent *** yyy"),
+        "{failure:?}"
+    );
     assert!(failure.message.chars().count() < SHOWN_CHARS + 60);
 }
 
@@ -167,7 +208,10 @@ async fn a_slow_tool_is_a_failure() {
     let failure = failing("/slow").await;
     assert_eq!(
         failure,
-        Failure::new("ToolTimeoutError", "the tool `lookup` did not answer within 0.3 s (its `timeout_s`)")
+        Failure::new(
+            "ToolTimeoutError",
+            "the tool `lookup` did not answer within 0.3 s (its `timeout_s`)"
+        )
     );
 }
 
@@ -191,14 +235,62 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
     let good = definition("http://example.org/x".to_owned());
     let header = |name: &str| crate::domain::definition::Headers(BTreeMap::from([(name.to_owned(), String::new())]));
     let cases = [
-        ("url", ToolDefinition { url: "ftp://example.org".to_owned(), ..good.clone() }),
-        ("url", ToolDefinition { url: "here".to_owned(), ..good.clone() }),
-        ("parameters", ToolDefinition { parameters: json!({"type": "string"}), ..good.clone() }),
-        ("parameters", ToolDefinition { parameters: json!({"type": "object", "required": 7}), ..good.clone() }),
-        ("timeout_s", ToolDefinition { timeout_s: 0.0, ..good.clone() }),
-        ("timeout_s", ToolDefinition { timeout_s: f64::NAN, ..good.clone() }),
-        ("headers.a b", ToolDefinition { headers: header("a b"), ..good.clone() }),
-        ("headers.Idempotency-Key", ToolDefinition { headers: header("Idempotency-Key"), ..good }),
+        (
+            "url",
+            ToolDefinition {
+                url: "ftp://example.org".to_owned(),
+                ..good.clone()
+            },
+        ),
+        (
+            "url",
+            ToolDefinition {
+                url: "here".to_owned(),
+                ..good.clone()
+            },
+        ),
+        (
+            "parameters",
+            ToolDefinition {
+                parameters: json!({"type": "string"}),
+                ..good.clone()
+            },
+        ),
+        (
+            "parameters",
+            ToolDefinition {
+                parameters: json!({"type": "object", "required": 7}),
+                ..good.clone()
+            },
+        ),
+        (
+            "timeout_s",
+            ToolDefinition {
+                timeout_s: 0.0,
+                ..good.clone()
+            },
+        ),
+        (
+            "timeout_s",
+            ToolDefinition {
+                timeout_s: f64::NAN,
+                ..good.clone()
+            },
+        ),
+        (
+            "headers.a b",
+            ToolDefinition {
+                headers: header("a b"),
+                ..good.clone()
+            },
+        ),
+        (
+            "headers.Idempotency-Key",
+            ToolDefinition {
+                headers: header("Idempotency-Key"),
+                ..good
+            },
+        ),
     ];
     for (field, definition) in cases {
         let refused = RemoteTool::new("t", &definition, Client::builder().build().expect("a client")).err();
@@ -209,7 +301,10 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
 #[tokio::test]
 async fn clients_are_told_what_a_tool_says_beside_its_result() {
     let custom = |value| Word::Custom(value);
-    let output = |text: &str| Word::Output { call: "call 1".to_owned(), text: text.to_owned() };
+    let output = |text: &str| Word::Output {
+        call: "call 1".to_owned(),
+        text: text.to_owned(),
+    };
     for (path, told) in [
         ("/custom", vec![custom(json!(1)), custom(json!("two"))]),
         ("/lines", vec![custom(json!(1)), custom(json!(2)), custom(json!(3))]),
@@ -217,7 +312,9 @@ async fn clients_are_told_what_a_tool_says_beside_its_result() {
     ] {
         let scope = Scope::sample(Timestamp(0));
         let outcome = with_server(async |base| made(&base, path, &scope).await).await;
-        let Ok(CallOutcome::Answer(answer)) = outcome else { panic!("{path}: {outcome:?}") };
+        let Ok(CallOutcome::Answer(answer)) = outcome else {
+            panic!("{path}: {outcome:?}")
+        };
         assert_eq!(answer.writes.messages[0].content.text(), "done");
         assert_eq!(scope.voice.unheard(), told, "{path}");
     }
@@ -230,7 +327,9 @@ async fn an_answer_in_lines_has_to_end_with_its_result() {
         ("/torn", "`custom` in a line of the answer is not a list"),
         ("/spilt", "`output` in a line of the answer is not a text"),
     ] {
-        let Err(Halt::Fail(failure)) = calling(path).await else { panic!("{path} is an answer") };
+        let Err(Halt::Fail(failure)) = calling(path).await else {
+            panic!("{path} is an answer")
+        };
         assert!(failure.message.contains(why), "{failure:?}");
     }
 }

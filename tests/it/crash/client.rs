@@ -49,7 +49,15 @@ impl Client {
     /// A client of `house`.
     pub(super) fn of(house: &Arc<House>, chance: Chance, thread: String) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().expect("a client");
-        Self { http, house: Arc::clone(house), chance, thread, positions: BTreeMap::new(), decided: vec![], answers: 0 }
+        Self {
+            http,
+            house: Arc::clone(house),
+            chance,
+            thread,
+            positions: BTreeMap::new(),
+            decided: vec![],
+            answers: 0,
+        }
     }
 
     /// From now on it talks to another server on the same database.
@@ -83,7 +91,8 @@ impl Client {
 
     /// Posts something below the thread.
     pub(super) async fn post(&self, rest: &str, body: &Value) -> Result<(u16, Value), Gone> {
-        self.call(Method::POST, &format!("/threads/{}{rest}", self.thread), Some(body)).await
+        self.call(Method::POST, &format!("/threads/{}{rest}", self.thread), Some(body))
+            .await
     }
 
     /// Has `wish` fulfilled, whatever happens to the server meanwhile.
@@ -111,7 +120,10 @@ impl Client {
             self.follows(run["run_id"].as_str().expect("an id")).await?;
             return Ok(false);
         }
-        let open = self.get("/interrupts?status=pending").await?["interrupts"].as_array().expect("a list").clone();
+        let open = self.get("/interrupts?status=pending").await?["interrupts"]
+            .as_array()
+            .expect("a list")
+            .clone();
         if open.is_empty() {
             return Ok(true);
         }
@@ -143,7 +155,13 @@ impl Client {
     pub(super) async fn follows(&mut self, run: &str) -> Result<(), Gone> {
         let path = format!("{}/threads/{}/runs/{run}/stream", self.house.base().await, self.thread);
         let seen = self.positions.get(run).map_or("-1", String::as_str);
-        let mut response = self.http.get(path).header("Last-Event-ID", seen).send().await.map_err(|_| Gone)?;
+        let mut response = self
+            .http
+            .get(path)
+            .header("Last-Event-ID", seen)
+            .send()
+            .await
+            .map_err(|_| Gone)?;
         assert_eq!(response.status().as_u16(), 200);
         let mut buffer = String::new();
         while let Some(chunk) = response.chunk().await.map_err(|_| Gone)? {
@@ -167,7 +185,10 @@ impl Client {
         };
         if let Some(before) = self.positions.insert(run.to_owned(), id.to_owned()) {
             // Within one place an answer may still grow; the rest of the position says how far it came.
-            assert!(place(&before) <= place(id), "the stream went from {before} to {id}:\n{frame}");
+            assert!(
+                place(&before) <= place(id),
+                "the stream went from {before} to {id}:\n{frame}"
+            );
         }
     }
 
@@ -183,7 +204,10 @@ impl Client {
             [(_, answer)] if open.len() == 1 => self.commands(answer.clone()).await?,
             several => self.commands(Value::Object(several.iter().cloned().collect())).await?,
         };
-        assert!(status == 200 || status == 202, "the answers {answers:?} were refused with {status}: {body}");
+        assert!(
+            status == 200 || status == 202,
+            "the answers {answers:?} were refused with {status}: {body}"
+        );
         self.house.desk.note(|seen| seen.resumed += 1);
         Ok(())
     }
@@ -208,7 +232,10 @@ impl Client {
             Some("unknown_outcome") => requests.iter().map(|request| self.decides(request)).collect(),
             other => panic!("an unexpected question: {other:?}"),
         };
-        (id, Value::Object(Map::from_iter([("decisions".to_owned(), decisions.into())])))
+        (
+            id,
+            Value::Object(Map::from_iter([("decisions".to_owned(), decisions.into())])),
+        )
     }
 
     fn decides(&mut self, request: &Value) -> Value {

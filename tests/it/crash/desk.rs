@@ -55,7 +55,9 @@ impl Desk {
             seen: watch::Sender::default(),
             held_from: watch::Sender::default(),
         });
-        let router = Router::new().route("/{tool}", post(serve)).with_state(Arc::clone(&desk));
+        let router = Router::new()
+            .route("/{tool}", post(serve))
+            .with_state(Arc::clone(&desk));
         tokio::spawn(async move { axum::serve(listener, router).await });
         desk
     }
@@ -98,7 +100,12 @@ impl Desk {
 
     /// How often something was done for this call.
     pub(super) fn effects_of(&self, key: &str) -> usize {
-        self.effects.lock().unwrap().iter().filter(|effect| effect.key == key).count()
+        self.effects
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|effect| effect.key == key)
+            .count()
     }
 }
 
@@ -113,12 +120,23 @@ async fn serve(
     headers: HeaderMap,
     Json(body): Json<Value>,
 ) -> Json<Value> {
-    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default().to_owned();
-    desk.effects.lock().unwrap().push(Effect { tool: tool.clone(), key });
+    let key = headers
+        .get("idempotency-key")
+        .and_then(|key| key.to_str().ok())
+        .unwrap_or_default()
+        .to_owned();
+    desk.effects.lock().unwrap().push(Effect {
+        tool: tool.clone(),
+        key,
+    });
     desk.note(|seen| seen.called += 1);
     let number = desk.seen().called;
     let free = |from: &Option<u64>| from.is_none_or(|from| number < from);
-    desk.held_from.subscribe().wait_for(free).await.expect("the desk is there");
+    desk.held_from
+        .subscribe()
+        .wait_for(free)
+        .await
+        .expect("the desk is there");
     // A tool that takes its time, so that kills land inside the call.
     tokio::time::sleep(Duration::from_millis(body["args"]["ms"].as_u64().unwrap_or(0))).await;
     desk.note(|seen| seen.answered += 1);

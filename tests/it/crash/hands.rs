@@ -16,7 +16,9 @@ fn somebody(house: &Arc<House>) -> Client {
 }
 
 async fn no_call_is_in_doubt(engine: Engine) {
-    let Some(ground) = Ground::fresh(engine).await else { return };
+    let Some(ground) = Ground::fresh(engine).await else {
+        return;
+    };
     let house = House::build(&ground, &Desk::open().await).await;
     let right = measured(&house, Chance::of(1, 0)).await;
     for calls in 1..=right.seen.called {
@@ -30,11 +32,18 @@ async fn no_call_is_in_doubt(engine: Engine) {
                 house.is_stopped_and_started_again().await;
             })
         };
-        tokio::time::timeout(PATIENCE, client.has_its_way(&wish)).await.expect("the run comes to its end");
+        tokio::time::timeout(PATIENCE, client.has_its_way(&wish))
+            .await
+            .expect("the run comes to its end");
         leaving.await.expect("the server left in good order");
         client.has_its_way(&wish).await;
         let wrong = scene::complaints(&client, &mark, &house.desk.effects(), &right.outcome).await;
-        assert_eq!(wrong.expect("nobody disturbs"), [""; 0], "after {calls} calls:\n{}", house.log());
+        assert_eq!(
+            wrong.expect("nobody disturbs"),
+            [""; 0],
+            "after {calls} calls:\n{}",
+            house.log()
+        );
         assert_eq!(client.decided, [], "after {calls} calls:\n{}", house.log());
     }
     house.is_torn_down().await;
@@ -62,7 +71,9 @@ async fn neighbours() -> Option<(Arc<Ground>, Arc<House>, Arc<House>)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_server_goes_on_with_the_runs_of_a_dead_one() {
-    let Some((ground, first, second)) = neighbours().await else { return };
+    let Some((ground, first, second)) = neighbours().await else {
+        return;
+    };
     let right = measured(&first, Chance::of(1, 0)).await;
     first.desk.forgets();
     let (mut client, wish) = (somebody(&first), scene::wish("m1"));
@@ -71,7 +82,9 @@ async fn another_server_goes_on_with_the_runs_of_a_dead_one() {
     first.desk.waits_for(|seen| seen.called >= 3).await;
     first.is_killed().await;
     client.turns_to(&second);
-    tokio::time::timeout(PATIENCE, client.has_its_way(&wish)).await.expect("the neighbour goes on");
+    tokio::time::timeout(PATIENCE, client.has_its_way(&wish))
+        .await
+        .expect("the neighbour goes on");
     let wrong = scene::complaints(&client, "m1", &second.desk.effects(), &right.outcome).await;
     assert_eq!(wrong.expect("nobody disturbs"), [""; 0], "{}", second.log());
     second.is_torn_down().await;
@@ -80,7 +93,9 @@ async fn another_server_goes_on_with_the_runs_of_a_dead_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
-    let Some((ground, first, second)) = neighbours().await else { return };
+    let Some((ground, first, second)) = neighbours().await else {
+        return;
+    };
     let right = measured(&first, Chance::of(1, 0)).await;
     for calls in 1..=4 {
         first.desk.forgets();
@@ -96,7 +111,10 @@ async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
         let mut reader = Client::of(&first, Chance::of(1, 1), client.thread.clone());
         let reading = tokio::spawn(async move { reader.follows(&run).await.is_ok() });
         // Once the reader reads: what it asks for while the server falls asleep may be refused.
-        first.desk.waits_for(|seen| seen.called >= calls && seen.events > 0).await;
+        first
+            .desk
+            .waits_for(|seen| seen.called >= calls && seen.events > 0)
+            .await;
         first.sleeps().await;
         second.wakes().await;
         first.desk.lets_go();
@@ -112,13 +130,34 @@ async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
             first.wakes().await;
         };
         let woken = tokio::time::timeout(PATIENCE, woken).await;
-        assert!(woken.is_ok(), "nobody takes the run over after {calls} calls:\n{}\n{}", first.log(), second.log());
-        let client = tokio::time::timeout(PATIENCE, story).await.expect("it comes to its end").expect("a good end");
+        assert!(
+            woken.is_ok(),
+            "nobody takes the run over after {calls} calls:\n{}\n{}",
+            first.log(),
+            second.log()
+        );
+        let client = tokio::time::timeout(PATIENCE, story)
+            .await
+            .expect("it comes to its end")
+            .expect("a good end");
         // By its number, or since Postgres had closed the transaction in which it slept.
-        first.says_one_of(&["another process has taken the run over", "the database failed under a run"]).await;
+        first
+            .says_one_of(&[
+                "another process has taken the run over",
+                "the database failed under a run",
+            ])
+            .await;
         let wrong = scene::complaints(&client, &mark, &second.desk.effects(), &right.outcome).await;
-        assert_eq!(wrong.expect("nobody disturbs"), [""; 0], "{}\n{}", first.log(), second.log());
-        let read = tokio::time::timeout(Duration::from_secs(20), reading).await.expect("the reader comes to the end");
+        assert_eq!(
+            wrong.expect("nobody disturbs"),
+            [""; 0],
+            "{}\n{}",
+            first.log(),
+            second.log()
+        );
+        let read = tokio::time::timeout(Duration::from_secs(20), reading)
+            .await
+            .expect("the reader comes to the end");
         assert!(read.expect("no panic"), "the stream broke off:\n{}", first.log());
     }
     first.is_torn_down().await;

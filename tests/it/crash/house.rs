@@ -52,7 +52,12 @@ impl Process {
     fn start(configuration: &Path, log: &Log) -> Self {
         let mut command = Command::new(program());
         let folder = configuration.parent().expect("a folder");
-        command.arg("--config").arg(configuration).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+            .arg("--config")
+            .arg(configuration)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = command.env("ADJUTANT_LOG", "info").spawn().expect("the program starts");
         let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let (listens, address) = watch::channel(None);
@@ -72,12 +77,17 @@ impl Process {
     async fn address(&self) -> Option<String> {
         let mut address = self.address.clone();
         let said = tokio::time::timeout(Duration::from_secs(30), address.wait_for(Option::is_some)).await;
-        said.expect("it listens within half a minute").ok().and_then(|found| found.clone())
+        said.expect("it listens within half a minute")
+            .ok()
+            .and_then(|found| found.clone())
     }
 
     fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
-        let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be called");
+        let sent = Command::new("kill")
+            .args([&format!("-{name}"), &id])
+            .status()
+            .expect("kill can be called");
         assert!(sent.success(), "the signal {name} was not sent");
     }
 }
@@ -93,7 +103,9 @@ impl Drop for Process {
 fn address_in(line: &str) -> Option<String> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let fields = line.get("fields").unwrap_or(&line);
-    let is_it = [&line["message"], &fields["message"]].into_iter().any(|message| message == "listening");
+    let is_it = [&line["message"], &fields["message"]]
+        .into_iter()
+        .any(|message| message == "listening");
     is_it.then(|| fields["address"].as_str().map(|address| format!("http://{address}")))?
 }
 
@@ -120,14 +132,21 @@ impl Ground {
     pub(super) async fn fresh(engine: Engine) -> Option<Arc<Self>> {
         let folder = tempfile::tempdir().expect("a directory");
         let (database, url) = match engine {
-            Engine::Sqlite => (None, format!("sqlite://{}", folder.path().join("adjutant.db").display())),
+            Engine::Sqlite => (
+                None,
+                format!("sqlite://{}", folder.path().join("adjutant.db").display()),
+            ),
             Engine::Postgres => {
                 let database = postgres::fresh_database().await?;
                 let url = database.url.clone();
                 (Some(database), url)
             }
         };
-        Some(Arc::new(Self { folder, database: Mutex::new(database), url }))
+        Some(Arc::new(Self {
+            folder,
+            database: Mutex::new(database),
+            url,
+        }))
     }
 
     /// Takes the database away.
@@ -142,7 +161,9 @@ impl Ground {
 impl House {
     /// Starts a server on `ground`.
     pub(super) async fn build(ground: &Arc<Ground>, desk: &Arc<Desk>) -> Arc<Self> {
-        let text = include_str!("agents.toml").replace("DATABASE", &ground.url).replace("TOOLS", &desk.base);
+        let text = include_str!("agents.toml")
+            .replace("DATABASE", &ground.url)
+            .replace("TOOLS", &desk.base);
         std::fs::write(ground.folder.path().join("adjutant.toml"), text).expect("a configuration");
         let house = Self {
             desk: Arc::clone(desk),
@@ -195,7 +216,9 @@ impl House {
         let mut old = process.take().expect("a process");
         old.signal("TERM");
         let ended = tokio::task::spawn_blocking(move || old.child.wait());
-        let ended = tokio::time::timeout(Duration::from_secs(40), ended).await.expect("it ends in time");
+        let ended = tokio::time::timeout(Duration::from_secs(40), ended)
+            .await
+            .expect("it ends in time");
         let status = ended.expect("waiting does not panic").expect("an end");
         assert!(status.success(), "the process ended with {status}:\n{}", self.log());
         self.note("stopped");
@@ -238,7 +261,9 @@ impl House {
     pub(super) async fn says_one_of(&self, words: &[&str]) {
         let mut log = self.log.subscribe();
         let heard = |lines: &Vec<String>| lines.iter().any(|line| words.iter().any(|word| line.contains(word)));
-        let waited = tokio::time::timeout(Duration::from_secs(30), log.wait_for(heard)).await.is_ok();
+        let waited = tokio::time::timeout(Duration::from_secs(30), log.wait_for(heard))
+            .await
+            .is_ok();
         assert!(waited, "it did not say any of {words:?}:\n{}", self.log());
     }
 

@@ -66,17 +66,32 @@ pub(super) async fn outcome(client: &Client, mark: &str) -> Result<Outcome, Gone
     let runs = client.get("/runs?limit=1000").await?;
     let mut children = vec![];
     for run in runs.as_array().expect("a list") {
-        let found = client.get(&format!("/runs/{}/children", run["run_id"].as_str().expect("an id"))).await?;
+        let found = client
+            .get(&format!("/runs/{}/children", run["run_id"].as_str().expect("an id")))
+            .await?;
         children.extend(found.as_array().expect("a list").iter().map(child));
     }
     let asked = client.get("/interrupts").await?;
     let asked = asked["interrupts"].as_array().expect("a list").iter();
-    let asked = asked.filter(|question| question["kind"] != "unknown_outcome").map(question).collect();
+    let asked = asked
+        .filter(|question| question["kind"] != "unknown_outcome")
+        .map(question)
+        .collect();
     let files = state["values"]["files"].as_object().expect("files").iter();
-    let files: Value =
-        files.map(|(path, file)| (path.clone(), file["content"].clone())).collect::<serde_json::Map<_, _>>().into();
+    let files: Value = files
+        .map(|(path, file)| (path.clone(), file["content"].clone()))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
     Ok(Outcome {
-        messages: unmarked(state["values"]["messages"].as_array().expect("a list").iter().map(message).collect(), mark),
+        messages: unmarked(
+            state["values"]["messages"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(message)
+                .collect(),
+            mark,
+        ),
         files,
         steps,
         children: unmarked(children, mark),
@@ -89,7 +104,9 @@ pub(super) async fn outcome(client: &Client, mark: &str) -> Result<Outcome, Gone
 pub(super) fn counted(effects: &[Effect], mark: &str) -> BTreeMap<(String, String), usize> {
     let mut counted = BTreeMap::new();
     for effect in effects {
-        *counted.entry((effect.tool.clone(), effect.key.replace(mark, "MARK"))).or_default() += 1;
+        *counted
+            .entry((effect.tool.clone(), effect.key.replace(mark, "MARK")))
+            .or_default() += 1;
     }
     counted
 }
@@ -119,15 +136,27 @@ fn message(message: &Value) -> Value {
 
 fn step(checkpoint: &Value) -> Value {
     let messages = checkpoint["values"]["messages"].as_array().map_or(0, Vec::len);
-    json!([checkpoint["metadata"]["step"], checkpoint["metadata"]["source"], checkpoint["next"], messages])
+    json!([
+        checkpoint["metadata"]["step"],
+        checkpoint["metadata"]["source"],
+        checkpoint["next"],
+        messages
+    ])
 }
 
 fn child(run: &Value) -> Value {
     let mut shown = run.clone();
     // A question to the model that was cut off is asked, and counted, again; and times differ.
-    for field in
-        ["run_id", "thread_id", "assistant_id", "root_run_id", "parent_run_id", "created_at", "updated_at", "usage"]
-    {
+    for field in [
+        "run_id",
+        "thread_id",
+        "assistant_id",
+        "root_run_id",
+        "parent_run_id",
+        "created_at",
+        "updated_at",
+        "usage",
+    ] {
         shown.as_object_mut().expect("an object").remove(field);
     }
     for (name, value) in shown.as_object_mut().expect("an object") {
@@ -140,7 +169,13 @@ fn child(run: &Value) -> Value {
 
 fn question(asked: &Value) -> Value {
     let requests = asked["value"]["action_requests"].clone();
-    json!([asked["kind"], asked["status"], asked["agent_path"], requests, asked["resolution"]["answer"]])
+    json!([
+        asked["kind"],
+        asked["status"],
+        asked["agent_path"],
+        requests,
+        asked["resolution"]["answer"]
+    ])
 }
 
 /// Everything that is wrong with how the story ended, compared with the undisturbed one.
@@ -157,14 +192,26 @@ pub(super) async fn complaints(
         }
     };
     let thread = client.get("").await?;
-    complain(thread["status"] != "idle", format!("the thread is {}", thread["status"]));
+    complain(
+        thread["status"] != "idle",
+        format!("the thread is {}", thread["status"]),
+    );
     let state = client.get("/state").await?;
-    complain(state["next"] != json!([]), format!("something is left to do: {}", state["next"]));
+    complain(
+        state["next"] != json!([]),
+        format!("something is left to do: {}", state["next"]),
+    );
     for run in client.get("/runs?limit=1000").await?.as_array().expect("a list") {
         complain(run["status"] != "success", format!("a run is {}: {run}", run["status"]));
     }
-    for asked in client.get("/interrupts").await?["interrupts"].as_array().expect("a list") {
-        complain(asked["status"] != "resolved", format!("a question is {}: {asked}", asked["status"]));
+    for asked in client.get("/interrupts").await?["interrupts"]
+        .as_array()
+        .expect("a list")
+    {
+        complain(
+            asked["status"] != "resolved",
+            format!("a question is {}: {asked}", asked["status"]),
+        );
     }
     let found = outcome(client, mark).await?;
     let ends = Ends::of(client, mark);
@@ -176,22 +223,37 @@ pub(super) async fn complaints(
         let is_wrong = found != right && !ends.explain(found, right);
         complain(is_wrong, format!("the message {found} should be {right}"));
     }
-    complain(found.files != right.files, format!("the files are {} instead of {}", found.files, right.files));
-    complain(found.steps != right.steps, format!("the steps are {:?} instead of {:?}", found.steps, right.steps));
+    complain(
+        found.files != right.files,
+        format!("the files are {} instead of {}", found.files, right.files),
+    );
+    complain(
+        found.steps != right.steps,
+        format!("the steps are {:?} instead of {:?}", found.steps, right.steps),
+    );
     complain(
         found.children != right.children,
         format!("the children are {:?} instead of {:?}", found.children, right.children),
     );
-    complain(found.asked != right.asked, format!("asked was {:?} instead of {:?}", found.asked, right.asked));
+    complain(
+        found.asked != right.asked,
+        format!("asked was {:?} instead of {:?}", found.asked, right.asked),
+    );
     let counted = counted(effects, mark);
     let keys = |effects: &BTreeMap<(String, String), usize>| effects.keys().cloned().collect::<BTreeSet<_>>();
     for (tool, key) in keys(&counted).difference(&keys(&right.effects)) {
-        complain(true, format!("{tool} was called for {key}, which is no call of the run"));
+        complain(
+            true,
+            format!("{tool} was called for {key}, which is no call of the run"),
+        );
     }
     for (tool, key) in right.effects.keys() {
         let times = counted.get(&(tool.clone(), key.clone())).copied().unwrap_or(0);
         let verdict = ends.judge(tool, key, times);
-        complain(verdict.is_some(), format!("{tool} for {key}: {}", verdict.unwrap_or_default()));
+        complain(
+            verdict.is_some(),
+            format!("{tool} for {key}: {}", verdict.unwrap_or_default()),
+        );
     }
     Ok(wrong)
 }
@@ -219,7 +281,10 @@ impl Ends {
         let said = found["content"].as_str().unwrap_or_default();
         let explained = match right["tool_call_id"].as_str() {
             Some("MARK_clerk") => {
-                let rejected = self.decided.get("MARK_clerk_late").is_some_and(|(_, last)| *last == "reject");
+                let rejected = self
+                    .decided
+                    .get("MARK_clerk_late")
+                    .is_some_and(|(_, last)| *last == "reject");
                 rejected && said.contains(REFUSED)
             }
             Some("MARK_mailer") => said.contains(UNKNOWN),

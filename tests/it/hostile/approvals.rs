@@ -21,14 +21,22 @@ fn answer(id: &str, calls: Value) -> Value {
 
 /// The mails that were sent.
 fn mails(server: &TestServer) -> Vec<Value> {
-    server.tools.calls_of("send_email").into_iter().map(|call| call["args"].clone()).collect()
+    server
+        .tools
+        .calls_of("send_email")
+        .into_iter()
+        .map(|call| call["args"].clone())
+        .collect()
 }
 
 /// The one call that a human is asked about goes to `to`; nothing was sent before it is approved, and one mail afterwards.
 async fn is_asked_about_a_mail(server: &TestServer, who: &Human, to: &str, already: usize) {
     assert_eq!(mails(server).len(), already, "nobody has approved it");
     let question = who.question().await;
-    assert_eq!((question.0["kind"].as_str(), question.requests().len()), (Some("tool_approval"), 1));
+    assert_eq!(
+        (question.0["kind"].as_str(), question.requests().len()),
+        (Some("tool_approval"), 1)
+    );
     assert_eq!(question.requests()[0]["args"]["to"], to);
     who.approves(&question).await.finishes().await;
     assert_eq!(mails(server).len(), already + 1);
@@ -284,6 +292,8 @@ on_both_engines! {
 }
 
 fn transcript_ends_with_a_call(state: &Value) -> bool {
-    let last = state["values"]["messages"].as_array().and_then(|messages| messages.last());
+    let last = state["values"]["messages"]
+        .as_array()
+        .and_then(|messages| messages.last());
     last.is_some_and(|message| message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()))
 }

@@ -172,8 +172,14 @@ async fn connections_that_do_nothing_make_room_for_those_that_ask() {
         let mut stream = TcpStream::connect(&address).await.expect("a connection");
         match at % 3 {
             0 => {}
-            1 => stream.write_all(b"GET /ok HTTP/1.1\r\nhost: loc").await.expect("the server listens"),
-            _ => drop(std::mem::replace(&mut stream, half_body(&client, "/threads", 100, b"{").await)),
+            1 => stream
+                .write_all(b"GET /ok HTTP/1.1\r\nhost: loc")
+                .await
+                .expect("the server listens"),
+            _ => drop(std::mem::replace(
+                &mut stream,
+                half_body(&client, "/threads", 100, b"{").await,
+            )),
         }
         silent.push(stream);
     }
@@ -182,7 +188,9 @@ async fn connections_that_do_nothing_make_room_for_those_that_ask() {
         let asked = Client::new(&base);
         timeout(SOON, asked.get("/ok")).await.expect("it is answered").ok();
     }
-    let made = timeout(SOON, client.post("/threads", json!({}))).await.expect("it is answered");
+    let made = timeout(SOON, client.post("/threads", json!({})))
+        .await
+        .expect("it is answered");
     made.ok();
     child.kill().expect("it runs");
     child.wait().expect("it is dead");
@@ -202,8 +210,14 @@ async fn a_connection_too_many_is_closed_and_those_at_work_are_left_alone() {
     drop(other);
     // The connection of the other client goes a moment after its owner, and may meanwhile cost another one its own.
     let plain = server.client();
-    eventually(async || plain.request(Method::GET, "/ok").send().await.is_ok_and(|answer| answer.status() == 200))
-        .await;
+    eventually(async || {
+        plain
+            .request(Method::GET, "/ok")
+            .send()
+            .await
+            .is_ok_and(|answer| answer.status() == 200)
+    })
+    .await;
     server.configuration_changes("max_connections = 1", "max_connections = 100");
     server.is_stopped_and_started_again().await;
     server.finish().await;

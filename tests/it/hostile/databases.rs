@@ -25,13 +25,21 @@ fn says_try_again(reply: &Reply) {
 }
 
 async fn post_keyed(client: &Client, key: &str) -> Reply {
-    let request = client.request(reqwest::Method::POST, "/threads").header("Idempotency-Key", key);
+    let request = client
+        .request(reqwest::Method::POST, "/threads")
+        .header("Idempotency-Key", key);
     reply(request.json(&json!({"metadata": {"key": key}}))).await
 }
 
 async fn with_key(client: &Client, key: &str) -> usize {
     let search = json!({"metadata": {"key": key}});
-    client.post("/threads/search", search).await.ok().as_array().expect("a list").len()
+    client
+        .post("/threads/search", search)
+        .await
+        .ok()
+        .as_array()
+        .expect("a list")
+        .len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,8 +48,13 @@ async fn while_somebody_else_holds_the_sqlite_file_writes_are_told_to_come_again
         is_impatient(&server, 0.3).await;
         let client = server.client();
         let thread = client.thread().await;
-        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("a connection");
-        sqlx::raw_sql("begin exclusive").execute(&mut other).await.expect("the lock");
+        let mut other = SqliteConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        sqlx::raw_sql("begin exclusive")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
         says_try_again(&client.post("/threads", json!({})).await);
         says_try_again(&client.get("/ok?check_db=1").await);
         client.get("/ok").await.ok();
@@ -59,14 +72,22 @@ async fn a_request_ends_at_its_deadline_and_is_not_done_twice_under_its_key() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.is_configured("request_s = 0.5").await;
         let client = server.client();
-        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("a connection");
-        sqlx::raw_sql("begin exclusive").execute(&mut other).await.expect("the lock");
+        let mut other = SqliteConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
+        sqlx::raw_sql("begin exclusive")
+            .execute(&mut other)
+            .await
+            .expect("the lock");
         let begun = Instant::now();
         let late = post_keyed(&client, "k1").await;
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         says_try_again(&late);
         let told = late.body["detail"].as_str().unwrap_or_default();
-        assert!(told.contains("may have been carried out") && told.contains("Idempotency-Key"), "{told}");
+        assert!(
+            told.contains("may have been carried out") && told.contains("Idempotency-Key"),
+            "{told}"
+        );
         assert_eq!(late.body["code"], "deadline_exceeded");
         sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
         eventually(async || post_keyed(&client, "k1").await.status == 200).await;
@@ -81,7 +102,9 @@ async fn a_locked_table_of_postgres_is_waited_for_no_longer_than_a_statement_may
         is_impatient(&server, 0.5).await;
         let client = server.client();
         client.thread().await;
-        let mut other = PgConnection::connect(&server.database_url()).await.expect("a connection");
+        let mut other = PgConnection::connect(&server.database_url())
+            .await
+            .expect("a connection");
         sqlx::raw_sql("begin; lock table threads in access exclusive mode")
             .execute(&mut other)
             .await
@@ -100,7 +123,9 @@ async fn a_locked_table_of_postgres_is_waited_for_no_longer_than_a_statement_may
 async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_when_it_speaks_again() {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();
-        let Some(door) = PostgresDoor::before(&straight, "nothing") else { return };
+        let Some(door) = PostgresDoor::before(&straight, "nothing") else {
+            return;
+        };
         // A statement may take 1.5 s with the way there and back, so requests are given up in the midst of their reads.
         server.configuration_changes("[server]\n", "[server]\nrequest_s = 1.0\n");
         server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 0.5\n");
@@ -109,7 +134,9 @@ async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_whe
         server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
         let (client, alice) = (server.client(), server.human("plain").await);
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
         let thread = alice.path("");
         door.falls_silent();
@@ -128,7 +155,10 @@ async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_whe
             let ((reads, writes), promptly) = futures::future::join(all, others).await;
             reads.iter().chain(&writes).for_each(says_try_again);
             says_try_again(&client.get("/ok?check_db=1").await);
-            assert!(promptly < Duration::from_secs(5), "what needs no database: {promptly:?}");
+            assert!(
+                promptly < Duration::from_secs(5),
+                "what needs no database: {promptly:?}"
+            );
             assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
         }
         door.speaks_again();
@@ -142,7 +172,10 @@ async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_whe
         .await;
         client.get("/ok?check_db=1").await.ok();
         run.finishes().await;
-        assert_eq!(alice.transcript().await, ["human: …", "ai calls slow", "slow: at last", "ai: done"]);
+        assert_eq!(
+            alice.transcript().await,
+            ["human: …", "ai calls slow", "slow: at last", "ai: done"]
+        );
         assert_eq!(server.tools.calls_of("slow").len(), 1);
         let bob = server.human("plain").await;
         bob.says("hello").await;
@@ -167,7 +200,9 @@ async fn a_full_disk_is_told_by_the_check_of_the_database_and_everything_goes_on
         let process = server.moves_into_a_process_that_outlives_a_full_disk().await;
         server.tools.hold("slow");
         let (client, alice) = (server.client(), server.human("plain").await);
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
         client.get("/ok?check_db=1").await.ok();
         disk_is_full(process, true);
@@ -182,7 +217,10 @@ async fn a_full_disk_is_told_by_the_check_of_the_database_and_everything_goes_on
         disk_is_full(process, false);
         eventually(async || client.get("/ok?check_db=1").await.status == 200).await;
         run.finishes().await;
-        assert_eq!(alice.transcript().await, ["human: …", "ai calls slow", "slow: at last", "ai: done"]);
+        assert_eq!(
+            alice.transcript().await,
+            ["human: …", "ai calls slow", "slow: at last", "ai: done"]
+        );
         assert_eq!(server.tools.calls_of("slow").len(), 1);
         alice.says("hello").await;
     })
@@ -193,7 +231,9 @@ async fn a_full_disk_is_told_by_the_check_of_the_database_and_everything_goes_on
 async fn refusal(url: &str) -> (String, Duration) {
     let begun = Instant::now();
     let text = format!("[storage]\nurl = {url:?}\n");
-    let Err(error) = Adjutant::builder().config_text(text).start().await else { panic!("it starts with {url}") };
+    let Err(error) = Adjutant::builder().config_text(text).start().await else {
+        panic!("it starts with {url}")
+    };
     (format!("{error:#}"), begun.elapsed())
 }
 
@@ -211,9 +251,15 @@ async fn a_file_that_cannot_be_opened_is_named_with_the_reason() {
     std::fs::write(&file, "no folder").expect("a file");
     let below = file.join("adjutant.db");
     let (reason, _) = refusal(&format!("sqlite://{}", below.display())).await;
-    assert!(reason.contains(&file.display().to_string()) && reason.contains("is not a folder"), "{reason}");
+    assert!(
+        reason.contains(&file.display().to_string()) && reason.contains("is not a folder"),
+        "{reason}"
+    );
     let (reason, _) = refusal(&format!("sqlite://{}", folder.path().display())).await;
-    assert!(reason.contains(&folder.path().display().to_string()) && reason.contains("directory"), "{reason}");
+    assert!(
+        reason.contains(&folder.path().display().to_string()) && reason.contains("directory"),
+        "{reason}"
+    );
 }
 
 on_both_engines! {

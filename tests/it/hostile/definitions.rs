@@ -10,10 +10,20 @@ async fn wrong_fields(server: &TestServer, definition: &Value) -> Vec<String> {
     let body = json!({"graph_id": "odd", "definition": definition});
     let verdict = client.post("/agents/validate", body).await.ok();
     let refusal = client.put("/agents/odd", definition.clone()).await;
-    assert_eq!((verdict["valid"].as_bool(), refusal.status), (Some(false), 422), "{verdict} {refusal:?}");
+    assert_eq!(
+        (verdict["valid"].as_bool(), refusal.status),
+        (Some(false), 422),
+        "{verdict} {refusal:?}"
+    );
     let fields = |findings: &Value| -> Vec<String> {
-        let errors = findings.as_array().expect("a list").iter().filter(|finding| finding["severity"] == "error");
-        errors.map(|finding| finding["field"].as_str().unwrap_or_default().to_owned()).collect()
+        let errors = findings
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter(|finding| finding["severity"] == "error");
+        errors
+            .map(|finding| finding["field"].as_str().unwrap_or_default().to_owned())
+            .collect()
     };
     assert_eq!(fields(&verdict["findings"]), fields(&refusal.body["findings"]));
     fields(&refusal.body["findings"])

@@ -14,7 +14,13 @@ use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines
 
 /// A value that nests so deeply.
 fn nested(levels: usize) -> Value {
-    (0..levels).fold(json!("x"), |inner, at| if at % 2 == 0 { json!([inner]) } else { json!({"a": inner}) })
+    (0..levels).fold(json!("x"), |inner, at| {
+        if at % 2 == 0 {
+            json!([inner])
+        } else {
+            json!({"a": inner})
+        }
+    })
 }
 
 fn depth(value: &Value) -> usize {
@@ -28,8 +34,11 @@ fn depth(value: &Value) -> usize {
 /// Every door through which a client brings JSON, with a body that has `value` under a name of no meaning.
 async fn doors(client: &Client, value: &Value) -> Vec<(Method, String, Value)> {
     let thread = client.thread().await;
-    let assistant =
-        client.post("/assistants/search", json!({"graph_id": "agent"})).await.ok()[0]["assistant_id"].clone();
+    let assistant = client
+        .post("/assistants/search", json!({"graph_id": "agent"}))
+        .await
+        .ok()[0]["assistant_id"]
+        .clone();
     let assistant = assistant.as_str().expect("an assistant").to_owned();
     let mut doors = vec![];
     for path in [
@@ -73,7 +82,10 @@ async fn doors(client: &Client, value: &Value) -> Vec<(Method, String, Value)> {
     doors.push((Method::PUT, "/store/items".to_owned()));
     doors.push((Method::DELETE, "/store/items".to_owned()));
     let body = json!({"odd": value});
-    let mut doors: Vec<_> = doors.into_iter().map(|(method, path)| (method, path, body.clone())).collect();
+    let mut doors: Vec<_> = doors
+        .into_iter()
+        .map(|(method, path)| (method, path, body.clone()))
+        .collect();
     doors.push((Method::POST, "/runs/batch".to_owned(), json!([value])));
     doors
 }
@@ -87,12 +99,27 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
     }
 
     fn key(&mut self) -> String {
-        let keys = ["", ".", "a.b", "\"", "ключ", "\u{10ffff}", "$a", "[0]", "__proto__", "type", " "];
+        let keys = [
+            "",
+            ".",
+            "a.b",
+            "\"",
+            "ключ",
+            "\u{10ffff}",
+            "$a",
+            "[0]",
+            "__proto__",
+            "type",
+            " ",
+        ];
         keys[usize::try_from(self.roll(11)).unwrap()].to_owned()
     }
 
@@ -120,7 +147,11 @@ impl Dice {
         let mut fields: Map<String, Value> = (0..6).map(|_| (self.key(), self.leaf())).collect();
         let mut inner = self.leaf();
         while depth(&inner) + 1 < levels {
-            inner = if self.roll(2) == 0 { json!([inner, self.leaf()]) } else { json!({self.key(): inner}) };
+            inner = if self.roll(2) == 0 {
+                json!([inner, self.leaf()])
+            } else {
+                json!({self.key(): inner})
+            };
         }
         fields.insert("deep".to_owned(), inner);
         fields
@@ -140,15 +171,23 @@ fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
 async fn an_odd_agent(client: &Client, dice: &mut Dice, round: usize) -> Vec<String> {
     let agent = format!("/agents/odd-{round}");
     let frame = json!({"model": "scripted:lab", "context_schema": {"type": "object", "default": {}}});
-    client.put(&agent, body(dice, frame, "/context_schema/default")).await.ok();
+    client
+        .put(&agent, body(dice, frame, "/context_schema/default"))
+        .await
+        .ok();
     let frame = json!({"model": "scripted:lab", "response_format": {"title": "F", "type": "object", "examples": [{}]}});
-    client.put(&agent, body(dice, frame, "/response_format/examples/0")).await.ok();
+    client
+        .put(&agent, body(dice, frame, "/response_format/examples/0"))
+        .await
+        .ok();
     let frame = json!({"model": "scripted:lab", "model_settings": {}});
     client.put(&agent, body(dice, frame, "/model_settings")).await.ok();
     let run =
         json!({"assistant_id": format!("odd-{round}"), "input": {"messages": [{"role": "user", "content": "hi"}]}});
     client.post("/runs/wait", run).await.ok();
-    ["", "/versions", "?version=1", "?version=2"].map(|rest| format!("{agent}{rest}")).to_vec()
+    ["", "/versions", "?version=1", "?version=2"]
+        .map(|rest| format!("{agent}{rest}"))
+        .to_vec()
 }
 
 /// Runs of a batch, each of which makes a thread. Returns where they are shown.
@@ -161,7 +200,10 @@ async fn odd_runs_without_a_thread(client: &Client, dice: &mut Dice) -> Vec<Stri
     };
     let mut paths = vec![];
     for name in ["input", "context", "config", "metadata"] {
-        let made = client.post("/runs/batch", body(dice, frame(name), &format!("/1/{name}"))).await.ok();
+        let made = client
+            .post("/runs/batch", body(dice, frame(name), &format!("/1/{name}")))
+            .await
+            .ok();
         for run in made.as_array().expect("a list") {
             let thread = format!("/threads/{}", run["thread_id"].as_str().unwrap());
             paths.push(format!("{thread}/runs/{}", run["run_id"].as_str().unwrap()));
@@ -182,7 +224,10 @@ async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &Ear) -> Vec<S
         let run = client.post(&format!("{thread}/runs"), wish.clone()).await.ok();
         let told = format!("/webhooks/deliveries?run_id={}", run["run_id"].as_str().unwrap());
         eventually(async || client.get(&told).await.ok()[0]["status"] == "delivered").await;
-        let delivery = client.get(&told).await.ok()[0]["delivery_id"].as_str().unwrap().to_owned();
+        let delivery = client.get(&told).await.ok()[0]["delivery_id"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         let shown = client.get(&format!("/webhooks/deliveries/{delivery}")).await.ok();
         if name == "metadata" {
             assert_eq!(shown["payload"]["metadata"]["deep"], wish["metadata"]["deep"]);
@@ -200,7 +245,9 @@ async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<Str
         let parent = parent.on(&server.client().thread().await);
         let work = script().calls(lookup("l1", "x")).says("the long text");
         let plan = script().calls(start("a1", "writer", work)).says("under way");
-        let run = parent.starts(body(dice, parent.wish(plan, json!({name: {}})), &format!("/{name}"))).await;
+        let run = parent
+            .starts(body(dice, parent.wish(plan, json!({name: {}})), &format!("/{name}")))
+            .await;
         knows_an_outcome(&parent).await;
         let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
         paths.push(format!("{}/tree", run.path));
@@ -222,7 +269,10 @@ async fn all_is_shown(client: &Client, paths: &[String]) {
         ("/threads/search", json!({"limit": 1000, "values": {"nothing": 1}})),
         ("/assistants/search", json!({"limit": 1000})),
         ("/runs/crons/search", json!({"limit": 1000})),
-        ("/store/items/search", json!({"namespace_prefix": ["odd"], "limit": 1000})),
+        (
+            "/store/items/search",
+            json!({"namespace_prefix": ["odd"], "limit": 1000}),
+        ),
         ("/agents/search", json!({})),
     ] {
         let shown = client.post(path, body.clone()).await;

@@ -83,12 +83,16 @@ async fn a_second_server_on_a_file_ends_at_once_and_touches_nothing() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
         let mut second = Command::new(env!("CARGO_BIN_EXE_adjutant"));
         second.arg("--config").arg(server.configuration()).stdin(Stdio::null());
         let second = tokio::task::spawn_blocking(move || second.output().expect("it can be started"));
-        let second = tokio::time::timeout(Duration::from_secs(30), second).await.expect("it ends by itself");
+        let second = tokio::time::timeout(Duration::from_secs(30), second)
+            .await
+            .expect("it ends by itself");
         let second = second.expect("no panic");
         let said = String::from_utf8_lossy(&second.stderr).into_owned();
         assert_eq!(second.status.code(), Some(1), "{said}");
@@ -97,7 +101,10 @@ async fn a_second_server_on_a_file_ends_at_once_and_touches_nothing() {
         server.tools.let_go("slow");
         run.finishes().await;
         assert_eq!(alice.transcript().await, STORY);
-        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        assert_eq!(
+            (alice.questions().await.len(), server.tools.calls_of("slow").len()),
+            (0, 1)
+        );
     })
     .await;
 }
@@ -107,7 +114,9 @@ async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
     play(Engine::Postgres, async |server: TestServer| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
         let ahead = ManualClock::starting_at(SystemClock.now().plus(Duration::from_secs(120)));
         let twin = server.gets_a_twin_by(Some(ahead)).await;
@@ -120,7 +129,10 @@ async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
         server.tools.let_go("slow");
         run.finishes().await;
         assert_eq!(alice.transcript().await, STORY);
-        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        assert_eq!(
+            (alice.questions().await.len(), server.tools.calls_of("slow").len()),
+            (0, 1)
+        );
         twin.leaves().await;
     })
     .await;
@@ -148,7 +160,9 @@ async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
         };
         let alice = server.human("dogged").await;
         let again = call("l2", "lookup_again", json!({"query": "y"}));
-        let run = alice.asks(script().calls(lookup("l1", "x")).calls(again).says("done")).await;
+        let run = alice
+            .asks(script().calls(lookup("l1", "x")).calls(again).says("done"))
+            .await;
         dies_at("lookup", 5).await;
         server.tools.let_go("lookup");
         dies_at("lookup_again", 5).await;
@@ -173,10 +187,17 @@ async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
         server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
         let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
-        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("the file");
-        raw_sql("begin immediate").execute(&mut other).await.expect("it is free");
+        let mut other = SqliteConnection::connect(&server.database_url())
+            .await
+            .expect("the file");
+        raw_sql("begin immediate")
+            .execute(&mut other)
+            .await
+            .expect("it is free");
         server.tools.let_go("slow");
         // The first one waits with the result or before it, the second one behind it.
         for _ in 0..2 {
@@ -187,7 +208,10 @@ async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
         other.close().await.expect("a clean goodbye");
         run.finishes().await;
         assert_eq!(alice.transcript().await, STORY);
-        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        assert_eq!(
+            (alice.questions().await.len(), server.tools.calls_of("slow").len()),
+            (0, 1)
+        );
     })
     .await;
 }
@@ -196,12 +220,16 @@ async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
 async fn stores_the_result_once_while(commits: Commits, lost: usize) {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();
-        let Some(door) = PostgresDoor::before(&straight, "at last") else { return };
+        let Some(door) = PostgresDoor::before(&straight, "at last") else {
+            return;
+        };
         server.configuration_changes(&straight, &door.url);
         server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
         let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
+        let run = alice
+            .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+            .await;
         server.tools.called("slow", 1).await;
         let mut stream = run.is_joined(Some("-1")).await;
         door.commits(commits);
@@ -210,15 +238,25 @@ async fn stores_the_result_once_while(commits: Commits, lost: usize) {
         door.commits(Commits::Arrive);
         run.finishes().await;
         assert_eq!(alice.transcript().await, STORY);
-        assert_eq!((alice.questions().await.len(), server.tools.calls_of("slow").len()), (0, 1));
+        assert_eq!(
+            (alice.questions().await.len(), server.tools.calls_of("slow").len()),
+            (0, 1)
+        );
         // Input, call, result, answer: each is one checkpoint, and there are no others.
         let nodes = alice.history().await.len();
         let quiet = server.human("plain").await;
-        quiet.says(script().calls(call("s2", "slow", json!({}))).says("done")).await;
+        quiet
+            .says(script().calls(call("s2", "slow", json!({}))).says("done"))
+            .await;
         assert_eq!(nodes, quiet.history().await.len());
         // Who has listened all the time has heard it all.
-        let end = stream.until(|frame| frame.data.to_string().contains("\"content\":\"done\"")).await;
-        assert!(end.iter().any(|frame| frame.data.to_string().contains("at last")), "{end:?}");
+        let end = stream
+            .until(|frame| frame.data.to_string().contains("\"content\":\"done\""))
+            .await;
+        assert!(
+            end.iter().any(|frame| frame.data.to_string().contains("at last")),
+            "{end:?}"
+        );
         drop(stream);
         server.configuration_changes(&door.url, &straight);
         server.is_stopped_and_started_again().await;

@@ -22,30 +22,51 @@ pub(super) struct Process(Child);
 impl Process {
     /// Starts one in the place of `server`, with its log in a pipe. Returns what comes after the line `listening`.
     pub(super) fn with_a_pipe(server: &TestServer, filter: &str) -> (Self, BufReader<std::process::ChildStderr>) {
-        let mut child = command(server).env("ADJUTANT_LOG", filter).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut child = command(server)
+            .env("ADJUTANT_LOG", filter)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
         let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut line = String::new();
         while port_in(&line).is_none() {
             line.clear();
             assert_ne!(log.read_line(&mut line).expect("text"), 0, "it did not listen");
         }
-        server.client().moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
+        server
+            .client()
+            .moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
         (Self(child), log)
     }
 
     /// Starts one in the place of `server`, with its log in `/dev/full`, where nothing can be written.
     async fn with_a_full_disk(server: &TestServer) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a free port")
+            .local_addr()
+            .unwrap()
+            .port();
         let full = File::options().write(true).open("/dev/full").expect("it is there");
         let listen = format!("127.0.0.1:{port}");
-        let child = command(server).args(["--listen", &listen]).stdout(Stdio::null()).stderr(full).spawn();
+        let child = command(server)
+            .args(["--listen", &listen])
+            .stdout(Stdio::null())
+            .stderr(full)
+            .spawn();
         server.client().moved_to(&format!("http://{listen}"));
         Self(child.expect("it starts"))
     }
 
     pub(super) fn signal(&self, name: &str) {
         let id = self.0.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be called").success());
+        assert!(
+            Command::new("kill")
+                .args([&format!("-{name}"), &id])
+                .status()
+                .expect("kill can be called")
+                .success()
+        );
     }
 
     /// How it ended, as soon as it has.
@@ -72,7 +93,10 @@ impl Drop for Process {
 fn command(server: &TestServer) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     let configuration = server.configuration();
-    command.arg("--config").arg(&configuration).current_dir(configuration.parent().expect("a folder"));
+    command
+        .arg("--config")
+        .arg(&configuration)
+        .current_dir(configuration.parent().expect("a folder"));
     command.stdin(Stdio::null()).env("NO_COLOR", "1");
     command
 }
@@ -81,7 +105,10 @@ fn command(server: &TestServer) -> Command {
 async fn lines_lost(server: &TestServer) -> f64 {
     let metrics = server.client().get("/metrics?format=json").await.ok();
     let all = metrics["metrics"].as_array().expect("a list").clone();
-    let lost = all.iter().find(|sample| sample["name"] == "adjutant_log_lines_lost_total").expect("it is counted");
+    let lost = all
+        .iter()
+        .find(|sample| sample["name"] == "adjutant_log_lines_lost_total")
+        .expect("it is counted");
     lost["value"].as_f64().expect("a number")
 }
 
@@ -229,11 +256,18 @@ async fn a_slow_statement_that_cannot_be_logged_does_not_end_the_writes() {
         server.goes_away().await;
         let (process, log) = Process::with_a_pipe(&server, "info");
         drop(log);
-        let mut other = SqliteConnection::connect(&server.database_url()).await.expect("the file");
-        raw_sql("begin immediate").execute(&mut other).await.expect("it is free");
+        let mut other = SqliteConnection::connect(&server.database_url())
+            .await
+            .expect("the file");
+        raw_sql("begin immediate")
+            .execute(&mut other)
+            .await
+            .expect("it is free");
         let client = server.client();
         let mut slow = Box::pin(client.post("/threads", json!({})));
-        let is_held_up = tokio::time::timeout(Duration::from_millis(1500), &mut slow).await.is_err();
+        let is_held_up = tokio::time::timeout(Duration::from_millis(1500), &mut slow)
+            .await
+            .is_err();
         assert!(is_held_up, "longer than statements take of which nothing is said");
         raw_sql("rollback").execute(&mut other).await.expect("it is there");
         slow.await.ok();

@@ -12,7 +12,9 @@ const SMALL: &str = "[answers]\nmax_model_bytes = 100000\nmax_line_bytes = 20000
 /// The server asks models that misbehave in these ways.
 async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> Wild {
     let wild = Wild::start().await;
-    server.is_configured_with(&format!("{answers}\n{}", wild.models(ways))).await;
+    server
+        .is_configured_with(&format!("{answers}\n{}", wild.models(ways)))
+        .await;
     wild
 }
 
@@ -24,7 +26,10 @@ async fn error_of(server: &TestServer, agent: &str) -> Value {
 /// The server works as before.
 async fn others_work(server: &TestServer) {
     let bob = server.human("plain").await;
-    assert_eq!(transcript(&bob.says(script().says("fine")).await), ["human: …", "ai: fine"]);
+    assert_eq!(
+        transcript(&bob.says(script().says("fine")).await),
+        ["human: …", "ai: fine"]
+    );
 }
 
 on_both_engines! {

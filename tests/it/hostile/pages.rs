@@ -33,7 +33,11 @@ async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
             let operation = &item[method.as_str().to_lowercase()];
             if operation.is_object() {
                 let takes_body = operation["requestBody"].is_object();
-                endpoints.push(Endpoint { method, path: made_up(path), takes_body });
+                endpoints.push(Endpoint {
+                    method,
+                    path: made_up(path),
+                    takes_body,
+                });
             }
         }
     }
@@ -44,7 +48,10 @@ async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
 /// The path with made up ids in the places of its parameters.
 fn made_up(path: &str) -> String {
     let id = uuid::Uuid::new_v4().to_string();
-    path.split('/').map(|part| if part.starts_with('{') { id.as_str() } else { part }).collect::<Vec<_>>().join("/")
+    path.split('/')
+        .map(|part| if part.starts_with('{') { id.as_str() } else { part })
+        .collect::<Vec<_>>()
+        .join("/")
 }
 
 async fn send(client: &Client, endpoint: &Endpoint, headers: &[(&str, &str)], body: &'static str) -> Reply {
@@ -68,8 +75,9 @@ async fn status_by_http2(client: &Client, authority: &str) -> u16 {
     let address = client.base().replacen("http://", "", 1);
     let stream = TcpStream::connect(address).await.expect("it listens");
     let (mut sender, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
-    let request =
-        http::Request::get(format!("http://{authority}/assistants/none/schemas")).body(()).expect("a request");
+    let request = http::Request::get(format!("http://{authority}/assistants/none/schemas"))
+        .body(())
+        .expect("a request");
     let asks = async {
         let (answer, _) = sender.send_request(request, true).expect("the connection is open");
         answer.await.expect("an answer").status().as_u16()
@@ -85,7 +93,9 @@ async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
     let url = client.base().replacen("http", "ws", 1);
     let url = format!("{url}/threads/{}/stream/events", uuid::Uuid::new_v4());
     let mut request = url.into_client_request().expect("a request");
-    request.headers_mut().insert("origin", origin.parse().expect("a header"));
+    request
+        .headers_mut()
+        .insert("origin", origin.parse().expect("a header"));
     match connect_async(request).await {
         Ok(_) => None,
         Err(Error::Http(response)) => Some(response.status().as_u16()),
@@ -202,22 +212,40 @@ async fn pages_of_this_machine_and_of_the_server_itself_may_use_it() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let own = client.base();
-    for origin in
-        ["http://localhost:3000", "http://app.localhost", "http://127.0.0.1:5173", "http://[::1]:1", own.as_str()]
-    {
-        let request = client.request(Method::POST, "/threads").header("origin", origin).json(&json!({}));
+    for origin in [
+        "http://localhost:3000",
+        "http://app.localhost",
+        "http://127.0.0.1:5173",
+        "http://[::1]:1",
+        own.as_str(),
+    ] {
+        let request = client
+            .request(Method::POST, "/threads")
+            .header("origin", origin)
+            .json(&json!({}));
         let made = reply(request).await;
         assert_eq!(made.header("access-control-allow-origin"), Some(origin));
         made.ok();
     }
     server.is_configured("cors_origins = []").await;
     let own = client.base();
-    let request = client.request(Method::POST, "/threads").header("origin", &own).json(&json!({}));
+    let request = client
+        .request(Method::POST, "/threads")
+        .header("origin", &own)
+        .json(&json!({}));
     assert_eq!(reply(request).await.status, 200, "its own pages always may");
-    let request = client.request(Method::POST, "/threads").header("origin", "http://localhost:1").json(&json!({}));
+    let request = client
+        .request(Method::POST, "/threads")
+        .header("origin", "http://localhost:1")
+        .json(&json!({}));
     reply(request).await.refused(403);
-    server.is_configured_by("cors_origins = []", "cors_origins = [\"*\"]").await;
-    let request = client.request(Method::POST, "/threads").header("origin", "null").json(&json!({}));
+    server
+        .is_configured_by("cors_origins = []", "cors_origins = [\"*\"]")
+        .await;
+    let request = client
+        .request(Method::POST, "/threads")
+        .header("origin", "null")
+        .json(&json!({}));
     assert_eq!(reply(request).await.status, 200, "the owner lets everybody in");
     server.finish().await;
 }
@@ -230,13 +258,18 @@ async fn a_server_answers_under_its_own_names_only() {
         let reply = get(&client, path, &[("host", "rebind.evil.example:8123")]).await;
         assert_eq!(reply.body["code"], "unknown_host", "{path}");
         let text = reply.refused(421);
-        assert!(text.contains("`hosts`") && text.contains("rebind.evil.example:8123"), "{text}");
+        assert!(
+            text.contains("`hosts`") && text.contains("rebind.evil.example:8123"),
+            "{text}"
+        );
     }
     for host in ["localhost:8123", "app.localhost", "127.0.0.1", "[::1]:9"] {
         get(&client, "/ok", &[("host", host)]).await.ok();
     }
     get(&client, "/ok", &[("host", "10.0.0.7")]).await.refused(421);
-    server.is_configured("hosts = [\"agents.example.org\", \"*.internal\"]").await;
+    server
+        .is_configured("hosts = [\"agents.example.org\", \"*.internal\"]")
+        .await;
     get(&client, "/ok", &[("host", "agents.example.org")]).await.ok();
     get(&client, "/ok", &[("host", "a.b.internal:80")]).await.ok();
     get(&client, "/ok", &[("host", "evil.example.org")]).await.refused(421);
@@ -267,9 +300,12 @@ async fn browsers_are_told_what_answers_and_pages_are() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let refused = get(&client, "/ok", &[("host", "evil.example")]).await;
-    for reply in
-        [client.get("/ok").await, client.get("/no/such/path").await, client.get("/threads/nope").await, refused]
-    {
+    for reply in [
+        client.get("/ok").await,
+        client.get("/no/such/path").await,
+        client.get("/threads/nope").await,
+        refused,
+    ] {
         assert_eq!(reply.header("x-content-type-options"), Some("nosniff"), "{reply:?}");
     }
     for path in ["/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-initializer.js"] {
@@ -279,14 +315,25 @@ async fn browsers_are_told_what_answers_and_pages_are() {
         assert_eq!(page.header("x-frame-options"), Some("DENY"));
         assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
         let policy = page.header("content-security-policy").expect("a policy");
-        for rule in ["default-src 'none'", "script-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"] {
-            assert!(policy.split(';').any(|part| part.trim() == rule), "{rule} is not in {policy}");
+        for rule in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "connect-src 'self'",
+            "frame-ancestors 'none'",
+        ] {
+            assert!(
+                policy.split(';').any(|part| part.trim() == rule),
+                "{rule} is not in {policy}"
+            );
         }
     }
     let page = client.get("/docs").await.ok();
     let scripts_in_page = page.as_str().expect("a page").split("<script").skip(1);
     for script in scripts_in_page {
-        assert!(script.contains("src="), "the policy allows no script in the page itself: {script}");
+        assert!(
+            script.contains("src="),
+            "the policy allows no script in the page itself: {script}"
+        );
     }
     server.finish().await;
 }
@@ -295,11 +342,19 @@ async fn browsers_are_told_what_answers_and_pages_are() {
 fn an_address_that_other_machines_reach_is_refused_unless_that_is_wanted() {
     let folder = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command.args(["--listen", "0.0.0.0:0"]).current_dir(folder.path()).stdin(Stdio::null());
+    command
+        .args(["--listen", "0.0.0.0:0"])
+        .current_dir(folder.path())
+        .stdin(Stdio::null());
     let output = command.output().expect("it ends");
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    for part in ["server.listen", "0.0.0.0:0", "--insecure-no-auth", "ADJUTANT_INSECURE_NO_AUTH"] {
+    for part in [
+        "server.listen",
+        "0.0.0.0:0",
+        "--insecure-no-auth",
+        "ADJUTANT_INSECURE_NO_AUTH",
+    ] {
         assert!(said.contains(part), "{part} is not in {said}");
     }
     assert!(!folder.path().join("adjutant.db").exists(), "nothing was opened");
@@ -311,9 +366,15 @@ async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_tha
     let (base, mut child) = run_public(folder.path());
     let client = Client::new(&base);
     get(&client, "/ok", &[("host", "192.168.0.7:8123")]).await.ok();
-    get(&client, "/ok", &[("host", "rebind.evil.example")]).await.refused(421);
+    get(&client, "/ok", &[("host", "rebind.evil.example")])
+        .await
+        .refused(421);
     let origin = [("origin", "https://evil.example"), ("content-type", "application/json")];
-    let endpoint = Endpoint { method: Method::POST, path: "/threads".to_owned(), takes_body: true };
+    let endpoint = Endpoint {
+        method: Method::POST,
+        path: "/threads".to_owned(),
+        takes_body: true,
+    };
     send(&client, &endpoint, &origin, "{}").await.refused(403);
     child.kill().expect("it runs");
     child.wait().expect("it is dead");
@@ -322,8 +383,15 @@ async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_tha
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_cannot_serve_other_machines_by_accident() {
     let folder = tempfile::tempdir().expect("a directory");
-    let configuration = format!("[storage]\nurl = \"sqlite://{}/adjutant.db\"\n", folder.path().display());
-    let app = adjutant::Adjutant::builder().config_text(configuration).start().await.expect("it starts");
+    let configuration = format!(
+        "[storage]\nurl = \"sqlite://{}/adjutant.db\"\n",
+        folder.path().display()
+    );
+    let app = adjutant::Adjutant::builder()
+        .config_text(configuration)
+        .start()
+        .await
+        .expect("it starts");
     let shutdown = app.shutdown().clone();
     let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a free port");
     let error = app.serve(listener).await.expect_err("it does not serve");

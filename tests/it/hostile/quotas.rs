@@ -17,13 +17,23 @@ async fn is_bounded(server: &TestServer, lines: &str) {
 
 /// What comes of a run that is put off for a day.
 async fn put_off(server: &TestServer, who: &Human) -> u16 {
-    let body = who.wish("later", json!({"after_seconds": 86400, "multitask_strategy": "enqueue"}));
+    let body = who.wish(
+        "later",
+        json!({"after_seconds": 86400, "multitask_strategy": "enqueue"}),
+    );
     server.client().post(&who.path("/runs"), body).await.status
 }
 
 /// All that waits is withdrawn.
 async fn is_emptied(server: &TestServer) {
-    assert!(server.client().post("/runs/cancel", json!({"status": "all"})).await.status < 300);
+    assert!(
+        server
+            .client()
+            .post("/runs/cancel", json!({"status": "all"}))
+            .await
+            .status
+            < 300
+    );
 }
 
 on_both_engines! {

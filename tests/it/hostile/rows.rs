@@ -58,12 +58,14 @@ async fn columns(server: &TestServer) -> Vec<(String, String)> {
         order by 1, 2";
     let url = server.database_url();
     match server.engine {
-        Engine::Sqlite => {
-            query_as(SQLITE).fetch_all(&mut SqliteConnection::connect(&url).await.unwrap()).await.unwrap()
-        }
-        Engine::Postgres => {
-            query_as(POSTGRES).fetch_all(&mut PgConnection::connect(&url).await.unwrap()).await.unwrap()
-        }
+        Engine::Sqlite => query_as(SQLITE)
+            .fetch_all(&mut SqliteConnection::connect(&url).await.unwrap())
+            .await
+            .unwrap(),
+        Engine::Postgres => query_as(POSTGRES)
+            .fetch_all(&mut PgConnection::connect(&url).await.unwrap())
+            .await
+            .unwrap(),
     }
 }
 
@@ -74,7 +76,11 @@ async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
 
 /// The same with this kind of text.
 async fn poison_with(server: &TestServer, table: &str, column: &str, kind: Poison) -> u64 {
-    let own = if table.starts_with("assistant") { " and cast(metadata as text) not like '%created_by%'" } else { "" };
+    let own = if table.starts_with("assistant") {
+        " and cast(metadata as text) not like '%created_by%'"
+    } else {
+        ""
+    };
     let is_jsonb = is_jsonb(server, table, column).await;
     if is_jsonb && kind == Poison::NoJson {
         return 0;
@@ -82,7 +88,11 @@ async fn poison_with(server: &TestServer, table: &str, column: &str, kind: Poiso
     let cast = if is_jsonb { "::jsonb" } else { "" };
     let value = format!("'{}'{cast}", kind.text());
     let holds = format!("(cast({column} as text) like '{{%' or cast({column} as text) like '[%')");
-    sql(server, format!("update {table} set {column} = {value} where {holds}{own}")).await
+    sql(
+        server,
+        format!("update {table} set {column} = {value} where {holds}{own}"),
+    )
+    .await
 }
 
 async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
@@ -111,7 +121,9 @@ async fn seed(server: &TestServer, ear: &Ear) -> Vec<String> {
     asks.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let answered = server.human("agent").await;
     let below = script().calls(mail("m2", "bob")).says("sent by child");
-    answered.says(script().calls(task("t1", "mailer", below)).says("done")).await;
+    answered
+        .says(script().calls(task("t1", "mailer", below)).says("done"))
+        .await;
     answered.approves(&answered.question().await).await.finishes().await;
     let notes = json!({"metadata": {"a": 1}, "context": {"b": 2}, "after_seconds": 3600});
     waits.starts(waits.wish("later", notes.clone())).await;
@@ -126,22 +138,31 @@ async fn seed(server: &TestServer, ear: &Ear) -> Vec<String> {
     client.post("/runs/crons", cron).await.ok();
     let item = json!({"namespace": ["notes"], "key": "k", "value": {"a": 1}});
     client.put("/store/items", item).await.ok();
-    let keyed =
-        client.request(reqwest::Method::POST, "/threads").header("idempotency-key", uuid::Uuid::new_v4().to_string());
-    crate::support::client::reply(keyed.json(&json!({"metadata": {"a": 1}}))).await.ok();
+    let keyed = client
+        .request(reqwest::Method::POST, "/threads")
+        .header("idempotency-key", uuid::Uuid::new_v4().to_string());
+    crate::support::client::reply(keyed.json(&json!({"metadata": {"a": 1}})))
+        .await
+        .ok();
     let parent = server.human("boss").await;
-    parent.says(script().calls(start("a1", "writer", "write it")).says("under way")).await;
+    parent
+        .says(script().calls(start("a1", "writer", "write it")).says("under way"))
+        .await;
     knows_an_outcome(&parent).await;
     let chief = server.human("away").await;
     let asks_there = script().calls(mail("m3", "bob")).says("sent from afar");
-    chief.says(script().calls(start("a2", "far", asks_there)).says("under way")).await;
+    chief
+        .says(script().calls(start("a2", "far", asks_there)).says("under way"))
+        .await;
     let there = the_task(&chief).await["task_id"].as_str().expect("an id").to_owned();
     eventually(async || !client.get(&format!("/threads/{there}/interrupts")).await.ok()["interrupts"][0].is_null())
         .await;
     knows_an_outcome(&chief).await;
     let reports = server.human("agent").await;
     ear.answers(&[500]);
-    let report = reports.starts(reports.wish("hello", json!({"webhook": ear.base}))).await;
+    let report = reports
+        .starts(reports.wish("hello", json!({"webhook": ear.base})))
+        .await;
     is_told(server, &report.id, "pending").await;
     let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
     let humans = [done, asks, waits, waits_longer, answered, parent, chief, reports];
@@ -162,7 +183,10 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
         ("/threads/search", json!({})),
         ("/threads/search", json!({"metadata": {"a": 1}})),
         ("/threads/search", json!({"values": {"x": 1}})),
-        ("/threads/search", json!({"status": "interrupted", "select": ["thread_id", "metadata"]})),
+        (
+            "/threads/search",
+            json!({"status": "interrupted", "select": ["thread_id", "metadata"]}),
+        ),
         ("/threads/count", json!({"metadata": {"a": {"b": [1]}}})),
         ("/assistants/search", json!({})),
         ("/assistants/search", json!({"metadata": {"a": 1}})),
@@ -170,19 +194,29 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
         ("/runs/crons/search", json!({})),
         ("/runs/crons/count", json!({"metadata": {"a": 1}})),
         ("/store/items/search", json!({"namespace_prefix": ["notes"]})),
-        ("/store/items/search", json!({"namespace_prefix": ["notes"], "filter": {"a": 1}})),
+        (
+            "/store/items/search",
+            json!({"namespace_prefix": ["notes"], "filter": {"a": 1}}),
+        ),
         ("/store/namespaces", json!({})),
         ("/agents/search", json!({})),
     ] {
         replies.push((format!("{path} {body}"), client.post(path, body.clone()).await));
     }
-    let mut paths = vec!["/interrupts".to_owned(), "/webhooks/deliveries".to_owned(), "/ok?check_db=1".to_owned()];
+    let mut paths = vec![
+        "/interrupts".to_owned(),
+        "/webhooks/deliveries".to_owned(),
+        "/ok?check_db=1".to_owned(),
+    ];
     for thread in threads {
         paths.extend(["", "/runs", "/interrupts", "/storage"].map(|rest| format!("/threads/{thread}{rest}")));
     }
     let deliveries = client.get("/webhooks/deliveries?limit=1000").await.ok();
     for delivery in deliveries.as_array().expect("a list") {
-        paths.push(format!("/webhooks/deliveries/{}", delivery["delivery_id"].as_str().expect("an id")));
+        paths.push(format!(
+            "/webhooks/deliveries/{}",
+            delivery["delivery_id"].as_str().expect("an id")
+        ));
     }
     for path in paths {
         let reply = client.get(&path).await;
@@ -193,19 +227,36 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
 
 /// Everybody else is served: runs at once and later, crons, lists, reports, background tasks, and the sweeper.
 async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: &[String]) {
-    let (client, now, later) = (server.client(), server.human("agent").await, server.human("agent").await);
+    let (client, now, later) = (
+        server.client(),
+        server.human("agent").await,
+        server.human("agent").await,
+    );
     let in_time = json!({"after_seconds": 0.05, "webhook": ear.base});
     let queued = later.starts(later.wish("in time", in_time)).await;
-    let short = client.post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}})).await.ok();
+    let short = client
+        .post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}}))
+        .await
+        .ok();
     let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
     let timed = server.human("agent").await;
     let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
     let cron = client.post(&timed.path("/runs/crons"), cron).await.ok();
     sql(server, "update crons set due_at = 1 where due_at is not null").await;
-    sql(server, "update deliveries set due_at = 1 where status = 'pending' and worker is null").await;
-    assert_eq!(transcript(&now.says("hello").await).last().unwrap(), "ai: echo: hello", "{what}");
+    sql(
+        server,
+        "update deliveries set due_at = 1 where status = 'pending' and worker is null",
+    )
+    .await;
+    assert_eq!(
+        transcript(&now.says("hello").await).last().unwrap(),
+        "ai: echo: hello",
+        "{what}"
+    );
     let parent = server.human("boss").await;
-    parent.says(script().calls(start("b1", "writer", "write it")).says("under way")).await;
+    parent
+        .says(script().calls(start("b1", "writer", "write it")).says("under way"))
+        .await;
     for (list, reply) in lists(&client, threads).await {
         assert_eq!(reply.status, 200, "{what}: {list}: {:?}", reply.body);
     }
@@ -215,7 +266,10 @@ async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: 
     knows_an_outcome(&parent).await;
     eventually(async || client.get(&short).await.status == 404).await;
     eventually(async || timed.runs().await.iter().any(|run| run["status"] == "success")).await;
-    client.delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap())).await.ok();
+    client
+        .delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap()))
+        .await
+        .ok();
 }
 
 /// What waits is cancelled, and the threads are deleted.
@@ -223,7 +277,11 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
     let cancelled = server.client().post("/runs/cancel", json!({"status": "all"})).await;
     assert!(cancelled.status < 300, "{what}: {cancelled:?}");
     for thread in threads {
-        assert_eq!(server.client().delete(&format!("/threads/{thread}")).await.status, 204, "{what}");
+        assert_eq!(
+            server.client().delete(&format!("/threads/{thread}")).await.status,
+            204,
+            "{what}"
+        );
     }
 }
 
@@ -240,7 +298,11 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
         }
         let what = format!("{table}.{column} in {rows} rows");
         let waiting = id_of(server, &threads[2]);
-        sql(server, format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}")).await;
+        sql(
+            server,
+            format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}"),
+        )
+        .await;
         others_are_served(server, &ear, &what, &threads).await;
         all_is_deleted(server, &what, &threads).await;
         threads = seed(server, &ear).await;

@@ -11,7 +11,10 @@ use crate::support::{TestServer, call, on_both_engines, script, transcript};
 /// A definition with these fields besides.
 fn definition(more: Value) -> Value {
     let mut definition = json!({"model": "scripted:lab", "system_prompt": "Work."});
-    definition.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    definition
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     definition
 }
 
@@ -98,8 +101,10 @@ fn toml_of(json: &str) -> String {
     let value: Value = serde_json::from_str(json).expect("JSON");
     match value {
         Value::Object(fields) => {
-            let fields: Vec<String> =
-                fields.iter().map(|(key, value)| format!("{key:?} = {}", toml_of(&value.to_string()))).collect();
+            let fields: Vec<String> = fields
+                .iter()
+                .map(|(key, value)| format!("{key:?} = {}", toml_of(&value.to_string())))
+                .collect();
             format!("{{ {} }}", fields.join(", "))
         }
         Value::Array(items) => {

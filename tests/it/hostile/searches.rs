@@ -10,7 +10,13 @@ use crate::support::{TestServer, on_both_engines};
 
 /// Writes into the state of a thread.
 async fn write(client: &Client, thread: &str, values: Value) {
-    client.post(&format!("/threads/{thread}/state"), json!({"values": values, "as_node": "model"})).await.ok();
+    client
+        .post(
+            &format!("/threads/{thread}/state"),
+            json!({"values": values, "as_node": "model"}),
+        )
+        .await
+        .ok();
 }
 
 /// A thread of an agent.
@@ -32,7 +38,10 @@ async fn pages(client: &Client, thread: &str, limit: usize) -> Vec<Vec<Value>> {
     loop {
         let body = json!({"limit": limit, "before": before});
         let page = client.post(&format!("/threads/{thread}/history"), body).await;
-        let next = page.headers.get("x-pagination-next").map(|next| next.to_str().unwrap().to_owned());
+        let next = page
+            .headers
+            .get("x-pagination-next")
+            .map(|next| next.to_str().unwrap().to_owned());
         let page = page.ok().as_array().expect("a list").clone();
         let Some(last) = page.last() else { return all };
         let last = last["checkpoint"]["checkpoint_id"].clone();
@@ -47,7 +56,10 @@ async fn pages(client: &Client, thread: &str, limit: usize) -> Vec<Vec<Value>> {
 /// The memory of the process that serves, in MiB, as it tells itself.
 async fn resident_mib(client: &Client) -> f64 {
     let text = client.get("/metrics").await.body.as_str().expect("text").to_owned();
-    let line = text.lines().find(|line| line.starts_with("process_resident_memory_bytes")).expect("a figure");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("process_resident_memory_bytes"))
+        .expect("a figure");
     line.rsplit(' ').next().unwrap().parse::<f64>().expect("a number") / 1_048_576.0
 }
 

@@ -13,7 +13,11 @@ use crate::support::{TestServer, eventually, lookup, on_both_engines, script};
 /// Somebody at another address of this machine.
 fn client_at(address: &str) -> reqwest::Client {
     let address: IpAddr = address.parse().expect("an address");
-    reqwest::Client::builder().no_proxy().local_address(address).build().expect("a client")
+    reqwest::Client::builder()
+        .no_proxy()
+        .local_address(address)
+        .build()
+        .expect("a client")
 }
 
 /// A run for an agent that does not come to its end while the tool is held.
@@ -33,9 +37,18 @@ fn lasting(server: &TestServer, thread: &str, run: &str) -> Vec<(&'static str, R
         ("join", at(Method::GET, &format!("/runs/{run}/join"))),
         ("join stream", at(Method::GET, &format!("/runs/{run}/stream"))),
         ("thread stream", at(Method::GET, "/stream")),
-        ("thread events", at(Method::POST, "/stream/events").json(&json!({"channels": ["values"]}))),
-        ("stateless stream", client.request(Method::POST, "/runs/stream").json(&held())),
-        ("stateless wait", client.request(Method::POST, "/runs/wait").json(&held())),
+        (
+            "thread events",
+            at(Method::POST, "/stream/events").json(&json!({"channels": ["values"]})),
+        ),
+        (
+            "stateless stream",
+            client.request(Method::POST, "/runs/stream").json(&held()),
+        ),
+        (
+            "stateless wait",
+            client.request(Method::POST, "/runs/wait").json(&held()),
+        ),
     ]
 }
 

@@ -33,11 +33,18 @@ const HELPER: &str =
 /// What the tools of these names come to, one after the other.
 async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
     let alice = server.human("wild").await;
-    let calls = tools.iter().enumerate().map(|(at, tool)| call(&format!("c{at}"), tool, json!({})));
+    let calls = tools
+        .iter()
+        .enumerate()
+        .map(|(at, tool)| call(&format!("c{at}"), tool, json!({})));
     let plan = calls.fold(script(), Script::calls).says("done");
     let said = transcript(&alice.says(plan).await);
     assert_eq!(said.last().map(String::as_str), Some("ai: done"), "{said:#?}");
-    tools.iter().enumerate().map(|(at, _)| said[2 + 2 * at].clone()).collect()
+    tools
+        .iter()
+        .enumerate()
+        .map(|(at, _)| said[2 + 2 * at].clone())
+        .collect()
 }
 
 on_both_engines! {

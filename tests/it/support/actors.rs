@@ -49,17 +49,28 @@ impl Human {
     /// Somebody who talks to `agent` on a new thread.
     pub(crate) async fn arrives(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
-        Self { client, agent: agent.to_owned(), thread }
+        Self {
+            client,
+            agent: agent.to_owned(),
+            thread,
+        }
     }
 
     /// Somebody who talks to `agent` on this thread.
     pub(crate) fn at(client: Client, agent: &str, thread: &str) -> Self {
-        Self { client, agent: agent.to_owned(), thread: thread.to_owned() }
+        Self {
+            client,
+            agent: agent.to_owned(),
+            thread: thread.to_owned(),
+        }
     }
 
     /// The same person on another thread.
     pub(crate) fn on(&self, thread: &str) -> Self {
-        Self { thread: thread.to_owned(), ..self.clone() }
+        Self {
+            thread: thread.to_owned(),
+            ..self.clone()
+        }
     }
 
     /// What somebody sends who says `text`, with what `more` says besides.
@@ -105,7 +116,9 @@ impl Human {
 
     /// Says something and listens. `more` holds the modes.
     pub(crate) async fn listens(&self, text: impl ToString, more: Value) -> Sse {
-        self.client.post_stream(&self.path("/runs/stream"), self.wish(text, more)).await
+        self.client
+            .post_stream(&self.path("/runs/stream"), self.wish(text, more))
+            .await
     }
 
     /// Answers with `command.resume` and listens.
@@ -116,7 +129,12 @@ impl Human {
 
     /// Answers with `command.resume`, whatever comes of it.
     pub(crate) async fn tries_to_resume(&self, answer: Value) -> Reply {
-        self.client.post(&self.path("/runs"), self.body(json!({"command": {"resume": answer}}), json!({}))).await
+        self.client
+            .post(
+                &self.path("/runs"),
+                self.body(json!({"command": {"resume": answer}}), json!({})),
+            )
+            .await
     }
 
     /// Answers with `command.resume`.
@@ -152,13 +170,18 @@ impl Human {
     pub(crate) async fn questions(&self) -> Vec<Question> {
         let list = self.client.get(&self.path("/interrupts")).await.ok();
         let all = list["interrupts"].as_array().expect("a list").clone();
-        all.into_iter().filter(|question| question["status"] == "pending").map(Question).collect()
+        all.into_iter()
+            .filter(|question| question["status"] == "pending")
+            .map(Question)
+            .collect()
     }
 
     /// The question that waits for an answer.
     pub(crate) async fn question(&self) -> Question {
         let questions = self.questions().await;
-        let [question] = questions.as_slice() else { panic!("not one question: {questions:#?}") };
+        let [question] = questions.as_slice() else {
+            panic!("not one question: {questions:#?}")
+        };
         question.clone()
     }
 
@@ -179,7 +202,11 @@ impl Human {
 
     /// How it came there, newest first.
     pub(crate) async fn history(&self) -> Vec<Value> {
-        let history = self.client.post(&self.path("/history"), json!({"limit": 1000})).await.ok();
+        let history = self
+            .client
+            .post(&self.path("/history"), json!({"limit": 1000}))
+            .await
+            .ok();
         history.as_array().expect("a list").clone()
     }
 
@@ -201,7 +228,11 @@ impl Human {
 
     /// The run of this id.
     pub(crate) fn run_of_id(&self, id: &str) -> Run {
-        Run { client: self.client.clone(), path: self.path(&format!("/runs/{id}")), id: id.to_owned() }
+        Run {
+            client: self.client.clone(),
+            path: self.path(&format!("/runs/{id}")),
+            id: id.to_owned(),
+        }
     }
 }
 
@@ -223,25 +254,35 @@ impl Run {
 
     /// Asks it to stop and waits until it has.
     pub(crate) async fn is_cancelled(&self, action: &str) -> Reply {
-        self.client.post(&format!("{}/cancel?wait=true&action={action}", self.path), json!({})).await
+        self.client
+            .post(&format!("{}/cancel?wait=true&action={action}", self.path), json!({}))
+            .await
     }
 
     /// The runs of its subagents.
     pub(crate) async fn children(&self) -> Vec<Value> {
         let children = self.client.get(&format!("{}/children", self.path)).await.ok();
-        let list = if children.is_array() { children } else { children["children"].clone() };
+        let list = if children.is_array() {
+            children
+        } else {
+            children["children"].clone()
+        };
         list.as_array().expect("a list").clone()
     }
 
     /// Listens from behind this event on; from now on without one.
     pub(crate) async fn is_joined(&self, last_event_id: Option<&str>) -> Sse {
-        self.client.get_stream(&format!("{}/stream", self.path), last_event_id).await
+        self.client
+            .get_stream(&format!("{}/stream", self.path), last_event_id)
+            .await
     }
 }
 
 /// What was said, a line for each message: who, and what. Scripts are not repeated.
 pub(crate) fn transcript(values: &Value) -> Vec<String> {
-    let messages = values["messages"].as_array().unwrap_or_else(|| panic!("no messages in {values:#}"));
+    let messages = values["messages"]
+        .as_array()
+        .unwrap_or_else(|| panic!("no messages in {values:#}"));
     messages.iter().map(line).collect()
 }
 

@@ -30,7 +30,10 @@ impl Client {
     /// A client of the server at `base`.
     pub(crate) fn new(base: &str) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().expect("a client");
-        Self { http, base: Arc::new(Mutex::new(base.to_owned())) }
+        Self {
+            http,
+            base: Arc::new(Mutex::new(base.to_owned())),
+        }
     }
 
     /// Where the server is.
@@ -75,7 +78,14 @@ impl Client {
 
     /// POST whose answer is a stream.
     pub(crate) async fn post_stream(&self, path: &str, body: Value) -> Sse {
-        Sse::open(self.request(Method::POST, path).json(&body).send().await.expect("an answer")).await
+        Sse::open(
+            self.request(Method::POST, path)
+                .json(&body)
+                .send()
+                .await
+                .expect("an answer"),
+        )
+        .await
     }
 
     /// GET whose answer is a stream, from behind this event on.
@@ -118,7 +128,10 @@ impl Reply {
     #[track_caller]
     pub(crate) fn refused(self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
-        self.body["detail"].as_str().unwrap_or_else(|| panic!("a refusal says why: {self:?}")).to_owned()
+        self.body["detail"]
+            .as_str()
+            .unwrap_or_else(|| panic!("a refusal says why: {self:?}"))
+            .to_owned()
     }
 
     /// A header.

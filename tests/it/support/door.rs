@@ -66,7 +66,9 @@ async fn lead(mut visitor: TcpStream, client: Client, ways: Arc<watch::Sender<Wa
             Way::Mute => std::future::pending().await,
             Way::Open | Way::Forgetful => {
                 let place = client.base().trim_start_matches("http://").to_owned();
-                let Ok(mut server) = TcpStream::connect(place).await else { return false };
+                let Ok(mut server) = TcpStream::connect(place).await else {
+                    return false;
+                };
                 if now == Way::Forgetful {
                     return forgets(&mut visitor, &mut server).await;
                 }

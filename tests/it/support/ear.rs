@@ -46,7 +46,10 @@ impl Heard {
 
     /// A header.
     pub(crate) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
     }
 }
 
@@ -106,7 +109,8 @@ async fn hear(
     text: String,
 ) -> Response {
     let path = uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    desk.heard.send_modify(|heard| heard.push(Heard { path, headers, text }));
+    desk.heard
+        .send_modify(|heard| heard.push(Heard { path, headers, text }));
     let mut held = desk.held.subscribe();
     held.wait_for(|held| !held).await.expect("the desk is there");
     let status = desk.answers.lock().unwrap().pop_front().unwrap_or(200);

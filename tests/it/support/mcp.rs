@@ -50,7 +50,11 @@ pub(crate) struct Docs {
 /// The MCP server `docs`, with agents that use it; none if there is no Python here. `more` goes into its section.
 pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Docs> {
     let python = python()?;
-    let mut docs = Docs { running: None, port: 0, tools: server.tools.base.clone() };
+    let mut docs = Docs {
+        running: None,
+        port: 0,
+        tools: server.tools.base.clone(),
+    };
     let place = match way {
         Way::Stdio => format!(
             "command = {:?}\nargs = [{:?}, \"${{ADJUTANT_TEST_NOTHING:-{}}}\"]\nenv = {{ DOCS_KEY = \"d0cs\" }}",
@@ -60,17 +64,26 @@ pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Do
         ),
         Way::Http => {
             docs.starts();
-            format!("url = \"http://127.0.0.1:{}/mcp\"\nheaders = {{ x-key = \"s3cret\" }}", docs.port)
+            format!(
+                "url = \"http://127.0.0.1:{}/mcp\"\nheaders = {{ x-key = \"s3cret\" }}",
+                docs.port
+            )
         }
     };
-    server.is_configured_with(&format!("[mcp_servers.docs]\n{place}\n{more}\n{AGENTS}")).await;
+    server
+        .is_configured_with(&format!("[mcp_servers.docs]\n{place}\n{more}\n{AGENTS}"))
+        .await;
     Some(docs)
 }
 
 /// A server behind HTTP that nothing speaks of yet; none if there is no Python here.
 pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
     python()?;
-    let mut docs = Docs { running: None, port: 0, tools: server.tools.base.clone() };
+    let mut docs = Docs {
+        running: None,
+        port: 0,
+        tools: server.tools.base.clone(),
+    };
     docs.starts();
     Some(docs)
 }
@@ -78,7 +91,10 @@ pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
 /// How a program that is such a server is named in an `mcp.json`; none if there is no Python here.
 pub(crate) fn program(server: &TestServer) -> Option<Value> {
     let command = python()?;
-    let args = [script().display().to_string(), "${ADJUTANT_TEST_NOTHING:-".to_owned() + &server.tools.base + "}"];
+    let args = [
+        script().display().to_string(),
+        "${ADJUTANT_TEST_NOTHING:-".to_owned() + &server.tools.base + "}",
+    ];
     Some(json!({"command": command, "args": args, "env": {"DOCS_KEY": "${ADJUTANT_TEST_NOTHING:-d0cs}"}}))
 }
 
@@ -87,8 +103,16 @@ fn script() -> PathBuf {
 }
 
 fn python() -> Option<&'static str> {
-    let found = Command::new("python3").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if found.is_ok_and(|status| status.success()) { Some("python3") } else { skipped("Python") }
+    let found = Command::new("python3")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if found.is_ok_and(|status| status.success()) {
+        Some("python3")
+    } else {
+        skipped("Python")
+    }
 }
 
 impl Docs {
@@ -101,10 +125,18 @@ impl Docs {
     pub(crate) fn starts(&mut self) {
         let mut command = Command::new("python3");
         command.arg(script()).arg(&self.tools).arg(self.port.to_string());
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("Python starts");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let line = lines.next().expect("a line").expect("text");
-        self.port = line.rsplit(' ').next().and_then(|port| port.parse().ok()).expect("a port");
+        self.port = line
+            .rsplit(' ')
+            .next()
+            .and_then(|port| port.parse().ok())
+            .expect("a port");
         self.running = Some(child);
     }
 
@@ -118,7 +150,9 @@ impl Docs {
     /// The server behind HTTP forgets all sessions.
     pub(crate) fn forgets(&self) {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).expect("it is there");
-        stream.write_all(b"DELETE /mcp HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("it reads");
+        stream
+            .write_all(b"DELETE /mcp HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .expect("it reads");
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("it answers");
         assert!(answer.contains(" 200 "), "{answer}");

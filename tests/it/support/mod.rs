@@ -39,7 +39,9 @@ pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
             pause.tick().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), waits).await.expect("it did not happen");
+    tokio::time::timeout(std::time::Duration::from_secs(60), waits)
+        .await
+        .expect("it did not happen");
 }
 
 /// Makes two tests of each scene, one on each engine.

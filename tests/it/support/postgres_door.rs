@@ -57,14 +57,22 @@ impl PostgresDoor {
             mark: mark.as_bytes(),
             broken: AtomicUsize::new(0),
         });
-        let (around, url) = (Shutdown::default(), format!("{before}?host={}", folder.path().display()));
+        let (around, url) = (
+            Shutdown::default(),
+            format!("{before}?host={}", folder.path().display()),
+        );
         let (tasks, of_all) = (around.clone(), Arc::clone(&desk));
         around.spawn("door", async move {
             while let Ok((visitor, _)) = listener.accept().await {
                 tasks.spawn("visitor", lead(visitor, Arc::clone(&of_all)));
             }
         });
-        Some(Self { url, desk, around, _folder: folder })
+        Some(Self {
+            url,
+            desk,
+            around,
+            _folder: folder,
+        })
     }
 
     /// From now on this becomes of commits.
@@ -109,7 +117,9 @@ async fn lead(visitor: UnixStream, desk: Arc<Desk>) {
 }
 
 async fn carry(visitor: UnixStream, desk: &Desk) {
-    let Ok(server) = UnixStream::connect(&desk.server).await else { return };
+    let Ok(server) = UnixStream::connect(&desk.server).await else {
+        return;
+    };
     let ((mut from_visitor, mut to_visitor), (mut from_server, mut to_server)) =
         (visitor.into_split(), server.into_split());
     let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);

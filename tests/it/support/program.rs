@@ -20,7 +20,10 @@ pub(crate) const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
 
 /// The program. Its subagents dig by calling the tool `dig` at `tools`.
 pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
-    let dig = |rule| Dig { url: format!("{tools}/dig"), rule };
+    let dig = |rule| Dig {
+        url: format!("{tools}/dig"),
+        rule,
+    };
     let coded: AgentDefinition = serde_json::from_value(json!({
         "model": "house:echo", "system_prompt": "You are coded.",
     }))
@@ -45,7 +48,11 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
 }
 
 fn order(state: &State) -> String {
-    state.messages.last().map(|message| message.content.text()).unwrap_or_default()
+    state
+        .messages
+        .last()
+        .map(|message| message.content.text())
+        .unwrap_or_default()
 }
 
 fn says(text: impl Into<String>) -> Update {
@@ -61,7 +68,10 @@ async fn echo(scope: Scope, state: State) -> Result<Update, Halt> {
 async fn wrecked(_: Scope, state: State) -> Result<Update, Halt> {
     match order(&state).as_str() {
         "panic" => panic!("as it was told"),
-        "private" => Ok(Update { fields: [("_own".to_owned(), json!(1))].into(), ..says("done") }),
+        "private" => Ok(Update {
+            fields: [("_own".to_owned(), json!(1))].into(),
+            ..says("done")
+        }),
         why => Err(Failure::new("WreckedError", why).into()),
     }
 }
@@ -76,7 +86,13 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
 /// A question that is answered with a text.
 fn which() -> Question {
     let schema = json!({"type": "string"});
-    Question { kind: QuestionKind::Question, value: json!("which?"), schema, calls: vec![], passed_on: None }
+    Question {
+        kind: QuestionKind::Question,
+        value: json!("which?"),
+        schema,
+        calls: vec![],
+        passed_on: None,
+    }
 }
 
 /// Says what it is told to; what is asked for in a form it can also put where that belongs.
@@ -84,7 +100,10 @@ async fn fills(scope: Scope, state: State) -> Result<Update, Halt> {
     match (order(&state), scope.form) {
         (order, Some(form)) if order == "field" => {
             let fields = [("structured_response".to_owned(), json!({"summary": form["title"]}))].into();
-            Ok(Update { fields, ..says("filled in") })
+            Ok(Update {
+                fields,
+                ..says("filled in")
+            })
         }
         (order, _) => Ok(says(order)),
     }
@@ -92,8 +111,13 @@ async fn fills(scope: Scope, state: State) -> Result<Update, Halt> {
 
 async fn scribe(scope: Scope, state: State) -> Result<Update, Halt> {
     let seen: Vec<&String> = state.files.keys().collect();
-    let mut update = says(format!("seen: {seen:?}, notes: {}", state.fields.get("notes").unwrap_or(&Value::Null)));
-    update.files.insert("/new.txt".to_owned(), Some(Arc::new(File::text("new", scope.now()))));
+    let mut update = says(format!(
+        "seen: {seen:?}, notes: {}",
+        state.fields.get("notes").unwrap_or(&Value::Null)
+    ));
+    update
+        .files
+        .insert("/new.txt".to_owned(), Some(Arc::new(File::text("new", scope.now()))));
     update.files.extend(state.files.keys().map(|path| (path.clone(), None)));
     update.fields.insert("notes".to_owned(), json!(["from the scribe"]));
     Ok(update)
@@ -114,7 +138,12 @@ impl Runnable for Dig {
     async fn run(&self, scope: &Scope, _: State) -> Result<Update, Halt> {
         let key = scope.task.map(|task| task.to_string()).unwrap_or_default();
         let body = json!({"name": "dig", "args": {}});
-        let sent = reqwest::Client::new().post(&self.url).header("idempotency-key", key).json(&body).send().await;
+        let sent = reqwest::Client::new()
+            .post(&self.url)
+            .header("idempotency-key", key)
+            .json(&body)
+            .send()
+            .await;
         sent.map_err(|error| Failure::new("DigError", error.to_string()))?;
         Ok(says("dug"))
     }
@@ -128,7 +157,11 @@ impl OwnTool {
         let text = json!({"type": "string"});
         let properties = json!({"work": text, "to": text});
         let parameters = json!({"type": "object", "properties": properties});
-        Self(Arc::new(ToolSpec { name: name.to_owned(), description: "One of the program's.".to_owned(), parameters }))
+        Self(Arc::new(ToolSpec {
+            name: name.to_owned(),
+            description: "One of the program's.".to_owned(),
+            parameters,
+        }))
     }
 }
 
@@ -145,7 +178,13 @@ impl Tool for OwnTool {
             return Ok(CallOutcome::Answer(Answer::message(result)));
         }
         assert_eq!(self.0.name, "hand_over", "as it was told");
-        let arg = |name: &str| call.args.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let arg = |name: &str| {
+            call.args
+                .get(name)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
         Ok(CallOutcome::Delegate(Delegation::to(arg("to"), arg("work"))))
     }
 }
@@ -161,7 +200,10 @@ impl Middleware for Stamp {
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let mut answer = next.ask(request).await?;
-        answer.message.additional_kwargs.insert("stamp".to_owned(), json!(next.scope.agent));
+        answer
+            .message
+            .additional_kwargs
+            .insert("stamp".to_owned(), json!(next.scope.agent));
         Ok(answer)
     }
 }
@@ -179,7 +221,11 @@ impl Model for House {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let told = request.messages.last().map(|message| message.content.text()).unwrap_or_default();
+        let told = request
+            .messages
+            .last()
+            .map(|message| message.content.text())
+            .unwrap_or_default();
         let answer = Message::ai(format!("{} of the house: {told}", self.0));
         Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
     }
@@ -189,8 +235,16 @@ impl Model for House {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the program that other tests start"]
 async fn the_program() {
-    let Ok(configuration) = std::env::var(CONFIG) else { return };
+    let Ok(configuration) = std::env::var(CONFIG) else {
+        return;
+    };
     let tools = std::env::var(TOOLS).expect("where the tools are");
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    program(Path::new(&configuration), &tools).serve().await.expect("it serves");
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    program(Path::new(&configuration), &tools)
+        .serve()
+        .await
+        .expect("it serves");
 }

@@ -76,7 +76,9 @@ impl Provider {
 
 async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMap, body: String) -> Response {
     let header = |name: &str| headers.get(name)?.to_str().ok().map(str::to_owned);
-    let in_query = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("key=")));
+    let in_query = uri
+        .query()
+        .and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("key=")));
     let key = header("authorization")
         .map(|key| key.trim_start_matches("Bearer ").to_owned())
         .or_else(|| header("x-api-key"))
@@ -85,7 +87,11 @@ async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMa
     let path = uri.path().to_owned();
     let turn = {
         let mut desk = desk.lock().unwrap();
-        desk.asked.push(Asked { path: path.clone(), key, body });
+        desk.asked.push(Asked {
+            path: path.clone(),
+            key,
+            body,
+        });
         desk.turns.pop_front()
     };
     let frames = match turn {
@@ -132,11 +138,18 @@ fn openai(turn: &Turn) -> Vec<String> {
         frame(json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}))
     };
     let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13});
-    let end = [frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})), "data: [DONE]\n\n".to_owned()];
+    let end = [
+        frame(json!({"id": "c", "model": "m-1", "choices": [], "usage": usage})),
+        "data: [DONE]\n\n".to_owned(),
+    ];
     match turn {
         Turn::Says(text) => {
             let pieces = halves(text).map(|piece| chunk(json!({"content": piece}), Value::Null));
-            pieces.into_iter().chain([chunk(json!({}), json!("stop"))]).chain(end).collect()
+            pieces
+                .into_iter()
+                .chain([chunk(json!({}), json!("stop"))])
+                .chain(end)
+                .collect()
         }
         Turn::LooksUp(queries) => {
             let call = |(at, query): (usize, &&str)| {
@@ -146,7 +159,10 @@ fn openai(turn: &Turn) -> Vec<String> {
                 chunk(json!({"tool_calls": [call]}), Value::Null)
             };
             let calls = queries.iter().enumerate().map(call);
-            calls.chain([chunk(json!({}), json!("tool_calls"))]).chain(end).collect()
+            calls
+                .chain([chunk(json!({}), json!("tool_calls"))])
+                .chain(end)
+                .collect()
         }
         Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => vec![chunk(json!({"content": "hal"}), Value::Null)],
     }
@@ -159,7 +175,9 @@ fn anthropic(turn: &Turn) -> Vec<String> {
         "stop_reason": null, "usage": usage});
     let mut frames = vec![frame(json!({"type": "message_start", "message": message}))];
     let mut block = |at: usize, begin: Value, deltas: Vec<Value>| {
-        frames.push(frame(json!({"type": "content_block_start", "index": at, "content_block": begin})));
+        frames.push(frame(
+            json!({"type": "content_block_start", "index": at, "content_block": begin}),
+        ));
         let delta = |delta| frame(json!({"type": "content_block_delta", "index": at, "delta": delta}));
         frames.extend(deltas.into_iter().map(delta));
         frames.push(frame(json!({"type": "content_block_stop", "index": at})));
@@ -174,18 +192,28 @@ fn anthropic(turn: &Turn) -> Vec<String> {
             for (at, query) in queries.iter().enumerate() {
                 let begin = json!({"type": "tool_use", "id": format!("call_{query}"), "name": "lookup", "input": {}});
                 let args = json!({"query": query}).to_string();
-                block(at, begin, vec![json!({"type": "input_json_delta", "partial_json": args})]);
+                block(
+                    at,
+                    begin,
+                    vec![json!({"type": "input_json_delta", "partial_json": args})],
+                );
             }
             "tool_use"
         }
         Turn::BreaksOff | Turn::Refuses(..) | Turn::Points(_) => {
-            block(0, json!({"type": "text", "text": ""}), vec![json!({"type": "text_delta", "text": "hal"})]);
+            block(
+                0,
+                json!({"type": "text", "text": ""}),
+                vec![json!({"type": "text_delta", "text": "hal"})],
+            );
             frames.pop();
             return frames;
         }
     };
     let delta = json!({"stop_reason": reason, "stop_sequence": null});
-    frames.push(frame(json!({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 4}})));
+    frames.push(frame(
+        json!({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 4}}),
+    ));
     frames.push(frame(json!({"type": "message_stop"})));
     frames
 }
@@ -205,7 +233,10 @@ fn google(turn: &Turn) -> Vec<String> {
     match turn {
         Turn::Says(text) => {
             let [first, second] = halves(text);
-            vec![frame(json!([{"text": first}]), None), frame(json!([{"text": second}]), Some("STOP"))]
+            vec![
+                frame(json!([{"text": first}]), None),
+                frame(json!([{"text": second}]), Some("STOP")),
+            ]
         }
         Turn::LooksUp(queries) => {
             let call = |query| json!({"functionCall": {"name": "lookup", "args": {"query": query}}});

@@ -23,7 +23,11 @@ pub(crate) fn call(id: &str, name: &str, args: Value) -> Value {
 
 /// A delegation: `description` is all that the subagent is told, so its script.
 pub(crate) fn task(id: &str, subagent: &str, description: impl fmt::Display) -> Value {
-    call(id, "task", json!({"description": description.to_string(), "subagent_type": subagent}))
+    call(
+        id,
+        "task",
+        json!({"description": description.to_string(), "subagent_type": subagent}),
+    )
 }
 
 /// A mail to `to`.

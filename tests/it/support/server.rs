@@ -95,7 +95,9 @@ pub(crate) fn skipped<T>(what: &str) -> Option<T> {
     assert!(!is_everything_required(), "there is no {what}, and a skip is a failure");
     // Not `eprintln!`: what that writes is hidden from those who run passing tests.
     let text = format!("\n*** A TEST IS SKIPPED: there is no {what} ***\n");
-    std::io::stderr().write_all(text.as_bytes()).expect("somebody reads this");
+    std::io::stderr()
+        .write_all(text.as_bytes())
+        .expect("somebody reads this");
     None
 }
 
@@ -128,7 +130,13 @@ impl TestServer {
             around,
             embedded: AtomicBool::new(false),
         };
-        Some(Self { client: Client::new(&base), tools, models, engine, place: Arc::new(place) })
+        Some(Self {
+            client: Client::new(&base),
+            tools,
+            models,
+            engine,
+            place: Arc::new(place),
+        })
     }
 
     /// Somebody who talks HTTP to it.
@@ -155,7 +163,11 @@ impl TestServer {
         let mut running = self.place.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Nowhere)).await;
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' XFSZ; exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_adjutant")]);
+        command.args([
+            "-c",
+            "trap '' XFSZ; exec \"$0\" --config \"$1\"",
+            env!("CARGO_BIN_EXE_adjutant"),
+        ]);
         command.arg(self.configuration()).current_dir(self.place.folder.path());
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         let (base, child) = start(command);
@@ -168,10 +180,20 @@ impl TestServer {
     /// The most memory that the process of the server ever had, in MiB.
     pub(crate) async fn peak_memory(&self) -> u64 {
         let running = self.place.running.lock().await;
-        let Running::There(child) = &*running else { panic!("only of a process it is known") };
+        let Running::There(child) = &*running else {
+            panic!("only of a process it is known")
+        };
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is alive");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
-        line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") / 1024
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .expect("the peak");
+        line.trim()
+            .trim_end_matches(" kB")
+            .trim()
+            .parse::<u64>()
+            .expect("a number")
+            / 1024
     }
 
     /// The process dies at once, and another one begins where it was.
@@ -234,7 +256,10 @@ impl TestServer {
     /// A second server begins on the same database, by this clock or by the machine's.
     pub(crate) async fn gets_a_twin_by(&self, clock: Option<ManualClock>) -> Twin {
         let (base, running) = run_here(self.builder(), clock).await;
-        Twin { client: Client::new(&base), running }
+        Twin {
+            client: Client::new(&base),
+            running,
+        }
     }
 
     /// The server stops in good order and another one begins, in which this agent's definition has another key.
@@ -326,17 +351,33 @@ impl TestServer {
 
     /// The threads that are busy, and the runs that are not over.
     async fn at_work(&self) -> Vec<Value> {
-        let busy = self.client.post("/threads/search", json!({"status": "busy"})).await.ok();
+        let busy = self
+            .client
+            .post("/threads/search", json!({"status": "busy"}))
+            .await
+            .ok();
         let mut left = busy.as_array().expect("a list").clone();
         let threads = self.client.post("/threads/search", json!({"limit": 1000})).await.ok();
-        for thread in threads.as_array().expect("a list").iter().filter_map(|thread| thread["thread_id"].as_str()) {
+        for thread in threads
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(|thread| thread["thread_id"].as_str())
+        {
             let runs = self.client.get(&format!("/threads/{thread}/runs?limit=1000")).await;
             // The thread of a stateless run may go away between the two questions.
             if runs.status == 404 {
                 continue;
             }
             let at_work = |run: &Value| run["status"] == "pending" || run["status"] == "running";
-            left.extend(runs.ok().as_array().expect("a list").iter().filter(|run| at_work(run)).cloned());
+            left.extend(
+                runs.ok()
+                    .as_array()
+                    .expect("a list")
+                    .iter()
+                    .filter(|run| at_work(run))
+                    .cloned(),
+            );
         }
         left
     }
@@ -375,7 +416,12 @@ async fn run_here(builder: Builder, clock: Option<ManualClock>) -> (String, Runn
 fn run_there(configuration: &Path) -> (String, Child) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     let folder = configuration.parent().expect("a folder");
-    command.arg("--config").arg(configuration).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+        .arg("--config")
+        .arg(configuration)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
     start(command)
 }
 
@@ -385,7 +431,10 @@ fn run_the_program(configuration: &Path, tools: &str) -> (String, Child) {
     command.args(["--exact", "support::program::the_program", "--ignored", "--nocapture"]);
     command.env(program::CONFIG, configuration).env(program::TOOLS, tools);
     command.current_dir(configuration.parent().expect("a folder"));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     start(command)
 }
 
@@ -413,7 +462,10 @@ pub(crate) fn run_public(folder: &Path) -> (String, Child) {
 pub(crate) fn run_with_descriptors(limit: usize, folder: &Path) -> (String, Child) {
     let mut command = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_adjutant");
-    command.args(["-c", &format!("ulimit -n {limit} && exec '{program}' --listen 127.0.0.1:0")]);
+    command.args([
+        "-c",
+        &format!("ulimit -n {limit} && exec '{program}' --listen 127.0.0.1:0"),
+    ]);
     command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
     start(command)
 }
@@ -425,7 +477,10 @@ fn start(mut command: Command) -> (String, Child) {
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
     let mut said = vec![];
     let base = loop {
-        let line = lines.next().unwrap_or_else(|| panic!("it did not listen: {said:#?}")).expect("text");
+        let line = lines
+            .next()
+            .unwrap_or_else(|| panic!("it did not listen: {said:#?}"))
+            .expect("text");
         if let Some(port) = port_in(&line) {
             break format!("http://127.0.0.1:{port}");
         }
@@ -439,7 +494,9 @@ fn start(mut command: Command) -> (String, Child) {
 /// The port in the line `listening`, in either form of the log.
 pub(crate) fn port_in(line: &str) -> Option<&str> {
     let listens = line.contains("listening");
-    let rest = listens.then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??.1;
+    let rest = listens
+        .then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??
+        .1;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
     rest.get(..end)
 }
@@ -449,7 +506,9 @@ async fn stop(running: Running) {
         Running::Here(shutdown, serving) => {
             shutdown.begin();
             let ended = serving.await.expect("the server does not panic");
-            ended.expect("the server was not dropped").expect("the server ends in good order");
+            ended
+                .expect("the server was not dropped")
+                .expect("the server ends in good order");
             assert_eq!(shutdown.tasks(), 0, "tasks are left");
         }
         Running::There(mut child) => {

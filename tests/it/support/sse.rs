@@ -37,12 +37,19 @@ pub(crate) struct Sse {
 impl Sse {
     /// Begins to read; the answer must be a stream.
     pub(crate) async fn open(response: Response) -> Self {
-        let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind = response
+            .headers()
+            .get("content-type")
+            .and_then(|kind| kind.to_str().ok())
+            .unwrap_or_default();
         if !kind.starts_with("text/event-stream") {
             let (status, text) = (response.status(), response.text().await.unwrap());
             panic!("not a stream: {status} {text}");
         }
-        Self { response, buffer: String::new() }
+        Self {
+            response,
+            buffer: String::new(),
+        }
     }
 
     /// The headers of the answer.
@@ -52,7 +59,12 @@ impl Sse {
 
     /// The run, as the SDKs find it.
     pub(crate) fn run_id(&self) -> String {
-        let location = self.headers().get("content-location").expect("Content-Location").to_str().unwrap();
+        let location = self
+            .headers()
+            .get("content-location")
+            .expect("Content-Location")
+            .to_str()
+            .unwrap();
         location.rsplit('/').next().unwrap().to_owned()
     }
 
@@ -67,7 +79,8 @@ impl Sse {
                 }
             }
             let chunk = self.response.chunk().await.expect("the stream goes on")?;
-            self.buffer.push_str(std::str::from_utf8(&chunk).expect("events are text"));
+            self.buffer
+                .push_str(std::str::from_utf8(&chunk).expect("events are text"));
         }
     }
 
@@ -75,7 +88,10 @@ impl Sse {
     pub(crate) async fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
         let mut frames = vec![];
         loop {
-            let frame = self.next().await.unwrap_or_else(|| panic!("the stream ended: {frames:#?}"));
+            let frame = self
+                .next()
+                .await
+                .unwrap_or_else(|| panic!("the stream ended: {frames:#?}"));
             let done = wanted(&frame);
             frames.push(frame);
             if done {
@@ -96,12 +112,18 @@ impl Sse {
 
 fn read(text: &str) -> Option<Frame> {
     let field = |name: &str| {
-        let lines = text.split("\r\n").filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let lines = text
+            .split("\r\n")
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         lines.map(str::to_owned).next()
     };
     let data = field("data")?;
     let data = serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {data}"));
-    Some(Frame { event: field("event").expect("every event has a name"), data, id: field("id") })
+    Some(Frame {
+        event: field("event").expect("every event has a name"),
+        data,
+        id: field("id"),
+    })
 }
 
 /// The events without their positions, and the pieces of a message put together: what a reader knows in the end, whether
@@ -109,7 +131,10 @@ fn read(text: &str) -> Option<Frame> {
 pub(crate) fn put_together(frames: &[Frame]) -> Vec<Frame> {
     let mut whole: Vec<Frame> = vec![];
     for frame in frames {
-        let frame = Frame { id: None, ..frame.clone() };
+        let frame = Frame {
+            id: None,
+            ..frame.clone()
+        };
         if frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk" {
             let same = |other: &&mut Frame| other.event == frame.event && other.data[0]["id"] == frame.data[0]["id"];
             if let Some(earlier) = whole.iter_mut().rev().find(same) {

@@ -36,19 +36,30 @@ impl Tools {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
         let desk = Arc::new(Desk::default());
-        let router = Router::new().route("/{tool}", post(serve)).with_state(Arc::clone(&desk));
+        let router = Router::new()
+            .route("/{tool}", post(serve))
+            .with_state(Arc::clone(&desk));
         shutdown.spawn("tools", async move { axum::serve(listener, router).await });
         Self { base, desk }
     }
 
     /// The calls of this tool so far: what was sent, and the `key`.
     pub(crate) fn calls_of(&self, tool: &str) -> Vec<Value> {
-        self.desk.calls.borrow().iter().filter(|call| call["name"] == tool).cloned().collect()
+        self.desk
+            .calls
+            .borrow()
+            .iter()
+            .filter(|call| call["name"] == tool)
+            .cloned()
+            .collect()
     }
 
     /// The idempotency keys of the calls of this tool, in the order in which they came.
     pub(crate) fn keys_of(&self, tool: &str) -> Vec<String> {
-        self.calls_of(tool).iter().map(|call| call["key"].as_str().unwrap_or_default().to_owned()).collect()
+        self.calls_of(tool)
+            .iter()
+            .map(|call| call["key"].as_str().unwrap_or_default().to_owned())
+            .collect()
     }
 
     /// The calls of this tool do not come to an end until [`Tools::let_go`].
@@ -66,7 +77,9 @@ impl Tools {
         let count = |calls: &Vec<Value>| calls.iter().filter(|call| call["name"] == tool).count() >= times;
         let wait = async { self.desk.calls.subscribe().wait_for(count).await.map(drop) };
         let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
-        waited.unwrap_or_else(|_| panic!("{tool} was not called {times} times")).expect("the tools are there");
+        waited
+            .unwrap_or_else(|_| panic!("{tool} was not called {times} times"))
+            .expect("the tools are there");
     }
 }
 
@@ -84,7 +97,9 @@ async fn serve(
         return progress(desk, &args["name"]);
     }
     let mut held = desk.held.subscribe();
-    held.wait_for(|held| !held.contains(&name)).await.expect("the desk is there");
+    held.wait_for(|held| !held.contains(&name))
+        .await
+        .expect("the desk is there");
     let text = |name: &str| args[name].as_str().unwrap_or_default();
     match tool.as_str() {
         "lookup" => Json(json!(format!("found {}", text("query")))).into_response(),
@@ -92,7 +107,10 @@ async fn serve(
         "fail" => (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"detail": text("why")}))).into_response(),
         "slow" => Json(json!("at last")).into_response(),
         "big" => {
-            let size = args["chars"].as_u64().and_then(|size| usize::try_from(size).ok()).unwrap_or(0);
+            let size = args["chars"]
+                .as_u64()
+                .and_then(|size| usize::try_from(size).ok())
+                .unwrap_or(0);
             Json(json!("x".repeat(size))).into_response()
         }
         "spawn" => {
@@ -104,7 +122,10 @@ async fn serve(
             Json(json!({"delegate": wish})).into_response()
         }
         "nested" => {
-            let levels = args["levels"].as_u64().and_then(|levels| usize::try_from(levels).ok()).unwrap_or(0);
+            let levels = args["levels"]
+                .as_u64()
+                .and_then(|levels| usize::try_from(levels).ok())
+                .unwrap_or(0);
             let nested = format!("{}\"a\\u0000b\"{}", "[".repeat(levels), "]".repeat(levels));
             let answer = format!("{{\"content\": \"made\\u0000\", \"artifact\": {nested}}}");
             ([("content-type", "application/json")], answer).into_response()
@@ -125,7 +146,9 @@ fn progress(desk: Arc<Desk>, name: &Value) -> Response {
     let first = Ok::<_, std::convert::Infallible>(first);
     let rest = async move {
         let mut held = desk.held.subscribe();
-        held.wait_for(|held| !held.contains("progress")).await.expect("the desk is there");
+        held.wait_for(|held| !held.contains("progress"))
+            .await
+            .expect("the desk is there");
         let rest = "{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n";
         Ok(rest.to_owned())
     };

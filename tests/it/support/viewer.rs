@@ -7,8 +7,17 @@ use super::server::TestServer;
 use super::sse::{Frame, Sse};
 
 /// All channels.
-pub(crate) const ALL: [&str; 9] =
-    ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"];
+pub(crate) const ALL: [&str; 9] = [
+    "values",
+    "updates",
+    "messages",
+    "tools",
+    "lifecycle",
+    "input",
+    "checkpoints",
+    "tasks",
+    "custom",
+];
 
 /// Somebody who looks at one thread.
 #[derive(Debug, Clone)]
@@ -26,33 +35,49 @@ impl Viewer {
 
     /// Somebody who looks at this thread.
     pub(crate) fn of(server: &TestServer, thread: &str) -> Self {
-        Self { client: server.client(), thread: thread.to_owned() }
+        Self {
+            client: server.client(),
+            thread: thread.to_owned(),
+        }
     }
 
     /// Gives a command; the whole answer.
     pub(crate) async fn commands(&self, method: &str, params: Value) -> Value {
         let path = format!("/threads/{}/commands", self.thread);
-        self.client.post(&path, json!({"id": 7, "method": method, "params": params})).await.ok()
+        self.client
+            .post(&path, json!({"id": 7, "method": method, "params": params}))
+            .await
+            .ok()
     }
 
     /// Gives a command that is obeyed; the result.
     pub(crate) async fn obeyed(&self, method: &str, params: Value) -> Value {
         let answer = self.commands(method, params).await;
-        assert_eq!((&answer["type"], &answer["id"]), (&json!("success"), &json!(7)), "{answer}");
+        assert_eq!(
+            (&answer["type"], &answer["id"]),
+            (&json!("success"), &json!(7)),
+            "{answer}"
+        );
         answer["result"].clone()
     }
 
     /// The code with which a command is refused.
     pub(crate) async fn refused(&self, method: &str, params: Value) -> String {
         let answer = self.commands(method, params).await;
-        assert_eq!((&answer["type"], answer["message"].is_string()), (&json!("error"), true), "{answer}");
+        assert_eq!(
+            (&answer["type"], answer["message"].is_string()),
+            (&json!("error"), true),
+            "{answer}"
+        );
         answer["error"].as_str().unwrap().to_owned()
     }
 
     /// Starts a run of an agent with a message; the run's id.
     pub(crate) async fn starts(&self, agent: &str, text: impl ToString) -> String {
         let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
-        let result = self.obeyed("run.start", json!({"assistant_id": agent, "input": input})).await;
+        let result = self
+            .obeyed("run.start", json!({"assistant_id": agent, "input": input}))
+            .await;
         result["run_id"].as_str().unwrap().to_owned()
     }
 
@@ -68,7 +93,9 @@ impl Viewer {
 
     /// Opens the stream with this filter.
     pub(crate) async fn opens(&self, body: Value) -> Sse {
-        self.client.post_stream(&format!("/threads/{}/stream/events", self.thread), body).await
+        self.client
+            .post_stream(&format!("/threads/{}/stream/events", self.thread), body)
+            .await
     }
 
     /// Opens the stream with all channels.
@@ -143,5 +170,9 @@ fn line(frame: &Frame) -> String {
         0 => String::new(),
         depth => format!("@{depth}"),
     };
-    format!("{}{depth} {what}", frame.event).replace('"', "").replace(" null", "").trim_end().to_owned()
+    format!("{}{depth} {what}", frame.event)
+        .replace('"', "")
+        .replace(" null", "")
+        .trim_end()
+        .to_owned()
 }

@@ -29,15 +29,25 @@ impl Wild {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let (asked, shutdown) = (Arc::<Mutex<Vec<String>>>::default(), Shutdown::new(Duration::from_secs(1)));
-        let router = Router::new().fallback(serve).with_state((base.clone(), Arc::clone(&asked)));
+        let (asked, shutdown) = (
+            Arc::<Mutex<Vec<String>>>::default(),
+            Shutdown::new(Duration::from_secs(1)),
+        );
+        let router = Router::new()
+            .fallback(serve)
+            .with_state((base.clone(), Arc::clone(&asked)));
         shutdown.spawn("wild", async move { axum::serve(listener, router).await });
         Self { base, asked, shutdown }
     }
 
     /// How often something was asked below this path.
     pub(crate) fn asked(&self, path: &str) -> usize {
-        self.asked.lock().unwrap().iter().filter(|asked| asked.starts_with(path)).count()
+        self.asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|asked| asked.starts_with(path))
+            .count()
     }
 
     /// The configuration of a provider and an agent for each way in which a model can misbehave.
@@ -61,7 +71,10 @@ impl Drop for Wild {
 
 fn chunk(delta: Value) -> String {
     let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
-    format!("data: {}\n\n", json!({"id": "c", "created": 1, "model": "m", "choices": [choice]}))
+    format!(
+        "data: {}\n\n",
+        json!({"id": "c", "created": 1, "model": "m", "choices": [choice]})
+    )
 }
 
 /// The same piece again and again, after a first one.
@@ -88,7 +101,11 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
             let function = json!({"name": "lookup", "arguments": "{\"query\": \""});
             let call = json!({"index": 0, "id": "c1", "type": "function", "function": function});
             let more = json!({"index": 0, "function": {"arguments": "x".repeat(1000)}});
-            endless(sse, chunk(json!({"tool_calls": [call]})), chunk(json!({"tool_calls": [more]})))
+            endless(
+                sse,
+                chunk(json!({"tool_calls": [call]})),
+                chunk(json!({"tool_calls": [more]})),
+            )
         }
         "line" => endless(sse, "data: ".to_owned(), "x".repeat(16_384)),
         "error" => {
@@ -123,10 +140,13 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
 
 /// Signs of life without end, one every few milliseconds, and nothing else.
 fn endless_signs() -> Response {
-    let signs = stream::unfold(tokio::time::interval(Duration::from_millis(20)), |mut interval| async move {
-        interval.tick().await;
-        Some((Ok::<_, Infallible>(Bytes::from(": still there\n\n")), interval))
-    });
+    let signs = stream::unfold(
+        tokio::time::interval(Duration::from_millis(20)),
+        |mut interval| async move {
+            interval.tick().await;
+            Some((Ok::<_, Infallible>(Bytes::from(": still there\n\n")), interval))
+        },
+    );
     ([("content-type", "text/event-stream")], Body::from_stream(signs)).into_response()
 }
 
@@ -144,7 +164,11 @@ fn endless_run(path: &str, is_begun: bool) -> Response {
         "threads" => Json(json!({"thread_id": id, "status": "idle"})).into_response(),
         "runs" if is_begun => Json(run).into_response(),
         "runs" => Json(json!([])).into_response(),
-        "stream" => endless("text/event-stream", String::new(), format!(": {}\n\n", "x".repeat(16_384))),
+        "stream" => endless(
+            "text/event-stream",
+            String::new(),
+            format!(": {}\n\n", "x".repeat(16_384)),
+        ),
         "cancel" => Json(json!({})).into_response(),
         _ => Json(run).into_response(),
     }

@@ -29,10 +29,15 @@ impl Check<'_> {
         let own = [(top.then("name"), agent.name.as_deref())];
         let general = [(general, agent.general_purpose_subagent.name.as_deref())];
         let list = top.then("subagents");
-        let below = agent.subagents.iter().enumerate().map(|(at, one)| (list.then(at).then("name"), Some(&*one.name)));
+        let below = agent
+            .subagents
+            .iter()
+            .enumerate()
+            .map(|(at, one)| (list.then(at).then("name"), Some(&*one.name)));
         for (field, name) in own.into_iter().chain(general).chain(below) {
-            let problem =
-                name.filter(|name| !name.trim().is_empty()).and_then(|name| problem(name, agent.context_scoping));
+            let problem = name
+                .filter(|name| !name.trim().is_empty())
+                .and_then(|name| problem(name, agent.context_scoping));
             problem.into_iter().for_each(|problem| self.error(&field, problem));
         }
     }
@@ -62,8 +67,16 @@ mod tests {
 
     fn told(graph_id: &str, body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings { providers, clients: ClientRules::everything(), ..Surroundings::default() };
-        judge(graph_id, body, &around).findings.iter().map(ToString::to_string).collect()
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
+        judge(graph_id, body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -86,7 +99,11 @@ mod tests {
                 "general_purpose_subagent": {"name": format!("{name}!")}})
         };
         assert_eq!(told("a", body("Ünlaut & Söhne: Nr. 1")), [""; 0]);
-        for (bad, why) in [("a\nb", "one line"), (" a", "one line"), (&*"x".repeat(129), "at most 128 characters")] {
+        for (bad, why) in [
+            ("a\nb", "one line"),
+            (" a", "one line"),
+            (&*"x".repeat(129), "at most 128 characters"),
+        ] {
             let told = told("a", body(bad));
             assert!(told.iter().all(|line| line.contains(why)), "{told:#?}");
             assert_eq!(told.len(), 3, "{told:#?}");

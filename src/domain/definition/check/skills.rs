@@ -16,7 +16,12 @@ pub(super) struct Knowledge<'a> {
 
 impl<'a> Knowledge<'a> {
     pub(super) fn of_agent(agent: &'a AgentDefinition) -> Self {
-        Self { skills: &agent.skills, skill_tools: &agent.skill_tools, memory: &agent.memory, tools: &agent.tools }
+        Self {
+            skills: &agent.skills,
+            skill_tools: &agent.skill_tools,
+            memory: &agent.memory,
+            tools: &agent.tools,
+        }
     }
 
     pub(super) fn of_subagent(subagent: &'a SubagentDefinition, parent: &'a AgentDefinition) -> Self {
@@ -31,8 +36,12 @@ impl<'a> Knowledge<'a> {
 
 impl Check<'_> {
     pub(super) fn knowledge(&mut self, field: &FieldPath, knowledge: &Knowledge<'_>) {
-        self.findings.extend(check_skills(&field.then("skills"), knowledge.skills));
-        self.findings.extend(check_paths(&field.then("memory"), knowledge.memory.iter().map(String::as_str)));
+        self.findings
+            .extend(check_skills(&field.then("skills"), knowledge.skills));
+        self.findings.extend(check_paths(
+            &field.then("memory"),
+            knowledge.memory.iter().map(String::as_str),
+        ));
         let field = field.then("skill_tools");
         if !knowledge.skill_tools.is_empty() && knowledge.skills.is_empty() {
             self.error(&field, "goes with `skills` only: a skill that was read discloses them");
@@ -68,7 +77,10 @@ mod tests {
         };
         let findings = |body| {
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
-            check_agent("a", &agent, &around).iter().map(ToString::to_string).collect::<Vec<_>>()
+            check_agent("a", &agent, &around)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         let good = json!({"model": "scripted:x", "skills": ["/s"], "skill_tools": ["publish"], "tools": ["lookup"],
             "interrupt_on": {"publish": true}});
@@ -76,8 +88,14 @@ mod tests {
         let bad = json!({"model": "scripted:x", "tools": ["lookup"], "skill_tools": ["lookup", "nope"]});
         let told = findings(bad);
         assert!(told[0].starts_with("skill_tools: goes with `skills`"), "{told:#?}");
-        assert!(told[1].starts_with("skill_tools[1]: there is no tool `nope`"), "{told:#?}");
-        assert!(told[2].starts_with("skill_tools[0]: `lookup` is in `tools`"), "{told:#?}");
+        assert!(
+            told[1].starts_with("skill_tools[1]: there is no tool `nope`"),
+            "{told:#?}"
+        );
+        assert!(
+            told[2].starts_with("skill_tools[0]: `lookup` is in `tools`"),
+            "{told:#?}"
+        );
     }
 
     #[test]
@@ -90,7 +108,10 @@ mod tests {
         let told = |tools: &[&str], skill_tools: &[&str]| {
             let body = json!({"model": "scripted:x", "skills": ["/s"], "tools": tools, "skill_tools": skill_tools});
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
-            check_agent("a", &agent, &around).iter().map(ToString::to_string).collect::<Vec<_>>()
+            check_agent("a", &agent, &around)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         assert_eq!(told(&["docs/read"], &["docs/write"]), [""; 0]);
         assert_eq!(told(&["docs/*"], &["docs/write"]), [""; 0], "all but that one");
@@ -105,6 +126,16 @@ mod tests {
             json!({"model": "scripted:x", "files": "none", "skills": ["/s"], "interrupt_on": {"read_file": true}});
         let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
         let providers = ["scripted".to_owned()].into_iter().collect();
-        assert_eq!(check_agent("a", &agent, &Surroundings { providers, ..Surroundings::default() }), []);
+        assert_eq!(
+            check_agent(
+                "a",
+                &agent,
+                &Surroundings {
+                    providers,
+                    ..Surroundings::default()
+                }
+            ),
+            []
+        );
     }
 }

@@ -12,13 +12,18 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     let around = Surroundings::default();
     let mut check = Check::new(&around);
     let top = FieldPath::default();
-    check.findings.extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
+    check
+        .findings
+        .extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),
     }
     if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
-        check.error(&top.then("timeout_s"), format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"));
+        check.error(
+            &top.then("timeout_s"),
+            format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
+        );
     }
     check.findings
 }
@@ -26,9 +31,13 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
 /// Why no declared tool can have this name; `None` when one can.
 pub fn tool_name_problem(name: &str) -> Option<String> {
     if !is_word(name, 64, "") {
-        return Some(format!("the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"));
+        return Some(format!(
+            "the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"
+        ));
     }
-    POLICY_TOOLS.contains(&name).then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
+    POLICY_TOOLS
+        .contains(&name)
+        .then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
 }
 
 impl Check<'_> {
@@ -44,7 +53,10 @@ impl Check<'_> {
             self.error(&top.then("builtin"), "goes with `kind = \"builtin\"` only");
         }
         if tool.parameters.is_null() {
-            self.error(&top.then("parameters"), "must be given: the JSON Schema of the arguments");
+            self.error(
+                &top.then("parameters"),
+                "must be given: the JSON Schema of the arguments",
+            );
         } else {
             self.schema(&top.then("parameters"), &tool.parameters);
         }
@@ -54,10 +66,16 @@ impl Check<'_> {
     fn built_in_tool(&mut self, tool: &ToolDefinition) {
         let top = FieldPath::default();
         match tool.builtin.as_deref() {
-            None => self.error(&top.then("builtin"), format!("must be given: one of {}", BUILT_IN.join(", "))),
+            None => self.error(
+                &top.then("builtin"),
+                format!("must be given: one of {}", BUILT_IN.join(", ")),
+            ),
             Some(name) if !BUILT_IN.contains(&name) => {
                 let known = suggestion(name, BUILT_IN, "there are");
-                self.error(&top.then("builtin"), format!("there is no built-in tool `{name}`; {known}"));
+                self.error(
+                    &top.then("builtin"),
+                    format!("there is no built-in tool `{name}`; {known}"),
+                );
             }
             Some(_) => {}
         }

@@ -16,7 +16,11 @@ fn around() -> Surroundings {
 
 fn findings(mut body: Value) -> Vec<String> {
     body["model"] = json!("scripted:x");
-    judge("a", body, &around()).findings.iter().map(ToString::to_string).collect()
+    judge("a", body, &around())
+        .findings
+        .iter()
+        .map(ToString::to_string)
+        .collect()
 }
 
 fn resolved(body: Value) -> AgentDefinition {
@@ -29,7 +33,10 @@ fn resolved(body: Value) -> AgentDefinition {
 fn a_policy_is_written_as_its_name_or_with_its_settings_and_stays_as_it_is_written() {
     let list = json!(["audit", {"name": "StoreMiddleware", "read_only": true}, "TodoListMiddleware"]);
     let policies: Vec<Policy> = serde_json::from_value(list.clone()).expect("policies");
-    assert_eq!((policies[1].name.as_str(), &policies[1].settings["read_only"]), (STORE, &json!(true)));
+    assert_eq!(
+        (policies[1].name.as_str(), &policies[1].settings["read_only"]),
+        (STORE, &json!(true))
+    );
     assert_eq!(serde_json::to_value(&policies).expect("JSON"), list);
 }
 
@@ -41,13 +48,24 @@ fn what_a_listed_policy_is_told_is_what_a_field_says() {
         {"name": "MemoryMiddleware", "sources": ["/AGENTS.md"]},
         {"name": "HumanInTheLoopMiddleware", "interrupt_on": {"lookup": true}},
         {"name": "ModelCallLimitMiddleware", "run_limit": 3}, {"name": "ToolCallLimitMiddleware", "run_limit": 4}]}));
-    let fields = resolved(json!({"todos": true, "store": {"namespace": ["a"]}, "memory": ["/AGENTS.md"],
+    let fields = resolved(
+        json!({"todos": true, "store": {"namespace": ["a"]}, "memory": ["/AGENTS.md"],
         "skills": ["/s", {"path": "/t", "label": "T"}], "skill_tools": ["publish"], "interrupt_on": {"lookup": true},
-        "limits": {"tokens": 9, "model_calls": 3, "tool_calls": 4}}));
-    assert_eq!(AgentDefinition { middleware: vec![], ..listed }, fields);
+        "limits": {"tokens": 9, "model_calls": 3, "tool_calls": 4}}),
+    );
+    assert_eq!(
+        AgentDefinition {
+            middleware: vec![],
+            ..listed
+        },
+        fields
+    );
     let until =
         resolved(json!({"subagents": [{"middleware": [{"name": "UntilToolMiddleware", "tools": ["lookup"]}]}]}));
-    assert_eq!(until.subagents[0].until_tool, Some(UntilTool::Any(vec!["lookup".to_owned()])));
+    assert_eq!(
+        until.subagents[0].until_tool,
+        Some(UntilTool::Any(vec!["lookup".to_owned()]))
+    );
 }
 
 #[test]
@@ -59,10 +77,16 @@ fn what_cannot_be_listed_is_refused_with_what_can() {
     assert!(
         told[0].contains("there is no policy `TodosListMiddleware`; did you mean `TodoListMiddleware`? there are:")
     );
-    assert_eq!(told[1], "middleware[1]: `TodoListMiddleware` is also given as the field `todos`");
+    assert_eq!(
+        told[1],
+        "middleware[1]: `TodoListMiddleware` is also given as the field `todos`"
+    );
     assert_eq!(told[2], "middleware[3]: `audit` is listed twice");
     assert!(told[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
-    assert!(told[4].contains("there is no policy `audit2`; did you mean `audit`?"), "{told:#?}");
+    assert!(
+        told[4].contains("there is no policy `audit2`; did you mean `audit`?"),
+        "{told:#?}"
+    );
     assert!(told[5].starts_with("middleware[6]: must have a `name`"), "{told:#?}");
 }
 
@@ -82,7 +106,10 @@ fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
         "middleware[5]: `audit` is the program's and takes no settings",
         "middleware[6]: `UntilToolMiddleware` is for subagents",
     ] {
-        assert!(told.iter().any(|told| told.starts_with(part)), "{part} is missing in {told:#?}");
+        assert!(
+            told.iter().any(|told| told.starts_with(part)),
+            "{part} is missing in {told:#?}"
+        );
     }
 }
 
@@ -96,22 +123,35 @@ fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
     };
     let plain = parent(json!({"name": "a"}));
     assert_eq!(
-        (plain.system_prompt.text().as_str(), plain.todos, plain.memory.len(), plain.limits),
+        (
+            plain.system_prompt.text().as_str(),
+            plain.todos,
+            plain.memory.len(),
+            plain.limits
+        ),
         ("", false, 0, None)
     );
     let all = parent(json!({"name": "a", "system_prompt": "Be brief.", "memory": ["/a.md"],
         "inherit": {"prompt": true, "memory": true, "middleware": true}}));
-    assert_eq!((all.system_prompt.text().as_str(), all.todos), ("Be kind.\n\nBe brief.", true));
+    assert_eq!(
+        (all.system_prompt.text().as_str(), all.todos),
+        ("Be kind.\n\nBe brief.", true)
+    );
     assert_eq!(all.memory, ["/p.md", "/a.md"]);
     assert_eq!(all.limits.and_then(|limits| limits.model_calls), Some(3));
     let names: Vec<&str> = all.middleware.iter().map(|policy| policy.name.as_str()).collect();
     assert_eq!(names, ["TodoListMiddleware", "audit", "ModelCallLimitMiddleware"]);
-    let some = parent(json!({"name": "a", "inherit": {"middleware": ["audit", "TodoListMiddleware"]},
+    let some = parent(
+        json!({"name": "a", "inherit": {"middleware": ["audit", "TodoListMiddleware"]},
         "middleware": [{"name": "ModelCallLimitMiddleware", "run_limit": 5}],
-        "block_middleware": ["TodoListMiddleware", "StoreMiddleware", "HumanInTheLoopMiddleware"]}));
+        "block_middleware": ["TodoListMiddleware", "StoreMiddleware", "HumanInTheLoopMiddleware"]}),
+    );
     let names: Vec<&str> = some.middleware.iter().map(|policy| policy.name.as_str()).collect();
     assert_eq!((names, some.todos), (vec!["audit", "ModelCallLimitMiddleware"], false));
-    assert_eq!((some.store, some.interrupt_on.map(|rules| rules.len())), (Some(StoreRule::Switch(false)), Some(0)));
+    assert_eq!(
+        (some.store, some.interrupt_on.map(|rules| rules.len())),
+        (Some(StoreRule::Switch(false)), Some(0))
+    );
 }
 
 #[test]
@@ -123,12 +163,21 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
     };
     let plain = general(json!({}));
     assert!(plain.system_prompt.text().starts_with("You work on one task") && !plain.todos && plain.memory.is_empty());
-    assert_eq!((plain.name.as_str(), plain.skills.len(), plain.skill_tools.len()), ("general-purpose", 1, 1));
+    assert_eq!(
+        (plain.name.as_str(), plain.skills.len(), plain.skill_tools.len()),
+        ("general-purpose", 1, 1)
+    );
     let told = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
-    assert_eq!((told.system_prompt.text().as_str(), told.todos, told.memory.len()), ("Be kind.", true, 1));
+    assert_eq!(
+        (told.system_prompt.text().as_str(), told.todos, told.memory.len()),
+        ("Be kind.", true, 1)
+    );
     let both =
         general(json!({"system_prompt": "Be brief.", "inherit": {"prompt": true}, "block_middleware": [SKILLS]}));
-    assert_eq!((both.system_prompt.text().as_str(), both.skills.len()), ("Be kind.\n\nBe brief.", 0));
+    assert_eq!(
+        (both.system_prompt.text().as_str(), both.skills.len()),
+        ("Be kind.\n\nBe brief.", 0)
+    );
     assert_eq!(general(json!({"enabled": false})).name, "b");
     assert_eq!(general(json!({"name": "b"})).name, "b");
 }
@@ -145,6 +194,9 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
         "subagents[0].block_middleware[1]: there is no policy `nope`",
         "subagents[0].inherit.middleware: must be true, false or a list",
     ] {
-        assert!(told.iter().any(|told| told.starts_with(part)), "{part} is missing in {told:#?}");
+        assert!(
+            told.iter().any(|told| told.starts_with(part)),
+            "{part} is missing in {told:#?}"
+        );
     }
 }

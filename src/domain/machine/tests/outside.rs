@@ -5,15 +5,24 @@ use serde_json::Map;
 use super::*;
 use crate::domain::goto::Destination;
 
-const TO_TOOLS: Destination = Destination::Tools { own: true, sent: vec![] };
+const TO_TOOLS: Destination = Destination::Tools {
+    own: true,
+    sent: vec![],
+};
 
 #[test]
 fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
     let mut machine = Machine::default();
     let input = Update::messages([Message::human("hi")]);
     let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
-    assert_eq!((before.step, before.source, before.writes, before.parent), (-1, Source::Input, vec![], None));
-    assert_eq!((after.step, after.source, after.parent), (0, Source::Loop, Some(before.id)));
+    assert_eq!(
+        (before.step, before.source, before.writes, before.parent),
+        (-1, Source::Input, vec![], None)
+    );
+    assert_eq!(
+        (after.step, after.source, after.parent),
+        (0, Source::Loop, Some(before.id))
+    );
     assert_eq!(after.writes, [input]);
     assert_eq!((machine.head, machine.step), (Some(after.id), Some(0)));
     assert_eq!(machine.next(&plan()), Step::RunHook(Moment::BeforeAgent, 0));
@@ -25,7 +34,13 @@ fn a_new_turn_leaves_behind_what_was_under_way() {
     machine.call_asked(0, question());
     machine.position.failure = Some(Failure::new("X", "y"));
     machine.begin(&plan(), Update::messages([Message::human("never mind")]), [id(), id()]);
-    assert_eq!(machine.position, Position { phase: hooks(Moment::BeforeAgent, 0), ..Position::default() });
+    assert_eq!(
+        machine.position,
+        Position {
+            phase: hooks(Moment::BeforeAgent, 0),
+            ..Position::default()
+        }
+    );
 }
 
 #[test]
@@ -68,8 +83,18 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
         let mut machine = standing(Phase::Model, [Message::ai("done")]);
         let head = machine.head;
         let entry = machine.written(&plan(), Source::Update, node, Update::field("x", json!(1)), id());
-        assert_eq!((entry.parent, entry.node.as_str(), entry.source), (head, node, Source::Update));
-        assert_eq!(machine.position, Position { phase: expected, ..Position::default() }, "as {node}");
+        assert_eq!(
+            (entry.parent, entry.node.as_str(), entry.source),
+            (head, node, Source::Update)
+        );
+        assert_eq!(
+            machine.position,
+            Position {
+                phase: expected,
+                ..Position::default()
+            },
+            "as {node}"
+        );
         assert_eq!(machine.state.fields["x"], json!(1));
     }
 }
@@ -80,7 +105,10 @@ fn a_note_changes_the_state_and_not_the_place() {
     let asked = machine.call_asked(0, question()).unwrap().clone();
     let position = machine.position.clone();
     machine.noted(&plan(), Update::field("x", json!(1)), id());
-    assert_eq!((machine.state.fields["x"].clone(), &machine.position), (json!(1), &position));
+    assert_eq!(
+        (machine.state.fields["x"].clone(), &machine.position),
+        (json!(1), &position)
+    );
     assert!(machine.resolve(&asked.id, json!("yes")));
 }
 
@@ -100,7 +128,10 @@ fn who_is_sent_to_the_end_has_nothing_left_to_do() {
     let mut machine = in_tools(&["a"]);
     machine.call_asked(0, question());
     machine.go_to(&plan(), &Destination::End);
-    assert_eq!((machine.next(&plan()), machine.open_questions().count()), (Step::End, 0));
+    assert_eq!(
+        (machine.next(&plan()), machine.open_questions().count()),
+        (Step::End, 0)
+    );
 }
 
 #[test]
@@ -116,8 +147,17 @@ fn what_the_model_is_shown_instead_holds_for_one_question() {
 fn a_client_may_bring_calls_of_its_own() {
     let mut machine = standing(Phase::Ended, [calling(&["a"])]);
     let sent = vec![ToolCall::new("s", "lookup", Map::new())];
-    machine.go_to(&plan(), &Destination::Tools { own: false, sent: sent.clone() });
-    assert_eq!((machine.call(0), machine.next(&plan())), (Some(sent[0].clone()), Step::RunCalls(vec![0])));
+    machine.go_to(
+        &plan(),
+        &Destination::Tools {
+            own: false,
+            sent: sent.clone(),
+        },
+    );
+    assert_eq!(
+        (machine.call(0), machine.next(&plan())),
+        (Some(sent[0].clone()), Step::RunCalls(vec![0]))
+    );
     machine.go_to(&plan(), &Destination::Tools { own: true, sent });
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0, 1]));
 }
@@ -137,5 +177,8 @@ fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
     machine.set_fate(0, Fate::Started);
     machine.set_fate(1, answered("b"));
     machine.go_to(&plan(), &TO_TOOLS);
-    assert_eq!((machine.fate(0), machine.next(&plan())), (Some(&Fate::Started), Step::RunCalls(vec![0])));
+    assert_eq!(
+        (machine.fate(0), machine.next(&plan())),
+        (Some(&Fate::Started), Step::RunCalls(vec![0]))
+    );
 }

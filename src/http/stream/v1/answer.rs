@@ -150,7 +150,9 @@ impl Answer {
     /// Stands for the id of the message.
     pub(super) fn key(&self) -> u32 {
         // FNV-1a: the same in every process, since clients bring it back.
-        self.speaker.message.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        self.speaker.message.bytes().fold(0x811c_9dc5, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        })
     }
 
     /// How much was said; none if that is nothing yet.
@@ -158,7 +160,10 @@ impl Answer {
         let calls: usize = self.calls.iter().map(|call| 1 + call.dense.length()).sum();
         let much = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(Said::ALL - 1);
         let much = if self.ended { Said::ALL } else { much };
-        self.begun.then(|| Said { answer: self.key(), much })
+        self.begun.then(|| Said {
+            answer: self.key(),
+            much,
+        })
     }
 
     /// The reader heard `much` of the finished message when he was here before, which may be more than he heard now.
@@ -168,19 +173,28 @@ impl Answer {
         }
         let mut left = usize::try_from(much).unwrap_or(usize::MAX).saturating_sub(1);
         let mut heard = |whole: &str| {
-            let end = (0..=left.min(whole.len())).rev().find(|end| whole.is_char_boundary(*end)).unwrap_or(0);
+            let end = (0..=left.min(whole.len()))
+                .rev()
+                .find(|end| whole.is_char_boundary(*end))
+                .unwrap_or(0);
             left -= end;
             whole[..end].to_owned()
         };
         self.begun = true;
-        let reasoning = message.additional_kwargs.get("reasoning_content").and_then(Value::as_str);
+        let reasoning = message
+            .additional_kwargs
+            .get("reasoning_content")
+            .and_then(Value::as_str);
         self.reasoning = heard(reasoning.unwrap_or_default());
         self.text = heard(&message.content.text());
         self.calls.clear();
-        let readable = message
-            .tool_calls()
-            .iter()
-            .map(|call| (call.id.clone(), call.name.clone(), String::from_utf8(json(&call.args)).unwrap_or_default()));
+        let readable = message.tool_calls().iter().map(|call| {
+            (
+                call.id.clone(),
+                call.name.clone(),
+                String::from_utf8(json(&call.args)).unwrap_or_default(),
+            )
+        });
         let unreadable = message.invalid_tool_calls().iter().map(|call| {
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
             (text(&call.id), text(&call.name), text(&call.args))
@@ -201,7 +215,10 @@ impl Answer {
         if !self.begun {
             self.say(&Chunk::Begin, out);
         }
-        if let Some(whole) = message.additional_kwargs.get("reasoning_content").and_then(Value::as_str)
+        if let Some(whole) = message
+            .additional_kwargs
+            .get("reasoning_content")
+            .and_then(Value::as_str)
             && let Some(rest) = rest_of(&self.reasoning, whole)
         {
             self.say(&Chunk::Reasoning(rest.to_owned()), out);
@@ -214,7 +231,13 @@ impl Answer {
     pub(super) fn end_with(&mut self, message: &Message, out: &mut Vec<Frame>) {
         if let (Role::Ai { usage_metadata, .. }, false) = (&message.role, self.ended) {
             let response_metadata = message.response_metadata.clone();
-            self.say(&Chunk::End { response_metadata, usage: usage_metadata.clone() }, out);
+            self.say(
+                &Chunk::End {
+                    response_metadata,
+                    usage: usage_metadata.clone(),
+                },
+                out,
+            );
         }
     }
 
@@ -222,7 +245,13 @@ impl Answer {
         match &message.content {
             Content::Blocks(blocks) if self.text.is_empty() && !blocks.is_empty() => {
                 self.text = message.content.text();
-                self.tuple(&ChunkJson { content: ContentJson::Blocks(blocks), ..self.chunk() }, out);
+                self.tuple(
+                    &ChunkJson {
+                        content: ContentJson::Blocks(blocks),
+                        ..self.chunk()
+                    },
+                    out,
+                );
                 self.show_whole(out);
             }
             Content::Text(_) | Content::Blocks(_) => {
@@ -254,17 +283,40 @@ impl Answer {
     }
 
     fn args_of(&self, id: &str) -> Option<&str> {
-        self.calls.iter().find(|call| call.id.as_deref() == Some(id)).map(|call| call.args.as_str())
+        self.calls
+            .iter()
+            .find(|call| call.id.as_deref() == Some(id))
+            .map(|call| call.args.as_str())
     }
 
     fn complete_call(&mut self, id: &str, name: &str, said: bool, args: String, out: &mut Vec<Frame>) {
-        let known = self.calls.iter().find(|call| call.id.as_deref() == Some(id)).map(|call| call.index);
+        let known = self
+            .calls
+            .iter()
+            .find(|call| call.id.as_deref() == Some(id))
+            .map(|call| call.index);
         let free = self.calls.iter().map(|call| call.index + 1).max().unwrap_or(0);
         let index = known.unwrap_or(free);
         if !said {
-            self.say(&Chunk::Call { index, id: Some(id.to_owned()), name: Some(name.to_owned()), args }, out);
+            self.say(
+                &Chunk::Call {
+                    index,
+                    id: Some(id.to_owned()),
+                    name: Some(name.to_owned()),
+                    args,
+                },
+                out,
+            );
         } else if !args.is_empty() {
-            self.say(&Chunk::Call { index, id: None, name: None, args }, out);
+            self.say(
+                &Chunk::Call {
+                    index,
+                    id: None,
+                    name: None,
+                    args,
+                },
+                out,
+            );
         }
     }
 
@@ -277,7 +329,13 @@ impl Answer {
 
     /// Takes in a piece and shows it.
     fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
-        let (first, before) = (out.len(), Said { answer: self.key(), much: self.said().map_or(0, |said| said.much) });
+        let (first, before) = (
+            out.len(),
+            Said {
+                answer: self.key(),
+                much: self.said().map_or(0, |said| said.much),
+            },
+        );
         match chunk {
             Chunk::Begin => {
                 self.begun = true;
@@ -293,16 +351,39 @@ impl Answer {
             }
             Chunk::Reasoning(text) => {
                 self.reasoning.push_str(text);
-                let additional_kwargs = Kwargs { reasoning_content: text };
-                self.tuple(&ChunkJson { additional_kwargs, ..self.chunk() }, out);
+                let additional_kwargs = Kwargs {
+                    reasoning_content: text,
+                };
+                self.tuple(
+                    &ChunkJson {
+                        additional_kwargs,
+                        ..self.chunk()
+                    },
+                    out,
+                );
             }
             Chunk::Call { index, id, name, args } => {
                 self.take_call(*index, id.as_ref(), name.as_ref(), args);
                 let (name, id) = (name.as_deref(), id.as_deref());
-                let chunks = [CallChunk { name, args, id, index: *index, kind: "tool_call_chunk" }];
-                self.tuple(&ChunkJson { tool_call_chunks: &chunks, ..self.chunk() }, out);
+                let chunks = [CallChunk {
+                    name,
+                    args,
+                    id,
+                    index: *index,
+                    kind: "tool_call_chunk",
+                }];
+                self.tuple(
+                    &ChunkJson {
+                        tool_call_chunks: &chunks,
+                        ..self.chunk()
+                    },
+                    out,
+                );
             }
-            Chunk::End { response_metadata, usage } => self.end(response_metadata, usage.as_ref(), out),
+            Chunk::End {
+                response_metadata,
+                usage,
+            } => self.end(response_metadata, usage.as_ref(), out),
             Chunk::Void => return,
         }
         self.show_whole(out);
@@ -316,10 +397,20 @@ impl Answer {
     }
 
     fn take_call(&mut self, index: usize, id: Option<&String>, name: Option<&String>, args: &str) {
-        let at = self.calls.iter().position(|call| call.index == index).unwrap_or_else(|| {
-            self.calls.push(CallSoFar { index, id: None, name: None, args: String::new(), dense: Dense::default() });
-            self.calls.len() - 1
-        });
+        let at = self
+            .calls
+            .iter()
+            .position(|call| call.index == index)
+            .unwrap_or_else(|| {
+                self.calls.push(CallSoFar {
+                    index,
+                    id: None,
+                    name: None,
+                    args: String::new(),
+                    dense: Dense::default(),
+                });
+                self.calls.len() - 1
+            });
         let call = &mut self.calls[at];
         call.id = id.cloned().or(call.id.take());
         call.name = name.cloned().or(call.name.take());
@@ -336,10 +427,18 @@ impl Answer {
         self.tuple(&self.chunk(), out);
         let nothing = Map::new();
         if usage.is_some() {
-            let chunk = ChunkJson { response_metadata: &nothing, usage_metadata: usage, ..self.chunk() };
+            let chunk = ChunkJson {
+                response_metadata: &nothing,
+                usage_metadata: usage,
+                ..self.chunk()
+            };
             self.tuple(&chunk, out);
         }
-        let last = ChunkJson { response_metadata: &nothing, chunk_position: Some("last"), ..self.chunk() };
+        let last = ChunkJson {
+            response_metadata: &nothing,
+            chunk_position: Some("last"),
+            ..self.chunk()
+        };
         self.tuple(&last, out);
     }
 
@@ -384,7 +483,13 @@ impl Answer {
     /// The same for a chunk that brings text only: all but the text is there already.
     fn tuple_text(&self, text: &str, out: &mut Vec<Frame>) {
         if self.speaker.records.is_some() {
-            return self.tuple(&ChunkJson { content: ContentJson::Text(text), ..self.chunk() }, out);
+            return self.tuple(
+                &ChunkJson {
+                    content: ContentJson::Text(text),
+                    ..self.chunk()
+                },
+                out,
+            );
         }
         if let Some(name) = &self.speaker.tuple {
             let mut data = Vec::with_capacity(CONTENT.len() + text.len() + 16 + self.after_text.len());
@@ -415,7 +520,9 @@ impl Answer {
         });
         let whole = WholeJson {
             content: &self.text,
-            additional_kwargs: Kwargs { reasoning_content: &self.reasoning },
+            additional_kwargs: Kwargs {
+                reasoning_content: &self.reasoning,
+            },
             response_metadata: &self.response_metadata,
             kind: "ai",
             name: None,

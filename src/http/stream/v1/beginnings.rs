@@ -47,7 +47,11 @@ impl Beginnings {
         frames: &mut Vec<Frame>,
     ) {
         let key = key(kind, head);
-        let heard = if stored { self.heard.remove(&key).unwrap_or(0) } else { 0 };
+        let heard = if stored {
+            self.heard.remove(&key).unwrap_or(0)
+        } else {
+            0
+        };
         frames.drain(..frames.len().min(usize::try_from(heard).unwrap_or(usize::MAX)));
         let mut much = heard;
         for frame in frames.iter_mut() {
@@ -88,7 +92,11 @@ impl Presenter {
             .filter(|(_, view)| below.starts_with(&view.origin.namespace))
             .filter_map(|(lane, view)| {
                 let is_own = *lane == event.origin.lane;
-                let coming = if is_own { Coming::told_by(event, view) } else { Coming::Calls };
+                let coming = if is_own {
+                    Coming::told_by(event, view)
+                } else {
+                    Coming::Calls
+                };
                 Some((*lane, coming, view.ahead.take()?))
             })
             .collect();
@@ -97,7 +105,8 @@ impl Presenter {
             if let Some(view) = self.lanes.get(&lane) {
                 let mut frames = vec![];
                 self.steps(event.at).begin(view, &ahead, &coming, &mut frames);
-                self.beginnings.take(lane, (Kind::Tasks, view.head), event.body.is_stored(), &mut frames);
+                self.beginnings
+                    .take(lane, (Kind::Tasks, view.head), event.body.is_stored(), &mut frames);
                 out.append(&mut frames);
             }
         }
@@ -124,7 +133,12 @@ impl Presenter {
             };
             let mut frames = vec![];
             records::begin_calls(&self.facts, view, made_before, &mut frames);
-            self.beginnings.take(view.origin.lane, (Kind::Calls, view.head), event.body.is_stored(), &mut frames);
+            self.beginnings.take(
+                view.origin.lane,
+                (Kind::Calls, view.head),
+                event.body.is_stored(),
+                &mut frames,
+            );
             out.append(&mut frames);
         }
     }

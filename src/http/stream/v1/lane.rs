@@ -65,7 +65,10 @@ impl LaneView {
 
     /// The name of a frame about this agent.
     pub(super) fn name(&self, word: &'static str) -> Name {
-        Name { word, namespace: self.namespace.clone() }
+        Name {
+            word,
+            namespace: self.namespace.clone(),
+        }
     }
 
     /// The number of the step under way.

@@ -37,7 +37,12 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(modes: Modes) -> Self {
-        Self { modes, answers: HashMap::new(), told: HashSet::new(), heard: HashMap::new() }
+        Self {
+            modes,
+            answers: HashMap::new(),
+            told: HashSet::new(),
+            heard: HashMap::new(),
+        }
     }
 
     pub(super) fn recall(&mut self, said: Vec<Said>) {
@@ -56,7 +61,14 @@ impl Messages {
             Chunk::Begin if !self.knows(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
                 let origin = &*view.origin;
-                let source = Source { origin, node: MODEL, task: head.task, step: Some(head.step), call: 0, model };
+                let source = Source {
+                    origin,
+                    node: MODEL,
+                    task: head.task,
+                    step: Some(head.step),
+                    call: 0,
+                    model,
+                };
                 let speaker = self.speaker(facts, &source, &head.message, view.state.as_ref());
                 let mut answer = Answer::new(speaker);
                 answer.take(delta.ordinal, &delta.chunk, out);
@@ -125,7 +137,13 @@ impl Messages {
             return None;
         }
         let mut answer = self.answers.remove(id).unwrap_or_else(|| {
-            let word = |name| message.response_metadata.get(name).and_then(Value::as_str).unwrap_or_default();
+            let word = |name| {
+                message
+                    .response_metadata
+                    .get(name)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
             let model = Some((word("model_provider"), word("model_name")));
             let source = Source { model, ..*source };
             Answer::new(self.speaker(facts, &source, id, state))
@@ -170,7 +188,9 @@ impl Messages {
         let is_recorded = self.modes.has(Mode::Events);
         Speaker {
             message: message.to_owned(),
-            provider: source.model.map_or_else(String::new, |(provider, _)| provider.to_owned()),
+            provider: source
+                .model
+                .map_or_else(String::new, |(provider, _)| provider.to_owned()),
             tuple: self.tuple_name(source.origin),
             whole: self.modes.has(Mode::Messages),
             metadata: source.encode(facts),
@@ -185,7 +205,10 @@ impl Messages {
 
     fn tuple_name(&self, origin: &Origin) -> Option<Name> {
         let namespace = || (!origin.namespace.is_empty()).then(|| Arc::from(namespace_text(&origin.namespace)));
-        self.modes.has(Mode::MessagesTuple).then(|| Name { word: "messages", namespace: namespace() })
+        self.modes.has(Mode::MessagesTuple).then(|| Name {
+            word: "messages",
+            namespace: namespace(),
+        })
     }
 }
 
@@ -193,6 +216,13 @@ impl LaneView {
     /// The source of what a task of this agent says.
     pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
         let task = TaskId::of_step(self.head, node, call);
-        Source { origin: &self.origin, node, task, step: self.next_step(), call, model: None }
+        Source {
+            origin: &self.origin,
+            node,
+            task,
+            step: self.next_step(),
+            call,
+            model: None,
+        }
     }
 }

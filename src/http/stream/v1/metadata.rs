@@ -65,7 +65,11 @@ impl Source<'_> {
     pub(super) fn encode(&self, facts: &Facts) -> Arc<str> {
         let inside = namespace_text(&self.origin.namespace);
         let own = format!("{}:{}", self.node, self.task);
-        let full = if inside.is_empty() { own } else { format!("{inside}|{own}") };
+        let full = if inside.is_empty() {
+            own
+        } else {
+            format!("{inside}|{own}")
+        };
         let is_call = self.node == TOOLS;
         let checkpoint_ns = match (inside.is_empty(), is_call) {
             (false, _) => Some(inside),
@@ -148,5 +152,9 @@ pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
 
 /// What clients are told started a task of `node`.
 pub(super) fn triggers(node: &str) -> String {
-    if node == TOOLS { "__pregel_push".to_owned() } else { format!("branch:to:{node}") }
+    if node == TOOLS {
+        "__pregel_push".to_owned()
+    } else {
+        format!("branch:to:{node}")
+    }
 }

@@ -100,7 +100,10 @@ impl Presenter {
     /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
     pub fn new(facts: Facts, modes: Modes, subgraphs: bool) -> Self {
         Self {
-            facts: Facts { metadata: metadata::without_own(facts.metadata), ..facts },
+            facts: Facts {
+                metadata: metadata::without_own(facts.metadata),
+                ..facts
+            },
             modes,
             subgraphs,
             opens: true,
@@ -122,7 +125,11 @@ impl Presenter {
     /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
     pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
         let is_other = |other: &Said| this.is_none_or(|this| this.answer != other.answer);
-        let others = self.messages.unfinished().chain(self.beginnings.open()).filter(is_other);
+        let others = self
+            .messages
+            .unfinished()
+            .chain(self.beginnings.open())
+            .filter(is_other);
         let mut said: Vec<Said> = others.chain(this).collect();
         said.sort_unstable_by_key(|said| said.answer);
         said
@@ -139,7 +146,11 @@ impl Presenter {
         if !self.modes_for(&event.origin).need_state() {
             return None;
         }
-        let is_unknown = || self.lanes.get(&event.origin.lane).is_none_or(|view| view.state.is_none());
+        let is_unknown = || {
+            self.lanes
+                .get(&event.origin.lane)
+                .is_none_or(|view| view.state.is_none())
+        };
         match &event.body {
             EventBody::Fact(Fact::Started { base, .. }) => *base,
             EventBody::Entry(entry) if is_unknown() => entry.parent,
@@ -157,11 +168,9 @@ impl Presenter {
     pub fn wants_standing(&self, event: &Event) -> Option<CheckpointId> {
         let is_known = self.lanes.contains_key(&event.origin.lane);
         match &event.body {
-            EventBody::Fact(Fact::Started { base, resumed: true, .. })
-                if self.modes.tell_steps() && self.shows(&event.origin) && !is_known =>
-            {
-                *base
-            }
+            EventBody::Fact(Fact::Started {
+                base, resumed: true, ..
+            }) if self.modes.tell_steps() && self.shows(&event.origin) && !is_known => *base,
             EventBody::Fact(_)
             | EventBody::Entry(_)
             | EventBody::Delta(_)
@@ -230,7 +239,9 @@ impl Presenter {
     fn note_askers(&mut self, event: &Event) {
         if let EventBody::Fact(Fact::Asked { interrupts, .. }) = &event.body {
             for interrupt in interrupts {
-                self.askers.entry(interrupt.id.clone()).or_insert_with(|| Arc::clone(&event.origin));
+                self.askers
+                    .entry(interrupt.id.clone())
+                    .or_insert_with(|| Arc::clone(&event.origin));
             }
         }
     }
@@ -243,7 +254,11 @@ impl Presenter {
     /// In which modes the reader sees this agent: records are shown of everybody.
     fn modes_for(&self, origin: &Origin) -> Modes {
         let seen = self.modes.and(Modes::seen(origin.visibility));
-        if self.shows(origin) { seen } else { seen.and([Mode::Events].into_iter().collect()) }
+        if self.shows(origin) {
+            seen
+        } else {
+            seen.and([Mode::Events].into_iter().collect())
+        }
     }
 
     fn fact(&mut self, view: &mut LaneView, fact: &Fact, at: Timestamp, out: &mut Vec<Frame>) {
@@ -263,7 +278,9 @@ impl Presenter {
             }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
-            Fact::Ended { status, error, used, .. } => {
+            Fact::Ended {
+                status, error, used, ..
+            } => {
                 if let (RunStatus::Success, Some(state)) = (status, self.recorded(view)) {
                     let agent = Running::agent(&self.facts, &view.origin);
                     out.push(agent.ended("on_chain_end", state, &Value::Null));
@@ -271,7 +288,8 @@ impl Presenter {
                 if view.is_main() {
                     let used = used.as_deref();
                     out.extend(
-                        used.filter(|_| self.modes.has(Mode::Usage)).map(|used| ends::usage(self.facts.run, used)),
+                        used.filter(|_| self.modes.has(Mode::Usage))
+                            .map(|used| ends::usage(self.facts.run, used)),
                     );
                     out.extend(ends::error(*status, error.as_ref(), used));
                 }
@@ -289,13 +307,21 @@ impl Presenter {
     ) {
         let fresh = (base.is_none() && self.modes.need_state()).then(State::default);
         let state = fresh.or_else(|| view.state.take());
-        *view = LaneView { state, head: base, whole: true, ..LaneView::new(&view.origin) };
+        *view = LaneView {
+            state,
+            head: base,
+            whole: true,
+            ..LaneView::new(&view.origin)
+        };
         self.note_head(view);
         self.beginnings.finish(view.origin.lane);
         if view.is_main() {
             self.facts.attempt = attempt;
             if self.opens {
-                out.push(Frame::of("metadata", &json!({"run_id": self.facts.run, "attempt": attempt})));
+                out.push(Frame::of(
+                    "metadata",
+                    &json!({"run_id": self.facts.run, "attempt": attempt}),
+                ));
             }
         }
         if self.modes.has(Mode::Events) && (view.is_main() || resumed) {
@@ -336,7 +362,11 @@ impl Presenter {
             out.extend(values::values(view));
         }
         if self.modes.tell_steps() {
-            view.ahead = Some(Ahead { entry: Some(Arc::clone(entry)), before: None, at });
+            view.ahead = Some(Ahead {
+                entry: Some(Arc::clone(entry)),
+                before: None,
+                at,
+            });
         }
     }
 
@@ -344,7 +374,8 @@ impl Presenter {
         let nothing = Update::none();
         let update = entry.writes.first().unwrap_or(&nothing);
         if self.modes.tell_messages() {
-            self.messages.written(&self.facts, (view, &view.source(&entry.node, 0)), update, out);
+            self.messages
+                .written(&self.facts, (view, &view.source(&entry.node, 0)), update, out);
         }
         if self.modes.has(Mode::Events) && entry.node != MODEL {
             records::hook(&self.facts, view, &entry.node, update, out);
@@ -372,7 +403,8 @@ impl Presenter {
 
     fn call_written(&mut self, view: &LaneView, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
         if self.modes.tell_messages() {
-            self.messages.written(&self.facts, (view, &view.source(TOOLS, call)), update, out);
+            self.messages
+                .written(&self.facts, (view, &view.source(TOOLS, call)), update, out);
         }
         if self.modes.has(Mode::Events) {
             records::end_call(&self.facts, view, call, update, out);
@@ -389,7 +421,10 @@ impl Presenter {
             if !view.asked.insert(interrupt.id.clone()) {
                 continue;
             }
-            let asker = self.askers.entry(interrupt.id.clone()).or_insert_with(|| Arc::clone(&view.origin));
+            let asker = self
+                .askers
+                .entry(interrupt.id.clone())
+                .or_insert_with(|| Arc::clone(&view.origin));
             let question = values::interrupt(interrupt, asker);
             let (task, node) = task_of(view, asker, interrupt);
             if self.modes.has(Mode::Updates) {
@@ -409,12 +444,18 @@ impl Presenter {
     }
 
     fn steps(&self, at: Timestamp) -> Steps<'_> {
-        Steps { facts: &self.facts, modes: self.modes, heads: &self.heads, at }
+        Steps {
+            facts: &self.facts,
+            modes: self.modes,
+            heads: &self.heads,
+            at,
+        }
     }
 
     fn note_head(&mut self, view: &LaneView) {
         if let (true, Some(head)) = (self.modes.tell_steps(), view.head) {
-            self.heads.insert(view.namespace.as_deref().unwrap_or_default().to_owned(), head);
+            self.heads
+                .insert(view.namespace.as_deref().unwrap_or_default().to_owned(), head);
         }
     }
 

@@ -83,7 +83,9 @@ impl Modes {
     pub(super) fn seen(visibility: Visibility) -> Self {
         match visibility {
             Visibility::Full => Mode::ALL.into_iter().collect(),
-            Visibility::ToolsOnly => [Mode::Updates, Mode::Messages, Mode::MessagesTuple].into_iter().collect(),
+            Visibility::ToolsOnly => [Mode::Updates, Mode::Messages, Mode::MessagesTuple]
+                .into_iter()
+                .collect(),
             Visibility::Status => [Mode::Updates].into_iter().collect(),
             Visibility::Hidden => Self::default(),
         }

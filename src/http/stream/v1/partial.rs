@@ -26,7 +26,13 @@ struct Growth {
 
 impl Growth {
     fn of(text: &str) -> Self {
-        let mut it = Self { open: vec![], in_text: false, escaped: false, safe: 0, open_at_safe: vec![] };
+        let mut it = Self {
+            open: vec![],
+            in_text: false,
+            escaped: false,
+            safe: 0,
+            open_at_safe: vec![],
+        };
         for (at, byte) in text.bytes().enumerate() {
             it.take(at, byte);
         }
@@ -66,7 +72,11 @@ impl Growth {
     /// The text up to `end`, closed.
     fn closed(&self, text: &str, end: usize) -> String {
         let mut closed = text[..end].to_owned();
-        let open = if end == self.safe { &self.open_at_safe } else { &self.open };
+        let open = if end == self.safe {
+            &self.open_at_safe
+        } else {
+            &self.open
+        };
         if end == text.len() && self.in_text {
             if self.escaped {
                 closed.pop();

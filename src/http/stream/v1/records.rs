@@ -62,7 +62,13 @@ impl Running {
         let mut metadata = of_agent(facts, origin);
         metadata.insert("thread_id".to_owned(), json!(facts.thread));
         let metadata = raw(String::from_utf8(encoded(&metadata)).unwrap_or_default());
-        Self { run_id, name: origin.agent.clone(), tags: vec![], metadata, parent_ids }
+        Self {
+            run_id,
+            name: origin.agent.clone(),
+            tags: vec![],
+            metadata,
+            parent_ids,
+        }
     }
 
     /// A task of an agent's step.
@@ -82,12 +88,35 @@ impl Running {
         let mut parent_ids = above(facts, &source.origin.namespace);
         parent_ids.push(source.task.to_string());
         let metadata = raw(source.encode(facts).to_string());
-        Self { run_id, name, tags: vec!["seq:step:1".to_owned()], metadata, parent_ids }
+        Self {
+            run_id,
+            name,
+            tags: vec!["seq:step:1".to_owned()],
+            metadata,
+            parent_ids,
+        }
     }
 
     fn record<T: Serialize>(&self, event: &'static str, data: T) -> Frame {
-        let Self { run_id, name, tags, metadata, parent_ids } = self;
-        Frame::of("events", &Record { event, data, run_id, name, tags, metadata, parent_ids })
+        let Self {
+            run_id,
+            name,
+            tags,
+            metadata,
+            parent_ids,
+        } = self;
+        Frame::of(
+            "events",
+            &Record {
+                event,
+                data,
+                run_id,
+                name,
+                tags,
+                metadata,
+                parent_ids,
+            },
+        )
     }
 
     /// It begins.
@@ -112,8 +141,9 @@ impl Running {
 
 /// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
 fn above(facts: &Facts, namespace: &[TaskId]) -> Vec<String> {
-    let below =
-        namespace.iter().flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
+    let below = namespace
+        .iter()
+        .flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
     [facts.run.to_string()].into_iter().chain(below).collect()
 }
 
@@ -201,10 +231,18 @@ pub(super) fn begin_calls(facts: &Facts, view: &LaneView, skip: &[usize], out: &
 pub(super) fn end_call(facts: &Facts, view: &LaneView, at: usize, update: &Update, out: &mut Vec<Frame>) {
     let source = view.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());
-    let call = view.state.as_ref().and_then(|state| open_calls(state).into_iter().nth(at)).unwrap_or_else(|| {
-        let name = message.and_then(|message| message.name.clone()).unwrap_or_default();
-        ToolCall::new(message.and_then(|message| message.answers()).unwrap_or_default(), name, Map::new())
-    });
+    let call = view
+        .state
+        .as_ref()
+        .and_then(|state| open_calls(state).into_iter().nth(at))
+        .unwrap_or_else(|| {
+            let name = message.and_then(|message| message.name.clone()).unwrap_or_default();
+            ToolCall::new(
+                message.and_then(|message| message.answers()).unwrap_or_default(),
+                name,
+                Map::new(),
+            )
+        });
     let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
     out.push(tool.ended("on_tool_end", &message, &call.args));
     let task = Running::task(facts, &source);

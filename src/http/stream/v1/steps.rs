@@ -54,18 +54,18 @@ impl Coming {
                 (Source::Loop, node) => Self::Node(node.to_owned()),
             },
             EventBody::Fact(Fact::Asked { interrupts, .. }) => match interrupts.first() {
-                Some(Interrupt { asker: Asker::Hook(name), task, .. })
-                    if *task == TaskId::of_step(view.head, name, 0) =>
-                {
-                    Self::Node(name.clone())
-                }
+                Some(Interrupt {
+                    asker: Asker::Hook(name),
+                    task,
+                    ..
+                }) if *task == TaskId::of_step(view.head, name, 0) => Self::Node(name.clone()),
                 Some(_) | None => Self::Calls,
             },
             EventBody::Fact(Fact::Started { .. }) => Self::NewTurn,
             EventBody::Output { .. } | EventBody::Fact(Fact::Calling { .. } | Fact::Answered { .. }) => Self::Calls,
-            EventBody::Fact(Fact::Ended { error: Some(failure), .. }) if failure.class != "GraphRecursionError" => {
-                Self::Unknown
-            }
+            EventBody::Fact(Fact::Ended {
+                error: Some(failure), ..
+            }) if failure.class != "GraphRecursionError" => Self::Unknown,
             EventBody::Fact(Fact::Custom { .. }) => Self::Unknown,
             EventBody::Fact(Fact::Paused | Fact::Undone | Fact::Ended { .. }) => Self::Stopped,
         }
@@ -162,7 +162,10 @@ impl Steps<'_> {
             let payload = TaskJson {
                 id: task.id,
                 name: task.node,
-                input: task.call.as_ref().map_or(Input::State(state), |call| Input::Call([call])),
+                input: task
+                    .call
+                    .as_ref()
+                    .map_or(Input::State(state), |call| Input::Call([call])),
                 triggers: [triggers(task.node)],
                 metadata: self.metadata(view),
             };
@@ -173,7 +176,17 @@ impl Steps<'_> {
     /// Shows that a task of `node` ended.
     pub(super) fn end(&self, view: &LaneView, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
         let id = TaskId::of_step(view.head, node, call);
-        self.result(view, ResultJson { id, name: node, error: None, result: Written(update), interrupts: &[] }, out);
+        self.result(
+            view,
+            ResultJson {
+                id,
+                name: node,
+                error: None,
+                result: Written(update),
+                interrupts: &[],
+            },
+            out,
+        );
     }
 
     /// Shows that a task ended with questions.
@@ -186,7 +199,17 @@ impl Steps<'_> {
         out: &mut Vec<Frame>,
     ) {
         let nothing = Update::none();
-        self.result(view, ResultJson { id, name: node, error: None, result: Written(&nothing), interrupts }, out);
+        self.result(
+            view,
+            ResultJson {
+                id,
+                name: node,
+                error: None,
+                result: Written(&nothing),
+                interrupts,
+            },
+            out,
+        );
     }
 
     fn result(&self, view: &LaneView, payload: ResultJson<'_>, out: &mut Vec<Frame>) {
@@ -197,7 +220,11 @@ impl Steps<'_> {
         let Some(values) = &view.state else {
             return;
         };
-        let asked = ahead.before.as_ref().map(|before| before.asked.as_slice()).unwrap_or_default();
+        let asked = ahead
+            .before
+            .as_ref()
+            .map(|before| before.asked.as_slice())
+            .unwrap_or_default();
         let mut payload = CheckpointJson {
             config: self.config(view, entry.id),
             parent_config: entry.parent.map(|parent| self.config(view, parent)),
@@ -232,7 +259,15 @@ impl Steps<'_> {
         }
         if self.modes.has(Mode::Debug) {
             let step = view.next_step();
-            out.push(Frame::of(view.name("debug"), &Record { step, timestamp: self.at.to_string(), kind, payload }));
+            out.push(Frame::of(
+                view.name("debug"),
+                &Record {
+                    step,
+                    timestamp: self.at.to_string(),
+                    kind,
+                    payload,
+                },
+            ));
         }
     }
 
@@ -314,10 +349,20 @@ fn task_of(view: &LaneView, task: &Begun<'_>, asked: &[Interrupt]) -> Value {
 
 /// The tasks that begin after the newest checkpoint.
 fn begun<'a>(view: &LaneView, state: &State, coming: &'a Coming) -> Vec<Begun<'a>> {
-    let one = |node: &'a str| vec![Begun { id: TaskId::of_step(view.head, node, 0), node, call: None }];
+    let one = |node: &'a str| {
+        vec![Begun {
+            id: TaskId::of_step(view.head, node, 0),
+            node,
+            call: None,
+        }]
+    };
     let calls = || {
         let calls = open_calls(state).into_iter().enumerate();
-        calls.map(|(at, call)| Begun { id: TaskId::of_step(view.head, TOOLS, at), node: TOOLS, call: Some(call) })
+        calls.map(|(at, call)| Begun {
+            id: TaskId::of_step(view.head, TOOLS, at),
+            node: TOOLS,
+            call: Some(call),
+        })
     };
     match coming {
         Coming::Node(node) => one(node),
@@ -343,5 +388,11 @@ pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
         let name = call.name.clone().unwrap_or_default();
         Some(ToolCall::new(call.id.clone()?, name, Map::new()))
     });
-    answer.tool_calls().iter().cloned().chain(unreadable).filter(|call| is_open(&call.id)).collect()
+    answer
+        .tool_calls()
+        .iter()
+        .cloned()
+        .chain(unreadable)
+        .filter(|call| is_open(&call.id))
+        .collect()
 }

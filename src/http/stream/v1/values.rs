@@ -23,7 +23,12 @@ impl Public<'_> {
     }
 
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Update { messages, files, fields, rules: _ } = self.0;
+        let Update {
+            messages,
+            files,
+            fields,
+            rules: _,
+        } = self.0;
         let mut map = serializer.serialize_map(None)?;
         if !messages.is_empty() {
             map.serialize_entry("messages", messages)?;
@@ -40,7 +45,11 @@ impl Public<'_> {
 
 impl Serialize for Public<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.is_empty() { serializer.serialize_none() } else { self.write(serializer) }
+        if self.is_empty() {
+            serializer.serialize_none()
+        } else {
+            self.write(serializer)
+        }
     }
 }
 

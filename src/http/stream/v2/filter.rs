@@ -5,8 +5,17 @@ use serde_json::Value;
 use crate::domain::visibility::Visibility;
 
 /// The channels, in the order in which refusals list them.
-const CHANNELS: [&str; 9] =
-    ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"];
+const CHANNELS: [&str; 9] = [
+    "values",
+    "updates",
+    "messages",
+    "tools",
+    "lifecycle",
+    "input",
+    "checkpoints",
+    "tasks",
+    "custom",
+];
 /// How a channel for custom events of one name begins.
 const NAMED: &str = "custom:";
 
@@ -86,12 +95,19 @@ impl Filter {
     /// # Errors
     /// Says which channels there are. A malformed place or depth is as good as none, as clients of the field expect.
     pub fn read(params: &Value) -> Result<Self, String> {
-        let channels = params.get("channels").and_then(Value::as_array).filter(|channels| !channels.is_empty());
+        let channels = params
+            .get("channels")
+            .and_then(Value::as_array)
+            .filter(|channels| !channels.is_empty());
         let channels = channels.ok_or("channels is required and must be a non-empty array")?;
         if channels.len() > LONGEST_LIST {
             return Err(format!("channels has more than {LONGEST_LIST} entries"));
         }
-        let mut filter = Self { namespaces: places(params), depth: depth(params), ..Self::default() };
+        let mut filter = Self {
+            namespaces: places(params),
+            depth: depth(params),
+            ..Self::default()
+        };
         let unknown: Vec<String> = channels
             .iter()
             .filter(|channel| !channel.as_str().is_some_and(|word| filter.add(word)))
@@ -101,7 +117,9 @@ impl Filter {
             return Ok(filter);
         }
         let (unknown, allowed) = (unknown.join(", "), CHANNELS.join(", "));
-        Err(format!("channels contains unsupported entries: {unknown}. Allowed: {allowed}, or any `custom:<name>`."))
+        Err(format!(
+            "channels contains unsupported entries: {unknown}. Allowed: {allowed}, or any `custom:<name>`."
+        ))
     }
 
     /// False if there is no such channel.
@@ -132,7 +150,10 @@ impl Filter {
 
     fn is_below(&self, place: &[String], namespace: &[String]) -> bool {
         namespace.len() >= place.len()
-            && place.iter().zip(namespace).all(|(wanted, segment)| is_segment(wanted, segment))
+            && place
+                .iter()
+                .zip(namespace)
+                .all(|(wanted, segment)| is_segment(wanted, segment))
             && self.depth.is_none_or(|depth| namespace.len() - place.len() <= depth)
     }
 }
@@ -146,9 +167,14 @@ fn places(params: &Value) -> Vec<Vec<String>> {
     let list = params.get("namespaces").and_then(Value::as_array);
     let place = |place: &Value| -> Option<Vec<String>> {
         let segments = place.as_array()?;
-        segments.iter().map(|segment| segment.as_str().map(str::to_owned)).collect()
+        segments
+            .iter()
+            .map(|segment| segment.as_str().map(str::to_owned))
+            .collect()
     };
-    let places = list.filter(|list| list.len() <= LONGEST_LIST).map(|list| list.iter().map(place).collect());
+    let places = list
+        .filter(|list| list.len() <= LONGEST_LIST)
+        .map(|list| list.iter().map(place).collect());
     places.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
 }
 
@@ -186,7 +212,10 @@ mod tests {
         ];
         for (channel, word) in all.into_iter().zip(CHANNELS) {
             let filter = Filter::read(&json!({"channels": [word]})).unwrap();
-            assert!(all.iter().all(|other| filter.has(*other) == (*other == channel)), "{word}");
+            assert!(
+                all.iter().all(|other| filter.has(*other) == (*other == channel)),
+                "{word}"
+            );
         }
     }
 
@@ -197,7 +226,10 @@ mod tests {
             error.starts_with("channels contains unsupported entries: debug, 7, custom:. Allowed: values, updates")
         );
         for none in [json!({}), json!({"channels": []}), json!({"channels": "values"})] {
-            assert_eq!(Filter::read(&none).unwrap_err(), "channels is required and must be a non-empty array");
+            assert_eq!(
+                Filter::read(&none).unwrap_err(),
+                "channels is required and must be a non-empty array"
+            );
         }
     }
 
@@ -225,7 +257,10 @@ mod tests {
             json!({"channels": ["values"], "namespaces": [[]], "depth": true}),
         ] {
             let filter = Filter::read(&params).unwrap();
-            assert!(filter.wants(Channel::Values, &at(&["tools:1", "tools:2"]), None), "{params}");
+            assert!(
+                filter.wants(Channel::Values, &at(&["tools:1", "tools:2"]), None),
+                "{params}"
+            );
         }
     }
 

@@ -111,10 +111,16 @@ impl Speech {
 
     /// What was being said will not be said to its end, unless it was already.
     fn break_off(&mut self, place: &Place, out: &mut Outlet<'_>) {
-        let Some(answer) = self.current.take().filter(|answer| answer.begun) else { return };
+        let Some(answer) = self.current.take().filter(|answer| answer.begun) else {
+            return;
+        };
         if !answer.ended {
             let name = format!("{}:error", answer.id);
-            out.put_spoken(place, name, || json!({"event": "error", "message": "The answer broke off."}));
+            out.put_spoken(
+                place,
+                name,
+                || json!({"event": "error", "message": "The answer broke off."}),
+            );
         }
         self.told.insert(answer.id);
     }
@@ -156,7 +162,14 @@ impl Speech {
 
 impl Answer {
     fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), blocks: vec![], begun: false, ended: false, next: 0, broken: false }
+        Self {
+            id: id.to_owned(),
+            blocks: vec![],
+            begun: false,
+            ended: false,
+            next: 0,
+            broken: false,
+        }
     }
 
     fn begin(&mut self, place: &Place, provider: &str, out: &mut Outlet<'_>) {
@@ -178,8 +191,10 @@ impl Answer {
             Chunk::Text(text) => self.say(place, &Kind::Text, text, out),
             Chunk::Reasoning(text) => self.say(place, &Kind::Reasoning, text, out),
             Chunk::Call { index, id, name, args } => {
-                let known =
-                    self.blocks.iter().find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
+                let known = self
+                    .blocks
+                    .iter()
+                    .find(|block| matches!(&block.kind, Kind::Call { index: i, .. } if i == index));
                 let new = || Kind::Call {
                     index: *index,
                     id: id.clone().unwrap_or_default(),
@@ -188,7 +203,10 @@ impl Answer {
                 let kind = known.map_or_else(new, |block| block.kind.clone());
                 self.say(place, &kind, args, out);
             }
-            Chunk::End { response_metadata, usage } => {
+            Chunk::End {
+                response_metadata,
+                usage,
+            } => {
                 // What cannot be read yet is for the finished message to show.
                 if let Some(contents) = self.blocks.iter().map(Block::content).collect::<Option<Vec<_>>>() {
                     self.end(place, &contents, (response_metadata, usage.as_ref()), out);
@@ -214,7 +232,12 @@ impl Answer {
                 Kind::Text | Kind::Whole(_) => (Added::Text { text: more }, None),
                 Kind::Call { .. } => (Added::Args { args: more }, Some(Added::Chunk { args: more })),
             };
-            Piece { event: "content-block-delta", index, delta, content }
+            Piece {
+                event: "content-block-delta",
+                index,
+                delta,
+                content,
+            }
         });
     }
 
@@ -224,7 +247,11 @@ impl Answer {
             return known;
         }
         let index = self.blocks.len();
-        self.blocks.push(Block { kind: kind.clone(), said: String::new(), pieces: 0 });
+        self.blocks.push(Block {
+            kind: kind.clone(),
+            said: String::new(),
+            pieces: 0,
+        });
         out.put_spoken(
             place,
             format!("{}:{}:start", self.id, kind.word()),
@@ -249,7 +276,10 @@ impl Answer {
             if let Some(Value::Object(usage)) = usage {
                 let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
                 let told = usage.iter().filter(|(_, value)| !is_empty(value));
-                finish["usage"] = told.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>().into();
+                finish["usage"] = told
+                    .map(|(name, value)| (name.clone(), value.clone()))
+                    .collect::<Map<_, _>>()
+                    .into();
             }
             finish
         });
@@ -266,17 +296,27 @@ impl Answer {
     }
 
     fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
-        let Role::Ai { usage_metadata, .. } = &message.role else { return };
+        let Role::Ai { usage_metadata, .. } = &message.role else {
+            return;
+        };
         if self.ended {
             return;
         }
         let finals = self.catch_up(place, message, out);
         let contents = self.blocks.iter().enumerate().map(|(at, block)| {
-            let known = finals.iter().find(|(index, _)| *index == at).map(|(_, content)| content.clone());
+            let known = finals
+                .iter()
+                .find(|(index, _)| *index == at)
+                .map(|(_, content)| content.clone());
             known.or_else(|| block.content()).unwrap_or_else(|| block.kind.empty())
         });
         let contents: Vec<Value> = contents.collect();
-        self.end(place, &contents, (&message.response_metadata, usage_metadata.as_ref()), out);
+        self.end(
+            place,
+            &contents,
+            (&message.response_metadata, usage_metadata.as_ref()),
+            out,
+        );
     }
 
     /// Says what is lacking of what the message says; how its blocks look at the end, with their places.
@@ -301,7 +341,10 @@ impl Answer {
     fn known(&self, kind: Kind) -> Kind {
         let Kind::Call { id, .. } = &kind else { return kind };
         let same = |block: &&Block| matches!(&block.kind, Kind::Call { id: known, .. } if known == id);
-        self.blocks.iter().find(same).map_or(kind.clone(), |block| block.kind.clone())
+        self.blocks
+            .iter()
+            .find(same)
+            .map_or(kind.clone(), |block| block.kind.clone())
     }
 }
 
@@ -349,7 +392,11 @@ impl Block {
 fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
     let mut parts = vec![];
     if let Some(thought) = reasoning(message) {
-        parts.push((Kind::Reasoning, thought.to_owned(), json!({"type": "reasoning", "reasoning": thought})));
+        parts.push((
+            Kind::Reasoning,
+            thought.to_owned(),
+            json!({"type": "reasoning", "reasoning": thought}),
+        ));
     }
     let text = message.content.text();
     if !text.is_empty() {
@@ -357,22 +404,45 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
         parts.push((Kind::Text, text, content));
     }
     if let Content::Blocks(blocks) = &message.content {
-        const SAID_ELSEWHERE: [&str; 8] =
-            ["text", "input_text", "output_text", "tool_use", "tool_call", "function_call", "reasoning", "thinking"];
-        let is_other = |block: &&Value| block["type"].as_str().is_some_and(|kind| !SAID_ELSEWHERE.contains(&kind));
+        const SAID_ELSEWHERE: [&str; 8] = [
+            "text",
+            "input_text",
+            "output_text",
+            "tool_use",
+            "tool_call",
+            "function_call",
+            "reasoning",
+            "thinking",
+        ];
+        let is_other = |block: &&Value| {
+            block["type"]
+                .as_str()
+                .is_some_and(|kind| !SAID_ELSEWHERE.contains(&kind))
+        };
         parts.extend(
-            blocks.iter().filter(is_other).map(|block| (Kind::Whole(block.clone()), String::new(), block.clone())),
+            blocks
+                .iter()
+                .filter(is_other)
+                .map(|block| (Kind::Whole(block.clone()), String::new(), block.clone())),
         );
     }
     for (index, call) in message.tool_calls().iter().enumerate() {
-        let kind = Kind::Call { index, id: call.id.clone(), name: call.name.clone() };
+        let kind = Kind::Call {
+            index,
+            id: call.id.clone(),
+            name: call.name.clone(),
+        };
         let content = json!({"type": "tool_call", "id": call.id, "name": call.name, "args": call.args});
         parts.push((kind, json!(call.args).to_string(), content));
     }
     let readable = message.tool_calls().len();
     for (at, call) in message.invalid_tool_calls().iter().enumerate() {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let kind = Kind::Call { index: readable + at, id: text(&call.id), name: text(&call.name) };
+        let kind = Kind::Call {
+            index: readable + at,
+            id: text(&call.id),
+            name: text(&call.name),
+        };
         parts.push((kind, text(&call.args), json!(call)));
     }
     parts
@@ -385,5 +455,7 @@ fn rest_of<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
 
 /// FNV-1a: the same in every process.
 fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

@@ -66,12 +66,18 @@ pub struct Presenter {
 impl Presenter {
     /// A presenter for a reader who wants this.
     pub fn new(wanted: Wanted) -> Self {
-        Self { wanted, ..Self::default() }
+        Self {
+            wanted,
+            ..Self::default()
+        }
     }
 
     /// The run about which the presenter has to [`Presenter::learn`] before `event`.
     pub fn wants_run(&self, event: &Event) -> Option<RunId> {
-        self.run.as_ref().is_none_or(|run| run.id != event.run).then_some(event.run)
+        self.run
+            .as_ref()
+            .is_none_or(|run| run.id != event.run)
+            .then_some(event.run)
     }
 
     /// Takes note of the run that [`Presenter::wants_run`] named.
@@ -80,7 +86,14 @@ impl Presenter {
         let main = self.lanes.remove(&Lane::Main);
         self.lanes.clear();
         if let Some(LaneView { place, state, head, .. }) = main {
-            self.lanes.insert(Lane::Main, LaneView { state, head, ..LaneView::new(&place.origin) });
+            self.lanes.insert(
+                Lane::Main,
+                LaneView {
+                    state,
+                    head,
+                    ..LaneView::new(&place.origin)
+                },
+            );
         }
         self.asked.clear();
         self.running = false;
@@ -117,7 +130,9 @@ impl Presenter {
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
-        let Some(event) = event.origin.visibility.shown(event) else { return vec![] };
+        let Some(event) = event.origin.visibility.shown(event) else {
+            return vec![];
+        };
         let event = &*event;
         let lane = event.origin.lane;
         let wanted = std::mem::take(&mut self.wanted);
@@ -161,8 +176,18 @@ impl Presenter {
             }
             Fact::BrokenOff { message, failed } => view.speech.broken_off(&view.place, message, *failed, out),
             Fact::Custom { value } => custom(view, value, out),
-            Fact::Ended { status, error, waits, used } => {
-                let end = End { status: *status, error: error.as_ref(), waits: *waits, used: used.as_deref() };
+            Fact::Ended {
+                status,
+                error,
+                waits,
+                used,
+            } => {
+                let end = End {
+                    status: *status,
+                    error: error.as_ref(),
+                    waits: *waits,
+                    used: used.as_deref(),
+                };
                 self.ended(view, end, out);
             }
             Fact::Paused | Fact::Undone => {}
@@ -191,7 +216,13 @@ impl Presenter {
         }
         let name = self.lifecycle_name(view, "started");
         out.put(Channel::Lifecycle, &view.place, name, || {
-            let Origin { namespace, agent, cause, display_text, .. } = &*view.place.origin;
+            let Origin {
+                namespace,
+                agent,
+                cause,
+                display_text,
+                ..
+            } = &*view.place.origin;
             let mut data = json!({
                 "event": "started",
                 "namespace": view.place.segments,
@@ -282,14 +313,18 @@ impl Presenter {
                 None => by_task.push((task, vec![interrupt])),
             }
         }
-        by_task.into_iter().for_each(|(task, asked)| tools::park(view, task, &asked, out));
+        by_task
+            .into_iter()
+            .for_each(|(task, asked)| tools::park(view, task, &asked, out));
     }
 
     /// The task of `view`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
     fn task_of<'a>(&self, view: &LaneView, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
         let depth = view.place.segments.len();
-        let below =
-            self.lanes.values().find(|other| other.asked.contains(&interrupt.id) && other.place.segments.len() > depth);
+        let below = self
+            .lanes
+            .values()
+            .find(|other| other.asked.contains(&interrupt.id) && other.place.segments.len() > depth);
         let call = below.and_then(|other| other.place.origin.namespace.get(depth));
         match (call, &interrupt.asker) {
             (Some(call), _) => (*call, TOOLS),
@@ -299,7 +334,12 @@ impl Presenter {
     }
 
     fn ended(&mut self, view: &mut LaneView, end: End<'_>, out: &mut Outlet<'_>) {
-        let End { status, error, waits, used } = end;
+        let End {
+            status,
+            error,
+            waits,
+            used,
+        } = end;
         let word = if waits { "interrupted" } else { ending(status) };
         if word == "failed" {
             tools::give_up(view, error.map_or("the run failed", |failure| &failure.message), out);
@@ -324,7 +364,11 @@ impl Presenter {
         view.open = false;
         view.made.clear();
         out.put(Channel::Lifecycle, &view.place, self.lifecycle_name(view, word), || {
-            let graph = if view.is_main() { self.graph() } else { &view.place.origin.agent };
+            let graph = if view.is_main() {
+                self.graph()
+            } else {
+                &view.place.origin.agent
+            };
             let mut data = json!({"event": word, "graph_name": graph});
             if word == "failed" {
                 data["error"] = json!(error.map_or("the run failed", |failure| &failure.message));
@@ -342,7 +386,8 @@ impl Presenter {
         let mut lanes = std::mem::take(&mut self.lanes);
         let mut open: Vec<&mut LaneView> = lanes.values_mut().filter(|view| view.open && !view.is_main()).collect();
         open.sort_by_key(|view| std::cmp::Reverse(view.place.segments.len()));
-        open.into_iter().for_each(|view| self.close(view, ("interrupted", None, None), out));
+        open.into_iter()
+            .for_each(|view| self.close(view, ("interrupted", None, None), out));
         self.lanes = lanes;
     }
 
@@ -356,27 +401,40 @@ impl Presenter {
 
     /// Clients read the id of the run out of this.
     fn lifecycle_name(&self, view: &LaneView, word: &str) -> Name {
-        Name::Given(format!("synth:{}:lc|{}|{word}", self.run_id(), view.place.segments.join("|")))
+        Name::Given(format!(
+            "synth:{}:lc|{}|{word}",
+            self.run_id(),
+            view.place.segments.join("|")
+        ))
     }
 }
 
 fn node_done(view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
     for update in &entry.writes {
         if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
-            update.messages.iter().for_each(|message| view.speech.complete(&view.place, message, out));
+            update
+                .messages
+                .iter()
+                .for_each(|message| view.speech.complete(&view.place, message, out));
         }
         tools::node(view, &entry.node, update, out);
     }
 }
 
 fn show_values(view: &LaneView, out: &mut Outlet<'_>) {
-    out.put(Channel::Values, &view.place, Name::Placed, || view.state.as_ref().map(Values));
+    out.put(Channel::Values, &view.place, Name::Placed, || {
+        view.state.as_ref().map(Values)
+    });
 }
 
 /// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
 /// payload is what is told; anything else is told as it is.
 fn custom(view: &LaneView, value: &Value, out: &mut Outlet<'_>) {
-    let Some(name) = value.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()) else {
+    let Some(name) = value
+        .get("name")
+        .and_then(Value::as_str)
+        .filter(|name| !name.is_empty())
+    else {
         return out.put_custom(&view.place, None, || json!({"payload": value}));
     };
     let is_envelope = value.as_object().is_some_and(|fields| fields.len() == 2);

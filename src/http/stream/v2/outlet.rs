@@ -69,13 +69,19 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn of(origin: &Arc<Origin>) -> Self {
         let segments = origin.namespace.iter().map(|task| format!("tools:{task}")).collect();
-        Self { origin: Arc::clone(origin), segments }
+        Self {
+            origin: Arc::clone(origin),
+            segments,
+        }
     }
 
     /// Where clients look for the result of one of the agent's calls.
     pub(super) fn of_call(&self, call: &str) -> Self {
         let segments = self.segments.iter().cloned().chain([format!("tools:{call}")]).collect();
-        Self { origin: Arc::clone(&self.origin), segments }
+        Self {
+            origin: Arc::clone(&self.origin),
+            segments,
+        }
     }
 }
 
@@ -123,7 +129,14 @@ pub(super) struct Outlet<'a> {
 
 impl<'a> Outlet<'a> {
     pub(super) fn new(wanted: &'a Wanted, entry: i64, at: Timestamp) -> Self {
-        Self { wanted, entry, at, next: FIRST, next_belated: 0, frames: vec![] }
+        Self {
+            wanted,
+            entry,
+            at,
+            next: FIRST,
+            next_belated: 0,
+            frames: vec![],
+        }
     }
 
     pub(super) fn into_frames(self) -> Vec<Frame> {
@@ -134,7 +147,17 @@ impl<'a> Outlet<'a> {
     pub(super) fn put<T: Serialize>(&mut self, channel: Channel, place: &Place, name: Name, data: impl FnOnce() -> T) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
-        self.emit(Draft { channel, place, name, at, node: None, topic: None }, data);
+        self.emit(
+            Draft {
+                channel,
+                place,
+                name,
+                at,
+                node: None,
+                topic: None,
+            },
+            data,
+        );
     }
 
     /// The same, of a node.
@@ -147,26 +170,60 @@ impl<'a> Outlet<'a> {
     ) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
-        self.emit(Draft { channel, place, name: Name::Placed, at, node: Some(node), topic: None }, data);
+        self.emit(
+            Draft {
+                channel,
+                place,
+                name: Name::Placed,
+                at,
+                node: Some(node),
+                topic: None,
+            },
+            data,
+        );
     }
 
     /// A custom event, perhaps under a name of its own.
     pub(super) fn put_custom<T: Serialize>(&mut self, place: &Place, topic: Option<&str>, data: impl FnOnce() -> T) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
-        self.emit(Draft { channel: Channel::Custom, place, name: Name::Placed, at, node: None, topic }, data);
+        self.emit(
+            Draft {
+                channel: Channel::Custom,
+                place,
+                name: Name::Placed,
+                at,
+                node: None,
+                topic,
+            },
+            data,
+        );
     }
 
     /// A frame about an answer of a model: live, or making up for what this reader has not heard.
     pub(super) fn put_spoken<T: Serialize>(&mut self, place: &Place, name: String, data: impl FnOnce() -> T) {
         let at = self.next_belated;
         self.next_belated = (at + 1).min(FIRST - 1);
-        let draft = Draft { channel: Channel::Messages, place, name: Name::Given(name), at, node: None, topic: None };
+        let draft = Draft {
+            channel: Channel::Messages,
+            place,
+            name: Name::Given(name),
+            at,
+            node: None,
+            topic: None,
+        };
         self.emit(draft, data);
     }
 
     fn emit<T: Serialize>(&mut self, draft: Draft<'_>, data: impl FnOnce() -> T) {
-        let Draft { channel, place, name, at, node, topic } = draft;
+        let Draft {
+            channel,
+            place,
+            name,
+            at,
+            node,
+            topic,
+        } = draft;
         let seq = self.entry * FRAMES + at;
         let is_wanted = |filter: &Filter| filter.wants(channel, &place.segments, topic);
         let is_seen = channel.shows(place.origin.visibility);
@@ -188,8 +245,18 @@ impl<'a> Outlet<'a> {
             tool_call_id: origin.cause.as_deref(),
         };
         let method = channel.method();
-        let envelope = Envelope { kind: "event", event_id: &name, seq, method, params };
-        self.frames.push(Frame { seq, method, data: frame::json(&envelope).into() });
+        let envelope = Envelope {
+            kind: "event",
+            event_id: &name,
+            seq,
+            method,
+            params,
+        };
+        self.frames.push(Frame {
+            seq,
+            method,
+            data: frame::json(&envelope).into(),
+        });
     }
 }
 

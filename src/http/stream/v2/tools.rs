@@ -55,15 +55,23 @@ fn call_of(state: &State, id: &str) -> Option<ToolCall> {
 /// Shows what came of the call at `at`. `delegated` when a subagent worked on it.
 pub(super) fn end(view: &mut LaneView, at: usize, writes: &Update, delegated: bool, out: &mut Outlet<'_>) {
     let result = writes.messages.iter().find(|message| message.answers().is_some());
-    let failed = result.filter(|message| is_error(message)).map(|message| message.content.text());
-    let made = result.and_then(|message| view.made.remove(message.answers()?)).is_some();
+    let failed = result
+        .filter(|message| is_error(message))
+        .map(|message| message.content.text());
+    let made = result
+        .and_then(|message| view.made.remove(message.answers()?))
+        .is_some();
     if let Some(message) = result.filter(|_| made) {
         let id = message.answers().unwrap_or_default();
         match &failed {
             Some(text) => tell_error(view, id, text, out),
             None => {
                 out.put(Channel::Tools, &view.place, Name::Placed, || {
-                    let output = if delegated { command(writes, message) } else { json!(message) };
+                    let output = if delegated {
+                        command(writes, message)
+                    } else {
+                        json!(message)
+                    };
                     json!({"event": "tool-finished", "tool_call_id": id, "output": output})
                 });
                 mirror(view, message, delegated, out);
@@ -74,7 +82,12 @@ pub(super) fn end(view: &mut LaneView, at: usize, writes: &Update, delegated: bo
         let task = TaskId::of_step(view.head, TOOLS, at);
         json!({"id": task, "name": TOOLS, "result": Writes(writes), "error": failed, "interrupts": []})
     });
-    out.put_of_node(Channel::Updates, &view.place, TOOLS, || json!({"node": TOOLS, "values": Writes(writes)}));
+    out.put_of_node(
+        Channel::Updates,
+        &view.place,
+        TOOLS,
+        || json!({"node": TOOLS, "values": Writes(writes)}),
+    );
 }
 
 /// Shows that the calls which have no result yet will have none.
@@ -96,14 +109,24 @@ pub(super) fn park(view: &LaneView, (task, node): (TaskId, &str), asked: &[&Inte
 /// Shows what a node other than the calls did.
 pub(super) fn node(view: &LaneView, node: &str, writes: &Update, out: &mut Outlet<'_>) {
     let task = TaskId::of_step(view.head, node, 0);
-    out.put(Channel::Tasks, &view.place, Name::Placed, || json!({"id": task, "name": node, "input": null}));
+    out.put(
+        Channel::Tasks,
+        &view.place,
+        Name::Placed,
+        || json!({"id": task, "name": node, "input": null}),
+    );
     out.put(
         Channel::Tasks,
         &view.place,
         Name::Placed,
         || json!({"id": task, "name": node, "result": Writes(writes), "error": null, "interrupts": []}),
     );
-    out.put_of_node(Channel::Updates, &view.place, node, || json!({"node": node, "values": Writes(writes)}));
+    out.put_of_node(
+        Channel::Updates,
+        &view.place,
+        node,
+        || json!({"node": node, "values": Writes(writes)}),
+    );
 }
 
 fn tell_error(view: &LaneView, id: &str, text: &str, out: &mut Outlet<'_>) {
@@ -116,7 +139,13 @@ fn tell_error(view: &LaneView, id: &str, text: &str, out: &mut Outlet<'_>) {
 }
 
 fn is_error(message: &Message) -> bool {
-    matches!(message.role, Role::Tool { status: ToolStatus::Error, .. })
+    matches!(
+        message.role,
+        Role::Tool {
+            status: ToolStatus::Error,
+            ..
+        }
+    )
 }
 
 /// What a delegation comes to: not a message, but writes into the state of who delegated.
@@ -126,7 +155,11 @@ fn command(writes: &Update, message: &Message) -> Value {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
     };
     // As the delegation wrote it: the message gets its name and its id only in the state.
-    let message = Message { name: None, id: None, ..message.clone() };
+    let message = Message {
+        name: None,
+        id: None,
+        ..message.clone()
+    };
     update.insert("messages".to_owned(), json!([message]));
     json!({"graph": null, "update": update, "resume": null, "goto": []})
 }

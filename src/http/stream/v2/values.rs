@@ -14,7 +14,12 @@ pub(super) struct Values<'a>(pub &'a State);
 
 impl Serialize for Values<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let State { messages, files, fields, rules: _ } = self.0;
+        let State {
+            messages,
+            files,
+            fields,
+            rules: _,
+        } = self.0;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("messages", &Trimmed(messages))?;
         map.serialize_entry("files", files)?;
@@ -31,14 +36,24 @@ pub(super) struct Writes<'a>(pub &'a Update);
 impl Writes<'_> {
     /// Whether clients see any of it.
     pub(super) fn is_empty(&self) -> bool {
-        let Update { messages, files, fields, rules: _ } = self.0;
+        let Update {
+            messages,
+            files,
+            fields,
+            rules: _,
+        } = self.0;
         messages.is_empty() && files.is_empty() && fields.keys().all(|name| self.0.hides(name))
     }
 }
 
 impl Serialize for Writes<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Update { messages, files, fields, rules: _ } = self.0;
+        let Update {
+            messages,
+            files,
+            fields,
+            rules: _,
+        } = self.0;
         let mut map = serializer.serialize_map(None)?;
         if !messages.is_empty() {
             map.serialize_entry("messages", &Trimmed(messages))?;
@@ -58,7 +73,9 @@ struct Trimmed<'a>(&'a [Arc<Message>]);
 impl Serialize for Trimmed<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
-        self.0.iter().try_for_each(|message| list.serialize_element(&Spoken(message)))?;
+        self.0
+            .iter()
+            .try_for_each(|message| list.serialize_element(&Spoken(message)))?;
         list.end()
     }
 }
@@ -88,7 +105,11 @@ impl Serialize for Spoken<'_> {
             map.serialize_entry("name", name)?;
         }
         match &message.role {
-            Role::Ai { tool_calls, invalid_tool_calls, .. } => {
+            Role::Ai {
+                tool_calls,
+                invalid_tool_calls,
+                ..
+            } => {
                 let mut metadata = without_id(&message.response_metadata);
                 metadata.insert("output_version".to_owned(), json!("v1"));
                 map.serialize_entry("response_metadata", &metadata)?;
@@ -99,7 +120,11 @@ impl Serialize for Spoken<'_> {
                     map.serialize_entry("invalid_tool_calls", invalid_tool_calls)?;
                 }
             }
-            Role::Tool { tool_call_id, artifact, status } => {
+            Role::Tool {
+                tool_call_id,
+                artifact,
+                status,
+            } => {
                 some_metadata(&mut map, &message.response_metadata)?;
                 map.serialize_entry("tool_call_id", tool_call_id)?;
                 map.serialize_entry("status", status)?;
@@ -112,7 +137,11 @@ impl Serialize for Spoken<'_> {
 }
 
 fn some_metadata<M: SerializeMap>(map: &mut M, metadata: &Map<String, Value>) -> Result<(), M::Error> {
-    if metadata.is_empty() { Ok(()) } else { map.serialize_entry("response_metadata", metadata) }
+    if metadata.is_empty() {
+        Ok(())
+    } else {
+        map.serialize_entry("response_metadata", metadata)
+    }
 }
 
 /// What a model said, as blocks: reasoning, text, calls.
@@ -138,11 +167,18 @@ fn blocks(message: &Message) -> Vec<Value> {
 
 /// What the provider told about an answer, without its own id for it, which is not that of the message.
 pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
-    metadata.iter().filter(|(name, _)| *name != "id").map(|(name, value)| (name.clone(), value.clone())).collect()
+    metadata
+        .iter()
+        .filter(|(name, _)| *name != "id")
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// What a model thought before it answered.
 pub(super) fn reasoning(message: &Message) -> Option<&str> {
-    let said = message.additional_kwargs.get("reasoning_content").and_then(Value::as_str);
+    let said = message
+        .additional_kwargs
+        .get("reasoning_content")
+        .and_then(Value::as_str);
     said.filter(|said| !said.is_empty())
 }

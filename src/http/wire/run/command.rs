@@ -42,11 +42,21 @@ impl CommandBody {
             None => vec![],
         };
         if goto.len() > MAX_TARGETS {
-            return Err(Invalid::new("command.goto", format!("names more than {MAX_TARGETS} targets")));
+            return Err(Invalid::new(
+                "command.goto",
+                format!("names more than {MAX_TARGETS} targets"),
+            ));
         }
-        let goto =
-            goto.into_iter().enumerate().map(|(at, target)| read_target(at, target)).collect::<Result<_, _>>()?;
-        Ok(Command { update: self.update.clone(), goto, ..Command::default() })
+        let goto = goto
+            .into_iter()
+            .enumerate()
+            .map(|(at, target)| read_target(at, target))
+            .collect::<Result<_, _>>()?;
+        Ok(Command {
+            update: self.update.clone(),
+            goto,
+            ..Command::default()
+        })
     }
 }
 
@@ -57,10 +67,16 @@ fn read_target(at: usize, target: &Value) -> Result<Goto, Invalid> {
     }
     let node = target.get("node").and_then(Value::as_str).map(str::to_owned);
     let node = node.ok_or_else(|| {
-        Invalid::new(format!("command.goto[{at}]"), "must be the name of a node, or an object with `node`")
+        Invalid::new(
+            format!("command.goto[{at}]"),
+            "must be the name of a node, or an object with `node`",
+        )
     })?;
     Ok(match target.get("input").filter(|input| !input.is_null()) {
-        Some(input) => Goto::Send { node, input: input.clone() },
+        Some(input) => Goto::Send {
+            node,
+            input: input.clone(),
+        },
         None => Goto::Node(node),
     })
 }

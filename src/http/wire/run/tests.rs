@@ -18,24 +18,48 @@ fn good(body: Value) -> Wish {
 fn an_assistant_is_a_uuid_or_a_graph() {
     let id = AssistantId::of_graph("agent");
     assert_eq!(good(json!({"assistant_id": id})).assistant, AssistantRef::Id(id));
-    assert_eq!(good(json!({"assistant_id": "agent"})).assistant, AssistantRef::Graph("agent".into()));
+    assert_eq!(
+        good(json!({"assistant_id": "agent"})).assistant,
+        AssistantRef::Graph("agent".into())
+    );
     assert_eq!(read(json!({})).err().as_deref(), Some("assistant_id: is missing"));
 }
 
 #[test]
 fn a_stream_mode_is_a_word_or_a_list() {
     assert_eq!(good(json!({"assistant_id": "a"})).request.stream_mode, ["values"]);
-    assert_eq!(good(json!({"assistant_id": "a", "stream_mode": "updates"})).request.stream_mode, ["updates"]);
-    let error = read(json!({"assistant_id": "a", "stream_mode": ["values", "odd"]})).err().unwrap_or_default();
-    assert!(error.starts_with("stream_mode[1]: is \"odd\", but allowed are: values, "), "{error}");
+    assert_eq!(
+        good(json!({"assistant_id": "a", "stream_mode": "updates"}))
+            .request
+            .stream_mode,
+        ["updates"]
+    );
+    let error = read(json!({"assistant_id": "a", "stream_mode": ["values", "odd"]}))
+        .err()
+        .unwrap_or_default();
+    assert!(
+        error.starts_with("stream_mode[1]: is \"odd\", but allowed are: values, "),
+        "{error}"
+    );
     assert!(read(json!({"assistant_id": "a", "stream_mode": ["tools"]})).is_err());
 }
 
 #[test]
 fn words_are_checked() {
-    for field in ["multitask_strategy", "if_not_exists", "on_disconnect", "on_completion", "durability"] {
-        let error = read(json!({"assistant_id": "a", field: "odd"})).err().unwrap_or_default();
-        assert!(error.starts_with(&format!("{field}: is \"odd\", but allowed are: ")), "{error}");
+    for field in [
+        "multitask_strategy",
+        "if_not_exists",
+        "on_disconnect",
+        "on_completion",
+        "durability",
+    ] {
+        let error = read(json!({"assistant_id": "a", field: "odd"}))
+            .err()
+            .unwrap_or_default();
+        assert!(
+            error.starts_with(&format!("{field}: is \"odd\", but allowed are: ")),
+            "{error}"
+        );
     }
 }
 
@@ -64,7 +88,10 @@ fn input_beside_an_update_is_refused_unless_it_is_empty() {
         read(json!({"assistant_id": "a", "input": input, "command": {"update": update}})).err()
     };
     let refused = beside(json!({"messages": ["hi"]})).unwrap_or_default();
-    assert!(refused.starts_with("input: cannot be given together with `command.update`"), "{refused}");
+    assert!(
+        refused.starts_with("input: cannot be given together with `command.update`"),
+        "{refused}"
+    );
     assert_eq!((beside(json!({})), beside(Value::Null)), (None, None));
 }
 
@@ -74,9 +101,18 @@ fn goto_names_one_node_or_several() {
     let nodes = |value| goto(value).map(|run| run.wish.request.command.unwrap_or_default().goto);
     let node = |name: &str| Goto::Node(name.to_owned());
     assert_eq!(nodes(json!("model")), Ok(vec![node("model")]));
-    assert_eq!(nodes(json!(["model", {"node": "tools"}])), Ok(vec![node("model"), node("tools")]));
-    let send = Goto::Send { node: "model".to_owned(), input: json!({"messages": []}) };
-    assert_eq!(nodes(json!({"node": "model", "input": {"messages": []}})), Ok(vec![send]));
+    assert_eq!(
+        nodes(json!(["model", {"node": "tools"}])),
+        Ok(vec![node("model"), node("tools")])
+    );
+    let send = Goto::Send {
+        node: "model".to_owned(),
+        input: json!({"messages": []}),
+    };
+    assert_eq!(
+        nodes(json!({"node": "model", "input": {"messages": []}})),
+        Ok(vec![send])
+    );
     assert!(nodes(json!(vec!["model"; 101])).is_err_and(|error| error.starts_with("command.goto: ")));
     assert!(nodes(json!([7])).is_err_and(|error| error.starts_with("command.goto[0]: ")));
 }
@@ -94,7 +130,9 @@ fn numbers_are_checked() {
     assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 0}})).is_err());
     assert!(read(json!({"assistant_id": "a", "config": {"recursion_limit": 25}})).is_ok());
     assert_eq!(
-        read(json!({"assistant_id": "a", "checkpoint_id": "nope"})).err().as_deref(),
+        read(json!({"assistant_id": "a", "checkpoint_id": "nope"}))
+            .err()
+            .as_deref(),
         Some("Invalid checkpoint ID")
     );
 }
@@ -126,7 +164,11 @@ fn a_run_shows_what_the_sdks_read() {
         due_at: Timestamp(0),
     };
     let view = super::super::json(&RunView::from(run));
-    assert_eq!(view.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()), Some(COLUMNS.to_vec()));
+    assert_eq!(
+        view.as_object()
+            .map(|o| o.keys().map(String::as_str).collect::<Vec<_>>()),
+        Some(COLUMNS.to_vec())
+    );
     assert_eq!(view["status"], "pending");
     assert_eq!(view["kwargs"]["interrupt_before"], "*");
     assert_eq!(view["kwargs"]["interrupt_after"], Value::Null);

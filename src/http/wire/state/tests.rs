@@ -21,10 +21,17 @@ struct History {
 
 impl History {
     fn after_input(text: &str) -> Self {
-        let mut history = Self { machine: Machine::default(), plan: Plan::default(), checkpoints: vec![] };
+        let mut history = Self {
+            machine: Machine::default(),
+            plan: Plan::default(),
+            checkpoints: vec![],
+        };
         let input = Update::messages([Message::human(text)]);
-        let [before, after] =
-            history.machine.begin(&history.plan, input.clone(), [CheckpointId::mint(), CheckpointId::mint()]);
+        let [before, after] = history.machine.begin(
+            &history.plan,
+            input.clone(),
+            [CheckpointId::mint(), CheckpointId::mint()],
+        );
         history.keep(before, State::default(), Position::default());
         let (state, position) = (history.machine.state.clone(), history.machine.position.clone());
         history.keep(after, state, position);
@@ -32,7 +39,9 @@ impl History {
     }
 
     fn says(mut self, message: Message) -> Self {
-        let entry = self.machine.model_done(&self.plan, message, Update::none(), CheckpointId::mint());
+        let entry = self
+            .machine
+            .model_done(&self.plan, message, Update::none(), CheckpointId::mint());
         let (state, position) = (self.machine.state.clone(), self.machine.position.clone());
         self.keep(entry, state, position);
         self
@@ -54,7 +63,11 @@ impl History {
     }
 
     fn page(self) -> Page {
-        Page { scene: scene(), checkpoints: self.checkpoints, after: None }
+        Page {
+            scene: scene(),
+            checkpoints: self.checkpoints,
+            after: None,
+        }
     }
 }
 
@@ -68,7 +81,11 @@ struct Page {
 impl Page {
     /// The page as it is read: the oldest first.
     fn moments(&self, budget: usize) -> (Vec<Moment>, bool) {
-        let parts = Parts { values: true, keys: vec![], tasks: true };
+        let parts = Parts {
+            values: true,
+            keys: vec![],
+            tasks: true,
+        };
         let mut moments = Moments::new(parts, budget, HashMap::new(), None);
         for checkpoint in self.checkpoints.iter().rev() {
             moments.step(checkpoint);
@@ -83,7 +100,12 @@ impl Page {
 
 fn scene() -> Scene {
     let notes = HashMap::from([(run().id, run_metadata(&run()))]);
-    Scene { thread: thread(), child: None, notes, asked: vec![] }
+    Scene {
+        thread: thread(),
+        child: None,
+        notes,
+        asked: vec![],
+    }
 }
 
 fn thread() -> Thread {
@@ -110,7 +132,10 @@ fn run() -> Run {
         assistant: AssistantId::of_graph("agent"),
         lineage: Lineage::root(id, "main-agent"),
         status: RunStatus::Success,
-        request: RunRequest { config: config.as_object().cloned().unwrap_or_default(), ..RunRequest::default() },
+        request: RunRequest {
+            config: config.as_object().cloned().unwrap_or_default(),
+            ..RunRequest::default()
+        },
         metadata: Object::from_iter([("mine".to_owned(), json!("yes"))]),
         error: None,
         attempt: 1,

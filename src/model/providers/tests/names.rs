@@ -18,20 +18,36 @@ fn built_in_providers_take_their_keys_from_the_environment() {
     assert_eq!(model.identity(), ("openai", "gpt-5"));
     assert!(Arc::ptr_eq(&model, &providers.model("openai:gpt-5").unwrap()));
     assert_eq!(providers.model("gpt-4o").unwrap().identity(), ("openai", "gpt-4o"));
-    assert_eq!(providers.model("ollama:llama3:8b").unwrap().identity(), ("ollama", "llama3:8b"));
+    assert_eq!(
+        providers.model("ollama:llama3:8b").unwrap().identity(),
+        ("ollama", "llama3:8b")
+    );
     assert!(message(providers.model("scripted:demo")).contains("[providers.scripted]"));
-    let scripted = ProviderConfig { kind: Kind::Scripted, base_url: None, api_key: Key::None };
+    let scripted = ProviderConfig {
+        kind: Kind::Scripted,
+        base_url: None,
+        api_key: Key::None,
+    };
     let configured = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
-    assert_eq!(configured.model("scripted:demo").unwrap().identity(), ("scripted", "demo"));
+    assert_eq!(
+        configured.model("scripted:demo").unwrap().identity(),
+        ("scripted", "demo")
+    );
     let missing = message(providers.model("anthropic:claude-x"));
-    assert!(missing.contains("ANTHROPIC_API_KEY") && missing.contains("`anthropic`"), "{missing}");
+    assert!(
+        missing.contains("ANTHROPIC_API_KEY") && missing.contains("`anthropic`"),
+        "{missing}"
+    );
 }
 
 #[test]
 fn unknown_providers_are_told_the_known_ones() {
     let providers = Providers::new(BTreeMap::new(), |_| None);
     let unknown = message(providers.model("opnai:gpt-5"));
-    assert!(unknown.contains("`opnai`") && unknown.contains("google_genai, ollama, openai"), "{unknown}");
+    assert!(
+        unknown.contains("`opnai`") && unknown.contains("google_genai, ollama, openai"),
+        "{unknown}"
+    );
     for name in ["", "mystery", ":x", "openai:"] {
         assert!(message(providers.model(name)).contains("provider:model"), "{name}");
     }
@@ -41,7 +57,11 @@ fn unknown_providers_are_told_the_known_ones() {
 fn keys_come_from_files_and_never_show() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), " sk-from-file\n").unwrap();
-    let config = |api_key| ProviderConfig { kind: Kind::OpenAi, base_url: None, api_key };
+    let config = |api_key| ProviderConfig {
+        kind: Kind::OpenAi,
+        base_url: None,
+        api_key,
+    };
     let configs = [
         ("file".to_owned(), config(Key::File(file.path().to_owned()))),
         ("gone".to_owned(), config(Key::File("no-such-file".into()))),

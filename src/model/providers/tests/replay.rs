@@ -24,7 +24,11 @@ fn called(args: Value) -> (Message, Message) {
     let Value::Object(args) = args else { panic!("no object") };
     let call = ToolCall::new("call_a", "look", args);
     let result = Message::tool(&call, ToolStatus::Error, "nothing there");
-    let role = Role::Ai { tool_calls: vec![call], invalid_tool_calls: vec![], usage_metadata: None };
+    let role = Role::Ai {
+        tool_calls: vec![call],
+        invalid_tool_calls: vec![],
+        usage_metadata: None,
+    };
     (Message::new(role, "I look"), result)
 }
 
@@ -46,8 +50,16 @@ async fn signed_thinking_goes_back_unchanged_and_edited_calls_win() {
         let _ = ask(&model, request(vec![Message::human("hi"), turn, result.clone()])).await;
         let sent = server.last().body;
         let blocks = &sent["messages"][1]["content"];
-        assert_eq!((&blocks[0]["type"], &blocks[0]["signature"]), (&json!("thinking"), &json!("SIG")), "{sent}");
-        assert_eq!((&blocks[1]["id"], &blocks[1]["input"]["q"]), (&json!("call_a"), &json!(q)), "{sent}");
+        assert_eq!(
+            (&blocks[0]["type"], &blocks[0]["signature"]),
+            (&json!("thinking"), &json!("SIG")),
+            "{sent}"
+        );
+        assert_eq!(
+            (&blocks[1]["id"], &blocks[1]["input"]["q"]),
+            (&json!("call_a"), &json!(q)),
+            "{sent}"
+        );
         assert_eq!(sent["messages"][2]["content"][0]["tool_use_id"], "call_a", "{sent}");
     }
     let (other, server) = fake(Kind::OpenAi, vec![Reply::stream(&[])]).await;
@@ -60,19 +72,33 @@ async fn signed_thinking_goes_back_unchanged_and_edited_calls_win() {
 #[tokio::test]
 async fn google_thought_signatures_go_back() {
     let frame = r#"data: {"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"look","args":{"q":"a"}},"thoughtSignature":"U0lH"}]},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":9,"candidatesTokenCount":4,"totalTokenCount":13},"modelVersion":"m-1"}"#;
-    let (model, server) = fake(Kind::GoogleGenAi, vec![Reply::stream(&[frame]), Reply::stream(&[frame])]).await;
+    let (model, server) = fake(
+        Kind::GoogleGenAi,
+        vec![Reply::stream(&[frame]), Reply::stream(&[frame])],
+    )
+    .await;
     let answer = stored(&ask(&model, request(vec![Message::human("hi")])).await.1.unwrap());
     let result = Message::tool(&answer.tool_calls()[0], ToolStatus::Success, "found");
     let _ = ask(&model, request(vec![Message::human("hi"), answer, result])).await;
     let sent = server.last().body;
     assert_eq!(sent["contents"][1]["parts"][0]["thoughtSignature"], "U0lH", "{sent}");
-    assert_eq!(sent["contents"][2]["parts"][0]["functionResponse"]["name"], "look", "{sent}");
+    assert_eq!(
+        sent["contents"][2]["parts"][0]["functionResponse"]["name"], "look",
+        "{sent}"
+    );
 }
 
 #[tokio::test]
 async fn turns_are_rebuilt_from_their_fields() {
     let (turn, result) = called(json!({"q": "a"}));
-    let history = || vec![Message::human("hi"), turn.clone(), result.clone(), Message::human("and?")];
+    let history = || {
+        vec![
+            Message::human("hi"),
+            turn.clone(),
+            result.clone(),
+            Message::human("and?"),
+        ]
+    };
     let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&[])]).await;
     let _ = ask(&model, request(history())).await;
     let sent = server.last().body;
@@ -87,7 +113,10 @@ async fn turns_are_rebuilt_from_their_fields() {
     bare.tools.clear();
     let _ = ask(&model, bare).await;
     let sent = server.last().body;
-    assert_eq!(sent["messages"][2]["tool_calls"][0]["function"]["name"], "look", "{sent}");
+    assert_eq!(
+        sent["messages"][2]["tool_calls"][0]["function"]["name"], "look",
+        "{sent}"
+    );
     assert_eq!(
         (&sent["tools"][0]["function"]["name"], &sent["tool_choice"]),
         (&json!("look"), &json!("none")),
@@ -105,19 +134,30 @@ async fn images_and_files_are_sent_and_unknown_blocks_are_named() {
         {"type": "image", "url": "https://example.com/a.png"},
         {"type": "file", "mime_type": "application/pdf", "base64": "JVBERi0="},
     ]);
-    let Value::Array(blocks) = blocks else { panic!("no list") };
+    let Value::Array(blocks) = blocks else {
+        panic!("no list")
+    };
     let human = Message::new(Role::Human, "");
-    let human =
-        |blocks: Vec<Value>| Message { content: crate::domain::message::Content::Blocks(blocks), ..human.clone() };
+    let human = |blocks: Vec<Value>| Message {
+        content: crate::domain::message::Content::Blocks(blocks),
+        ..human.clone()
+    };
     let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&[])]).await;
     let _ = ask(&model, request(vec![human(blocks)])).await;
     let sent = server.last().body["messages"][0]["content"].clone();
     assert_eq!(sent[1]["source"]["data"], "iVBORw0KGgo=", "{sent}");
     assert_eq!(sent[2]["source"]["media_type"], "image/png", "{sent}");
     assert_eq!(sent[3]["source"]["url"], "https://example.com/a.png", "{sent}");
-    assert_eq!((&sent[4]["type"], &sent[4]["source"]["data"]), (&json!("document"), &json!("JVBERi0=")), "{sent}");
+    assert_eq!(
+        (&sent[4]["type"], &sent[4]["source"]["data"]),
+        (&json!("document"), &json!("JVBERi0=")),
+        "{sent}"
+    );
     let strange = human(vec![json!({"type": "hologram", "data": "x"})]);
-    let strange = Message { id: Some("h1".to_owned()), ..strange };
+    let strange = Message {
+        id: Some("h1".to_owned()),
+        ..strange
+    };
     match ask(&model, request(vec![Message::human("hi"), strange])).await.1 {
         Err(ModelError::UnsupportedContent { message }) => {
             let place = "`messages[1].content[0]`, in the message `h1`";
@@ -138,9 +178,19 @@ async fn reasoning_of_compatible_servers_is_kept_and_sent_back() {
     let (model, server) = fake(Kind::OpenAi, vec![Reply::stream(&frames), Reply::stream(&frames)]).await;
     let (events, answer) = ask(&model, request(vec![Message::human("hi")])).await;
     let answer = stored(&answer.unwrap());
-    assert_eq!(events, [ModelEvent::Reasoning("hm".to_owned()), ModelEvent::Text("yes".to_owned())]);
+    assert_eq!(
+        events,
+        [
+            ModelEvent::Reasoning("hm".to_owned()),
+            ModelEvent::Text("yes".to_owned())
+        ]
+    );
     assert_eq!(answer.additional_kwargs["reasoning_content"], "hm");
-    let _ = ask(&model, request(vec![Message::human("hi"), answer, Message::human("sure?")])).await;
+    let _ = ask(
+        &model,
+        request(vec![Message::human("hi"), answer, Message::human("sure?")]),
+    )
+    .await;
     let sent = server.last().body;
     assert_eq!(sent["messages"][2]["reasoning_content"], "hm", "{sent}");
 }
@@ -157,7 +207,9 @@ async fn server_tools_citations_and_redacted_thinking_go_back() {
     for (index, block) in blocks.iter().enumerate() {
         let start = json!({"type": "content_block_start", "index": index, "content_block": block});
         frames.push(format!("event: content_block_start\ndata: {start}"));
-        frames.push(format!("event: content_block_stop\ndata: {{\"type\":\"content_block_stop\",\"index\":{index}}}"));
+        frames.push(format!(
+            "event: content_block_stop\ndata: {{\"type\":\"content_block_stop\",\"index\":{index}}}"
+        ));
     }
     frames.extend(THINKING[8..].iter().map(|frame| frame.replace("tool_use", "end_turn")));
     let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
@@ -165,9 +217,17 @@ async fn server_tools_citations_and_redacted_thinking_go_back() {
     let answer = stored(&ask(&model, request(vec![Message::human("hi")])).await.1.unwrap());
     assert_eq!(answer.content.text(), "cited");
     assert!(answer.tool_calls().is_empty(), "the provider ran its own tool");
-    let _ = ask(&model, request(vec![Message::human("hi"), answer, Message::human("more")])).await;
+    let _ = ask(
+        &model,
+        request(vec![Message::human("hi"), answer, Message::human("more")]),
+    )
+    .await;
     let sent = server.last().body["messages"][1]["content"].clone();
-    assert_eq!((&sent[0]["data"], &sent[1]["id"]), (&json!("SECRET"), &json!("srv_1")), "{sent}");
+    assert_eq!(
+        (&sent[0]["data"], &sent[1]["id"]),
+        (&json!("SECRET"), &json!("srv_1")),
+        "{sent}"
+    );
     assert_eq!(sent[2]["content"][0]["encrypted_content"], "E", "{sent}");
     assert_eq!(sent[3]["citations"][0]["encrypted_index"], "I", "{sent}");
 }

@@ -74,16 +74,33 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
         } else {
             assert_eq!((calls[0].0.as_str(), calls[1].0.as_str()), ("call_a", "call_b"));
             let broken = &answer.invalid_tool_calls()[0];
-            assert_eq!((broken.args.as_deref(), broken.id.as_deref()), (Some("{broken"), Some("call_b")));
+            assert_eq!(
+                (broken.args.as_deref(), broken.id.as_deref()),
+                (Some("{broken"), Some("call_b"))
+            );
         }
-        let Role::Ai { usage_metadata: Some(usage), .. } = &answer.role else { panic!("{kind}: no usage") };
-        assert_eq!((&usage["input_tokens"], &usage["output_tokens"]), (&json!(9), &json!(4)), "{kind}");
+        let Role::Ai {
+            usage_metadata: Some(usage),
+            ..
+        } = &answer.role
+        else {
+            panic!("{kind}: no usage")
+        };
+        assert_eq!(
+            (&usage["input_tokens"], &usage["output_tokens"]),
+            (&json!(9), &json!(4)),
+            "{kind}"
+        );
         assert_eq!(usage["input_token_details"]["cache_read"], 5, "{kind}");
         let metadata = json!({"finish_reason": "tool_calls", "model_name": "m-1", "model_provider": kind.as_str()});
         for (name, value) in metadata.as_object().unwrap() {
             assert_eq!(&answer.response_metadata[name], value, "{kind}");
         }
-        assert!(answer.additional_kwargs.is_empty(), "{kind}: {:?}", answer.additional_kwargs);
+        assert!(
+            answer.additional_kwargs.is_empty(),
+            "{kind}: {:?}",
+            answer.additional_kwargs
+        );
     }
 }
 
@@ -93,17 +110,35 @@ async fn requests_carry_key_system_tools_and_settings() {
         let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
         let mut asked = hello();
         asked.tool_choice = crate::model::ToolChoice::Any;
-        asked.settings.extend([("temperature".to_owned(), json!(0.5)), ("max_tokens".to_owned(), json!(77))]);
+        asked.settings.extend([
+            ("temperature".to_owned(), json!(0.5)),
+            ("max_tokens".to_owned(), json!(77)),
+        ]);
         let _ = ask(&model, asked).await;
         let received = server.last();
-        assert!(!received.uri.to_string().contains("sk-secret"), "{kind}: {}", received.uri);
-        let header = |name: &str| received.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert!(
+            !received.uri.to_string().contains("sk-secret"),
+            "{kind}: {}",
+            received.uri
+        );
+        let header = |name: &str| {
+            received
+                .headers
+                .get(name)
+                .map(|value| value.to_str().unwrap().to_owned())
+        };
         let body = received.body;
         match kind {
             Kind::Anthropic => {
                 assert_eq!(header("x-api-key").as_deref(), Some("sk-secret"));
-                assert_eq!((&body["max_tokens"], &body["tool_choice"]["type"]), (&json!(77), &json!("any")));
-                assert_eq!((&body["tools"][0]["name"], &body["temperature"]), (&json!("look"), &json!(0.5)));
+                assert_eq!(
+                    (&body["max_tokens"], &body["tool_choice"]["type"]),
+                    (&json!(77), &json!("any"))
+                );
+                assert_eq!(
+                    (&body["tools"][0]["name"], &body["temperature"]),
+                    (&json!("look"), &json!(0.5))
+                );
             }
             Kind::GoogleGenAi => {
                 assert_eq!(header("x-goog-api-key").as_deref(), Some("sk-secret"));
@@ -116,7 +151,10 @@ async fn requests_carry_key_system_tools_and_settings() {
                     (&body["max_tokens"], &body["messages"][0]["content"][0]["text"]),
                     (&json!(77), &json!("be brief"))
                 );
-                assert_eq!((&body["tool_choice"], &body["stream"]), (&json!("required"), &json!(true)));
+                assert_eq!(
+                    (&body["tool_choice"], &body["stream"]),
+                    (&json!("required"), &json!(true))
+                );
             }
         }
     }
@@ -142,12 +180,35 @@ async fn statuses_are_told_apart() {
     for kind in WIRES {
         let reply = |status, text: &str| Reply::error(status, &[], json!({"error": {"message": text}}));
         let long = reply(400, "This model's maximum context length is 8 tokens");
-        let replies = vec![reply(500, "oops"), reply(401, "who are you"), long, reply(400, "no such thing")];
+        let replies = vec![
+            reply(500, "oops"),
+            reply(401, "who are you"),
+            long,
+            reply(400, "no such thing"),
+        ];
         let (model, _) = fake(kind, replies).await;
-        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Unavailable { .. })), "{kind}");
-        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Refused { status: 401, .. })), "{kind}");
-        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::TooLong { .. })), "{kind}");
-        assert!(matches!(ask(&model, hello()).await.1, Err(ModelError::Refused { status: 400, .. })), "{kind}");
+        assert!(
+            matches!(ask(&model, hello()).await.1, Err(ModelError::Unavailable { .. })),
+            "{kind}"
+        );
+        assert!(
+            matches!(
+                ask(&model, hello()).await.1,
+                Err(ModelError::Refused { status: 401, .. })
+            ),
+            "{kind}"
+        );
+        assert!(
+            matches!(ask(&model, hello()).await.1, Err(ModelError::TooLong { .. })),
+            "{kind}"
+        );
+        assert!(
+            matches!(
+                ask(&model, hello()).await.1,
+                Err(ModelError::Refused { status: 400, .. })
+            ),
+            "{kind}"
+        );
     }
 }
 
@@ -158,7 +219,10 @@ async fn a_cut_stream_is_no_answer() {
         for how in ["broken connection", "missing end"] {
             let (events, end) = ask(&model, hello()).await;
             assert_eq!(text_of(&events), "Hello", "{kind}, {how}");
-            assert!(matches!(end, Err(ModelError::Interrupted { .. })), "{kind}, {how}: {end:?}");
+            assert!(
+                matches!(end, Err(ModelError::Interrupted { .. })),
+                "{kind}, {how}: {end:?}"
+            );
         }
     }
 }
@@ -188,9 +252,15 @@ async fn an_error_inside_the_stream_is_no_answer() {
 
 #[tokio::test]
 async fn nobody_listening_is_unavailable() {
-    let config =
-        ProviderConfig { kind: Kind::OpenAi, base_url: Some("http://127.0.0.1:9".to_owned()), api_key: Key::None };
-    let none = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let config = ProviderConfig {
+        kind: Kind::OpenAi,
+        base_url: Some("http://127.0.0.1:9".to_owned()),
+        api_key: Key::None,
+    };
+    let none = RetryPolicy {
+        max_retries: 0,
+        ..RetryPolicy::default()
+    };
     let providers = Providers::new([("lab".to_owned(), config)].into(), |_| None).with_retries(none);
     let end = ask(&providers.model("lab:m").unwrap(), hello()).await.1;
     assert!(matches!(end, Err(ModelError::Unavailable { .. })), "{end:?}");
@@ -206,7 +276,10 @@ async fn a_blocked_prompt_is_refused_and_not_tried_again() {
 
 #[tokio::test]
 async fn an_answer_cut_by_its_length_keeps_what_came() {
-    let frames: Vec<String> = OPENAI.iter().map(|frame| frame.replace(r#""tool_calls"}"#, r#""length"}"#)).collect();
+    let frames: Vec<String> = OPENAI
+        .iter()
+        .map(|frame| frame.replace(r#""tool_calls"}"#, r#""length"}"#))
+        .collect();
     let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
     let (model, _) = fake(Kind::OpenAi, vec![Reply::stream(&frames)]).await;
     let answer = ask(&model, hello()).await.1.unwrap();
@@ -226,7 +299,13 @@ fn said_by_the_user(kind: Kind, body: &Value) -> Vec<Vec<String>> {
         Value::Array(blocks) => blocks.iter().map(text).collect(),
         other => panic!("{kind}: {other}"),
     };
-    messages.as_array().unwrap().iter().filter(|message| message["role"] == "user").map(texts).collect()
+    messages
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|message| message["role"] == "user")
+        .map(texts)
+        .collect()
 }
 
 #[tokio::test]
@@ -251,7 +330,11 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
     for kind in [Kind::OpenAi, Kind::Ollama] {
         let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
         let call = ToolCall::new("call_1", "look", serde_json::Map::new());
-        let role = Role::Ai { tool_calls: vec![call.clone()], invalid_tool_calls: vec![], usage_metadata: None };
+        let role = Role::Ai {
+            tool_calls: vec![call.clone()],
+            invalid_tool_calls: vec![],
+            usage_metadata: None,
+        };
         let said = vec![
             Message::human("one"),
             Message::new(role, ""),
@@ -261,7 +344,16 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
         ];
         let _ = ask(&model, request(said)).await;
         let body = server.last().body;
-        let roles: Vec<&str> = body["messages"].as_array().unwrap().iter().filter_map(|m| m["role"].as_str()).collect();
-        assert_eq!(roles, ["system", "user", "assistant", "tool", "user", "user"], "{kind}: {body}");
+        let roles: Vec<&str> = body["messages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|m| m["role"].as_str())
+            .collect();
+        assert_eq!(
+            roles,
+            ["system", "user", "assistant", "tool", "user", "user"],
+            "{kind}: {body}"
+        );
     }
 }

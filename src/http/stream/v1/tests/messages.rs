@@ -21,17 +21,29 @@ fn heard(frames: &[Frame]) -> BTreeMap<String, Heard> {
     for frame in frames.iter().filter(|frame| frame.event.word == "messages") {
         let data = data(frame);
         let (piece, metadata) = (&data[0], &data[1]);
-        let heard = all.entry(piece["id"].as_str().unwrap_or_default().to_owned()).or_default();
+        let heard = all
+            .entry(piece["id"].as_str().unwrap_or_default().to_owned())
+            .or_default();
         heard.text += piece["content"].as_str().unwrap_or_default();
-        metadata["langgraph_node"].as_str().unwrap_or_default().clone_into(&mut heard.node);
+        metadata["langgraph_node"]
+            .as_str()
+            .unwrap_or_default()
+            .clone_into(&mut heard.node);
         for part in piece["tool_call_chunks"].as_array().into_iter().flatten() {
-            let call = heard.calls.entry(part["index"].as_u64().unwrap_or_default()).or_default();
+            let call = heard
+                .calls
+                .entry(part["index"].as_u64().unwrap_or_default())
+                .or_default();
             call.0 += part["id"].as_str().unwrap_or_default();
             call.1 += part["name"].as_str().unwrap_or_default();
             call.2 += part["args"].as_str().unwrap_or_default();
         }
-        let finish = piece["response_metadata"]["finish_reason"].as_str().map(ToOwned::to_owned);
-        heard.finish.extend(finish.filter(|_| piece["type"] == "AIMessageChunk"));
+        let finish = piece["response_metadata"]["finish_reason"]
+            .as_str()
+            .map(ToOwned::to_owned);
+        heard
+            .finish
+            .extend(finish.filter(|_| piece["type"] == "AIMessageChunk"));
         heard.tokens += piece["usage_metadata"]["total_tokens"].as_u64().unwrap_or_default();
         heard.last += usize::from(piece["chunk_position"] == "last");
     }
@@ -43,7 +55,10 @@ fn tool_loop() -> Play {
     let mut main = play.main();
     play.start(&main, false);
     play.input(&mut main, "hi");
-    let calls = [call("c1", "lookup", json!({"query": "a b"})), call("c2", "lookup", json!({"query": "ü\"\\"}))];
+    let calls = [
+        call("c1", "lookup", json!({"query": "a b"})),
+        call("c2", "lookup", json!({"query": "ü\"\\"})),
+    ];
     play.say(&mut main, "m1", "let me see", &calls);
     play.answer(&mut main, 0, "first", true);
     play.answer(&mut main, 1, "second", false);
@@ -63,13 +78,24 @@ const TUPLE: [Mode; 1] = [Mode::MessagesTuple];
 fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
     let frames = tool_loop().all(&TUPLE, false);
     let all = lines(&frames);
-    assert_eq!(all[1..4], ["messages AIMessageChunk:", "messages AIMessageChunk: let", "messages AIMessageChunk: me"]);
+    assert_eq!(
+        all[1..4],
+        [
+            "messages AIMessageChunk:",
+            "messages AIMessageChunk: let",
+            "messages AIMessageChunk: me"
+        ]
+    );
     assert!(all.contains(&"messages tool: second".to_owned()));
     let heard = heard(&frames);
     let call = |id: &str, args: Value| (id.to_owned(), "lookup".to_owned(), args.to_string());
     let expected = Heard {
         text: "let me see".to_owned(),
-        calls: [(0, call("c1", json!({"query": "a b"}))), (1, call("c2", json!({"query": "ü\"\\"})))].into(),
+        calls: [
+            (0, call("c1", json!({"query": "a b"}))),
+            (1, call("c2", json!({"query": "ü\"\\"}))),
+        ]
+        .into(),
         finish: vec!["stop".to_owned()],
         tokens: 5,
         last: 1,
@@ -82,7 +108,15 @@ fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
 #[test]
 fn a_piece_has_all_the_keys_that_clients_know() {
     let frames = tool_loop().all(&TUPLE, false);
-    let keys = |value: &Value| value.as_object().into_iter().flat_map(Map::keys).cloned().collect::<Vec<_>>().join(" ");
+    let keys = |value: &Value| {
+        value
+            .as_object()
+            .into_iter()
+            .flat_map(Map::keys)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     let expected = "content additional_kwargs response_metadata type name id tool_calls invalid_tool_calls \
                     usage_metadata tool_call_chunks chunk_position";
     for frame in frames.iter().filter(|frame| data(frame)[0]["type"] == "AIMessageChunk") {
@@ -113,16 +147,31 @@ impl Patch for Value {
 fn whatever_pieces_are_missing_the_message_adds_up_and_nothing_is_doubled() {
     let play = tool_loop();
     let live = heard(&play.all(&TUPLE, false));
-    let pieces: Vec<_> = (0..play.events.len()).filter(|at| is_piece(&play.events[*at])).collect();
+    let pieces: Vec<_> = (0..play.events.len())
+        .filter(|at| is_piece(&play.events[*at]))
+        .collect();
     let without = |missing: &dyn Fn(usize) -> bool| {
-        let kept = play.events.iter().enumerate().filter(|(at, _)| !missing(*at)).map(|(_, event)| event.clone());
+        let kept = play
+            .events
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| !missing(*at))
+            .map(|(_, event)| event.clone());
         heard(&play.read(&kept.collect::<Vec<_>>(), &TUPLE, false))
     };
     assert_eq!(without(&|at| pieces.contains(&at)), live, "a replay");
     for gap in &pieces {
         assert_eq!(without(&|at| at == *gap), live, "without {gap}");
-        assert_eq!(without(&|at| at >= *gap && pieces.contains(&at)), live, "without all from {gap}");
-        assert_eq!(without(&|at| at <= *gap && pieces.contains(&at)), live, "without all up to {gap}");
+        assert_eq!(
+            without(&|at| at >= *gap && pieces.contains(&at)),
+            live,
+            "without all from {gap}"
+        );
+        assert_eq!(
+            without(&|at| at <= *gap && pieces.contains(&at)),
+            live,
+            "without all up to {gap}"
+        );
     }
 }
 
@@ -142,7 +191,10 @@ fn a_reader_who_joins_in_the_middle_of_an_answer_gets_all_of_it() {
 fn arguments_that_were_spaced_otherwise_are_completed() {
     let mut play = tool_loop();
     let cut = play.events.iter_mut().filter_map(|event| match &mut event.body {
-        EventBody::Delta(Delta { chunk: Chunk::Call { index: 0, args, .. }, .. }) if !args.is_empty() => Some(args),
+        EventBody::Delta(Delta {
+            chunk: Chunk::Call { index: 0, args, .. },
+            ..
+        }) if !args.is_empty() => Some(args),
         _ => None,
     });
     let mut cut: Vec<_> = cut.collect();
@@ -160,13 +212,27 @@ fn arguments_that_were_spaced_otherwise_are_completed() {
 fn an_answer_that_starts_over_leaves_no_end_behind() {
     let mut play = tool_loop();
     let first = play.events.iter().position(is_piece).unwrap_or_default();
-    let EventBody::Delta(begin) = play.events[first].body.clone() else { return };
-    let head = Arc::new(AnswerHead { message: "m0".to_owned(), ..(*begin.answer).clone() });
+    let EventBody::Delta(begin) = play.events[first].body.clone() else {
+        return;
+    };
+    let head = Arc::new(AnswerHead {
+        message: "m0".to_owned(),
+        ..(*begin.answer).clone()
+    });
     let chunks = [Chunk::Begin, Chunk::Text("oh ".to_owned()), Chunk::Void];
     let broken: Vec<_> = (0..)
         .zip(chunks)
-        .map(|(ordinal, chunk)| EventBody::Delta(Delta { answer: Arc::clone(&head), ordinal, chunk }))
-        .map(|body| Event { body, ..play.events[first].clone() })
+        .map(|(ordinal, chunk)| {
+            EventBody::Delta(Delta {
+                answer: Arc::clone(&head),
+                ordinal,
+                chunk,
+            })
+        })
+        .map(|body| Event {
+            body,
+            ..play.events[first].clone()
+        })
         .collect();
     play.events.splice(first..first, broken);
     let heard = heard(&play.all(&TUPLE, false));
@@ -179,17 +245,29 @@ fn the_mode_messages_repeats_the_message_as_it_grows() {
     let play = tool_loop();
     let frames = play.all(&[Mode::Messages], true);
     let all = lines(&frames);
-    let expected =
-        ["messages/metadata", "messages/partial ai:", "messages/partial ai: let", "messages/partial ai: let me"];
+    let expected = [
+        "messages/metadata",
+        "messages/partial ai:",
+        "messages/partial ai: let",
+        "messages/partial ai: let me",
+    ];
     assert_eq!(all[1..5], expected);
     let partial = frames.iter().filter(|frame| frame.event.word == "messages/partial");
-    let calls: Vec<_> = partial.map(|frame| data(frame)[0]["tool_calls"][0]["args"].clone()).collect();
+    let calls: Vec<_> = partial
+        .map(|frame| data(frame)[0]["tool_calls"][0]["args"].clone())
+        .collect();
     assert!(calls.contains(&json!({})) && calls.contains(&json!({"query": "a b"})));
     assert!(all.contains(&"messages/complete tool: first".to_owned()));
 
     let stored: Vec<_> = play.events.iter().filter(|event| !is_piece(event)).cloned().collect();
     let replay = play.read(&stored, &[Mode::Messages], true);
-    let last = |frames: &[Frame]| frames.iter().rev().find(|frame| frame.event.word == "messages/partial").map(data);
+    let last = |frames: &[Frame]| {
+        frames
+            .iter()
+            .rev()
+            .find(|frame| frame.event.word == "messages/partial")
+            .map(data)
+    };
     assert_eq!(last(&replay), last(&frames));
 }
 
@@ -210,8 +288,14 @@ fn messages_of_subagents_tell_where_they_come_from() {
     };
     let metadata = &data(inner)[1];
     assert_eq!(metadata["checkpoint_ns"], json!(inner.event.namespace.as_deref()));
-    assert_eq!((&metadata["lc_agent_name"], &metadata["tool_call_id"]), (&json!("researcher"), &json!("c1")));
+    assert_eq!(
+        (&metadata["lc_agent_name"], &metadata["tool_call_id"]),
+        (&json!("researcher"), &json!("c1"))
+    );
     assert!(heard(&play.all(&TUPLE, false)).keys().all(|id| id == "m1"));
     let plain = play.all(&[Mode::Messages], true);
-    assert!(plain.iter().all(|frame| frame.event.namespace.is_none()), "this mode has no namespaces");
+    assert!(
+        plain.iter().all(|frame| frame.event.namespace.is_none()),
+        "this mode has no namespaces"
+    );
 }

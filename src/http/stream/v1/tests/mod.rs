@@ -35,24 +35,43 @@ pub(super) struct Play {
 pub(super) const HITL: &str = "HumanInTheLoopMiddleware.after_model";
 
 pub(super) fn call(id: &str, name: &str, args: Value) -> ToolCall {
-    let Value::Object(args) = args else { panic!("arguments are an object") };
+    let Value::Object(args) = args else {
+        panic!("arguments are an object")
+    };
     ToolCall::new(id, name, args)
 }
 
 impl Play {
     pub(super) fn new() -> Self {
-        Self { events: vec![], states: HashMap::new(), standings: HashMap::new(), run: RunId::mint(), asking: false }
+        Self {
+            events: vec![],
+            states: HashMap::new(),
+            standings: HashMap::new(),
+            run: RunId::mint(),
+            asking: false,
+        }
     }
 
     /// A thread whose agents ask before they call tools.
     pub(super) fn asking() -> Self {
-        Self { asking: true, ..Self::new() }
+        Self {
+            asking: true,
+            ..Self::new()
+        }
     }
 
     fn agent(&self, origin: Origin) -> Agent {
         let after_model = if self.asking { vec![HITL.to_owned()] } else { vec![] };
-        let plan = Plan { after_model, step_limit: 100, ..Plan::default() };
-        Agent { origin: Arc::new(origin), machine: Machine::default(), plan }
+        let plan = Plan {
+            after_model,
+            step_limit: 100,
+            ..Plan::default()
+        };
+        Agent {
+            origin: Arc::new(origin),
+            machine: Machine::default(),
+            plan,
+        }
     }
 
     pub(super) fn main(&self) -> Agent {
@@ -89,7 +108,13 @@ impl Play {
     fn put(&mut self, agent: &Agent, body: EventBody) {
         let seq = i64::try_from(self.events.len()).unwrap() + 1;
         let at = Timestamp(1_795_250_000_000_000 + seq);
-        self.events.push(Event { seq, run: self.run, at, origin: Arc::clone(&agent.origin), body });
+        self.events.push(Event {
+            seq,
+            run: self.run,
+            at,
+            origin: Arc::clone(&agent.origin),
+            body,
+        });
     }
 
     pub(super) fn fact(&mut self, agent: &Agent, fact: Fact) {
@@ -99,19 +124,32 @@ impl Play {
     fn entry(&mut self, agent: &Agent, entry: Entry) {
         self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
         let entry = Arc::new(entry);
-        let standing = Standing { entry: Arc::clone(&entry), run: Some(self.run), asked: vec![] };
+        let standing = Standing {
+            entry: Arc::clone(&entry),
+            run: Some(self.run),
+            asked: vec![],
+        };
         self.standings.insert(entry.id, standing);
         self.put(agent, EventBody::Entry(entry));
     }
 
     pub(super) fn start(&mut self, agent: &Agent, resumed: bool) {
-        self.fact(agent, Fact::Started { base: agent.machine.head, attempt: 1, resumed });
+        self.fact(
+            agent,
+            Fact::Started {
+                base: agent.machine.head,
+                attempt: 1,
+                resumed,
+            },
+        );
     }
 
     pub(super) fn input(&mut self, agent: &mut Agent, text: &str) {
         let input = Update::messages([Message::human(text).with_id(format!("h-{text}"))]);
         let before = agent.machine.state.clone();
-        let [first, second] = agent.machine.begin(&agent.plan, input, [CheckpointId::mint(), CheckpointId::mint()]);
+        let [first, second] = agent
+            .machine
+            .begin(&agent.plan, input, [CheckpointId::mint(), CheckpointId::mint()]);
         self.states.insert(first.id, Arc::new(before));
         self.put(agent, EventBody::Entry(Arc::new(first)));
         self.entry(agent, second);
@@ -128,25 +166,48 @@ impl Play {
         });
         let message = message(&agent.origin.agent, id, text, calls);
         for (ordinal, chunk) in (0..).zip(pieces(text, calls, &message)) {
-            self.put(agent, EventBody::Delta(Delta { answer: Arc::clone(&head), ordinal, chunk }));
+            self.put(
+                agent,
+                EventBody::Delta(Delta {
+                    answer: Arc::clone(&head),
+                    ordinal,
+                    chunk,
+                }),
+            );
         }
-        let entry = agent.machine.model_done(&agent.plan, message, Update::none(), CheckpointId::mint());
+        let entry = agent
+            .machine
+            .model_done(&agent.plan, message, Update::none(), CheckpointId::mint());
         self.entry(agent, entry);
     }
 
     /// A call is answered; `alone` while others still run.
     pub(super) fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
-        let Some(call) = agent.machine.call(at) else { panic!("there is no call {at}") };
+        let Some(call) = agent.machine.call(at) else {
+            panic!("there is no call {at}")
+        };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
-        let answer = Answer { shown: alone, ..Answer::message(message) };
+        let answer = Answer {
+            shown: alone,
+            ..Answer::message(message)
+        };
         if let (true, Some(head)) = (alone, agent.machine.head) {
-            self.fact(agent, Fact::Answered { head, call: at, writes: answer.writes.clone() });
+            self.fact(
+                agent,
+                Fact::Answered {
+                    head,
+                    call: at,
+                    writes: answer.writes.clone(),
+                },
+            );
         }
         agent.machine.set_fate(at, Fate::Answered(Box::new(answer)));
     }
 
     pub(super) fn tools(&mut self, agent: &mut Agent) {
-        let Some(entry) = agent.machine.tools_done(&agent.plan, CheckpointId::mint()) else { panic!("calls are open") };
+        let Some(entry) = agent.machine.tools_done(&agent.plan, CheckpointId::mint()) else {
+            panic!("calls are open")
+        };
         self.entry(agent, entry);
     }
 
@@ -166,19 +227,37 @@ impl Play {
             calls: vec!["c1".to_owned()],
             passed_on: None,
         };
-        let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else { panic!("no hook is next") };
+        let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else {
+            panic!("no hook is next")
+        };
         let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));
-        standing.into_iter().for_each(|standing| standing.asked.push(asked.clone()));
+        standing
+            .into_iter()
+            .for_each(|standing| standing.asked.push(asked.clone()));
         self.repeat(agent, &asked);
         asked
     }
 
     pub(super) fn repeat(&mut self, agent: &Agent, asked: &Interrupt) {
-        self.fact(agent, Fact::Asked { head: agent.machine.head, interrupts: vec![asked.clone()] });
+        self.fact(
+            agent,
+            Fact::Asked {
+                head: agent.machine.head,
+                interrupts: vec![asked.clone()],
+            },
+        );
     }
 
     pub(super) fn end(&mut self, agent: &Agent) {
-        self.fact(agent, Fact::Ended { status: RunStatus::Success, error: None, waits: false, used: None });
+        self.fact(
+            agent,
+            Fact::Ended {
+                status: RunStatus::Success,
+                error: None,
+                waits: false,
+                used: None,
+            },
+        );
     }
 
     /// What a reader gets of these events.
@@ -214,15 +293,29 @@ impl Play {
 /// The finished message.
 fn message(agent: &str, id: &str, text: &str, calls: &[ToolCall]) -> Message {
     let usage_metadata = Some(json!({"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}));
-    let role = Role::Ai { tool_calls: calls.to_vec(), invalid_tool_calls: vec![], usage_metadata };
-    let mut message = Message { name: Some(agent.to_owned()), ..Message::new(role, text).with_id(id) };
+    let role = Role::Ai {
+        tool_calls: calls.to_vec(),
+        invalid_tool_calls: vec![],
+        usage_metadata,
+    };
+    let mut message = Message {
+        name: Some(agent.to_owned()),
+        ..Message::new(role, text).with_id(id)
+    };
     message.response_metadata = ended();
     message
 }
 
 fn ended() -> Map<String, Value> {
-    let ended = [("finish_reason", "stop"), ("model_name", "mock"), ("model_provider", "openai")];
-    ended.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+    let ended = [
+        ("finish_reason", "stop"),
+        ("model_name", "mock"),
+        ("model_provider", "openai"),
+    ];
+    ended
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect()
 }
 
 fn pieces(text: &str, calls: &[ToolCall], message: &Message) -> Vec<Chunk> {
@@ -230,15 +323,30 @@ fn pieces(text: &str, calls: &[ToolCall], message: &Message) -> Vec<Chunk> {
     pieces.extend(text.split_inclusive(' ').map(|word| Chunk::Text(word.to_owned())));
     for (index, call) in calls.iter().enumerate() {
         let (id, name) = (Some(call.id.clone()), Some(call.name.clone()));
-        pieces.push(Chunk::Call { index, id, name, args: String::new() });
+        pieces.push(Chunk::Call {
+            index,
+            id,
+            name,
+            args: String::new(),
+        });
         let args = json!(call.args).to_string();
         let (first, second) = args.split_at(args.len() / 2);
         for part in [first, second] {
-            pieces.push(Chunk::Call { index, id: None, name: None, args: part.to_owned() });
+            pieces.push(Chunk::Call {
+                index,
+                id: None,
+                name: None,
+                args: part.to_owned(),
+            });
         }
     }
-    let Role::Ai { usage_metadata, .. } = &message.role else { panic!("a model speaks") };
-    pieces.push(Chunk::End { response_metadata: ended(), usage: usage_metadata.clone() });
+    let Role::Ai { usage_metadata, .. } = &message.role else {
+        panic!("a model speaks")
+    };
+    pieces.push(Chunk::End {
+        response_metadata: ended(),
+        usage: usage_metadata.clone(),
+    });
     pieces
 }
 
@@ -252,9 +360,15 @@ pub(super) fn lines(frames: &[Frame]) -> Vec<String> {
 }
 
 fn line(frame: &Frame) -> String {
-    let depth = frame.event.namespace.as_ref().map_or(0, |namespace| namespace.split('|').count());
+    let depth = frame
+        .event
+        .namespace
+        .as_ref()
+        .map_or(0, |namespace| namespace.split('|').count());
     let depth = if depth == 0 { String::new() } else { format!("@{depth}") };
-    format!("{}{depth} {}", frame.event.word, about(frame.event.word, &data(frame))).trim_end().to_owned()
+    format!("{}{depth} {}", frame.event.word, about(frame.event.word, &data(frame)))
+        .trim_end()
+        .to_owned()
 }
 
 fn about(word: &str, data: &Value) -> String {

@@ -19,7 +19,10 @@ fn parallel() -> Play {
     let mut main = play.main();
     play.start(&main, false);
     play.input(&mut main, "hi");
-    let calls = [call("c1", "lookup", json!({"query": "a"})), call("c2", "lookup", json!({"query": "b"}))];
+    let calls = [
+        call("c1", "lookup", json!({"query": "a"})),
+        call("c2", "lookup", json!({"query": "b"})),
+    ];
     play.say(&mut main, "m1", "", &calls);
     play.answer(&mut main, 1, "second", true);
     play.answer(&mut main, 0, "first", false);
@@ -34,7 +37,12 @@ fn delegation() -> Play {
     let mut main = play.main();
     play.start(&main, false);
     play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "", &[call("c1", "task", json!({"description": "look"}))]);
+    play.say(
+        &mut main,
+        "m1",
+        "",
+        &[call("c1", "task", json!({"description": "look"}))],
+    );
     let mut child = play.child(&main, 0, "c1");
     play.start(&child, false);
     play.input(&mut child, "look");
@@ -73,7 +81,11 @@ fn each_of_two_parallel_calls_has_its_own_update_and_both_have_one_state() {
     assert_eq!(lines(&frames), expected);
     let answered = |at: usize| data(&frames[at])["tools"]["messages"][0]["tool_call_id"].clone();
     assert_eq!([answered(4), answered(5)], ["c2", "c1"]);
-    assert_eq!(data(&frames[6])["messages"][2]["tool_call_id"], "c1", "the state is in the order of the calls");
+    assert_eq!(
+        data(&frames[6])["messages"][2]["tool_call_id"],
+        "c1",
+        "the state is in the order of the calls"
+    );
 }
 
 #[test]
@@ -103,22 +115,43 @@ fn asking_child() -> (Play, Play) {
     let mut main = play.main();
     play.start(&main, false);
     play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "", &[call("c1", "task", json!({"description": "mail"}))]);
+    play.say(
+        &mut main,
+        "m1",
+        "",
+        &[call("c1", "task", json!({"description": "mail"}))],
+    );
     play.hook(&mut main, Update::none());
     let mut child = play.child(&main, 0, "c1");
     play.start(&child, false);
     play.input(&mut child, "mail");
-    play.say(&mut child, "s1", "", &[call("c2", "send_email", json!({"to": "a@b.c"}))]);
+    play.say(
+        &mut child,
+        "s1",
+        "",
+        &[call("c2", "send_email", json!({"to": "a@b.c"}))],
+    );
     let asked = play.ask(&mut child);
     play.end(&child);
     play.repeat(&main, &asked);
     play.end(&main);
 
-    let mut later = Play { states: play.states.clone(), ..Play::asking() };
+    let mut later = Play {
+        states: play.states.clone(),
+        ..Play::asking()
+    };
     later.start(&main, true);
     later.start(&child, true);
-    let Some(again) = child.machine.state.last_ai().cloned() else { panic!("the child has answered") };
-    later.hook(&mut child, Update { messages: vec![again], ..Update::none() });
+    let Some(again) = child.machine.state.last_ai().cloned() else {
+        panic!("the child has answered")
+    };
+    later.hook(
+        &mut child,
+        Update {
+            messages: vec![again],
+            ..Update::none()
+        },
+    );
     later.answer(&mut child, 0, "sent", false);
     later.tools(&mut child);
     later.say(&mut child, "s2", "mailed", &[]);
@@ -134,15 +167,27 @@ fn asking_child() -> (Play, Play) {
 fn a_question_of_a_subagent_is_asked_there_and_once_more_by_its_caller() {
     let (play, _) = asking_child();
     let frames = play.all(&BOTH, true);
-    let expected =
-        ["values@1 2", "updates@1 __interrupt__", "values@1 2 asks", "updates __interrupt__", "values 2 asks"];
+    let expected = [
+        "values@1 2",
+        "updates@1 __interrupt__",
+        "values@1 2 asks",
+        "updates __interrupt__",
+        "values 2 asks",
+    ];
     assert_eq!(lines(&frames)[6..], expected);
-    let (inner, outer) = (data(&frames[7])["__interrupt__"][0].clone(), data(&frames[9])["__interrupt__"][0].clone());
+    let (inner, outer) = (
+        data(&frames[7])["__interrupt__"][0].clone(),
+        data(&frames[9])["__interrupt__"][0].clone(),
+    );
     assert_eq!(inner, outer, "the same question");
     assert_eq!(outer["response_schema"], Value::Null);
     assert_eq!(outer["agent_path"], json!(["main-agent", "researcher"]));
     let outside = play.all(&BOTH, false);
-    assert_eq!(data(&outside[4])["__interrupt__"][0], outer, "who asks is told even if subagents are not shown");
+    assert_eq!(
+        data(&outside[4])["__interrupt__"][0],
+        outer,
+        "who asks is told even if subagents are not shown"
+    );
 }
 
 #[test]
@@ -178,16 +223,38 @@ fn a_reader_who_joins_in_the_middle_sees_the_same_states_from_there_on() {
 #[test]
 fn an_answer_of_an_earlier_run_is_marked_as_not_made_anew() {
     let mut play = parallel();
-    let at = play.events.iter().position(|event| matches!(event.body, EventBody::Fact(Fact::Answered { .. })));
-    let Some(at) = at else { panic!("a call was answered alone") };
-    let EventBody::Fact(Fact::Answered { head, .. }) = play.events[at].body.clone() else { return };
+    let at = play
+        .events
+        .iter()
+        .position(|event| matches!(event.body, EventBody::Fact(Fact::Answered { .. })));
+    let Some(at) = at else {
+        panic!("a call was answered alone")
+    };
+    let EventBody::Fact(Fact::Answered { head, .. }) = play.events[at].body.clone() else {
+        return;
+    };
     let mut later = play.events.split_off(at + 1);
-    let started = Fact::Started { base: Some(head), attempt: 1, resumed: true };
-    later.insert(0, Event { body: EventBody::Fact(started), ..play.events[0].clone() });
+    let started = Fact::Started {
+        base: Some(head),
+        attempt: 1,
+        resumed: true,
+    };
+    later.insert(
+        0,
+        Event {
+            body: EventBody::Fact(started),
+            ..play.events[0].clone()
+        },
+    );
     let frames = play.read(&later, &[Mode::Updates, Mode::MessagesTuple], false);
     assert_eq!(
         lines(&frames)[..4],
-        ["metadata", "messages tool: first", "updates tools", "updates tools __metadata__"]
+        [
+            "metadata",
+            "messages tool: first",
+            "updates tools",
+            "updates tools __metadata__"
+        ]
     );
 }
 
@@ -201,7 +268,11 @@ fn private_fields_are_shown_nowhere() {
     play.hook(&mut main, Update::field("_secret", json!("x")));
     play.end(&main);
     let frames = play.all(&BOTH, false);
-    assert_eq!(lines(&frames)[3..], ["values 2".to_owned(), format!("updates {HITL}")], "no state: nothing changed");
+    assert_eq!(
+        lines(&frames)[3..],
+        ["values 2".to_owned(), format!("updates {HITL}")],
+        "no state: nothing changed"
+    );
     assert_eq!(data(&frames[4])[HITL], Value::Null);
 }
 
@@ -212,8 +283,19 @@ fn a_breakpoint_is_an_empty_question_and_a_failure_comes_last() {
     play.start(&main, false);
     play.fact(&main, Fact::Paused);
     let error = Some(Failure::new("ValueError", "because"));
-    play.fact(&main, Fact::Ended { status: RunStatus::Error, error, waits: false, used: None });
+    play.fact(
+        &main,
+        Fact::Ended {
+            status: RunStatus::Error,
+            error,
+            waits: false,
+            used: None,
+        },
+    );
     let frames = play.all(&BOTH, false);
-    assert_eq!(lines(&frames), ["metadata", "updates __interrupt__", "error ValueError"]);
+    assert_eq!(
+        lines(&frames),
+        ["metadata", "updates __interrupt__", "error ValueError"]
+    );
     assert_eq!(data(&frames[2]), json!({"error": "ValueError", "message": "because"}));
 }

@@ -7,7 +7,12 @@ fn delegation() -> Play {
     let mut main = play.main();
     play.start(&main, false);
     play.input(&mut main, "hi");
-    play.say(&mut main, "m1", "", &[call("c1", "task", json!({"description": "look"}))]);
+    play.say(
+        &mut main,
+        "m1",
+        "",
+        &[call("c1", "task", json!({"description": "look"}))],
+    );
     play.hook(&mut main, Update::none());
     let mut child = play.child(&main, 0, "c1");
     play.start(&child, false);
@@ -71,7 +76,9 @@ fn the_task_of_a_call_begins_before_its_subagent_and_carries_the_call() {
 fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
     let frames = delegation().all(&[Mode::Checkpoints, Mode::Debug], true);
     let of = |word: &str, depth: bool| {
-        let found = frames.iter().filter(|frame| frame.event.word == word && frame.event.namespace.is_some() == depth);
+        let found = frames
+            .iter()
+            .filter(|frame| frame.event.word == word && frame.event.namespace.is_some() == depth);
         found.map(data).collect::<Vec<_>>()
     };
     let (outer, inner) = (of("checkpoints", false), of("checkpoints", true));
