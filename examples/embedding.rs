@@ -54,7 +54,8 @@ impl CountWords {
     fn new() -> Self {
         let properties = json!({"text": {"type": "string"}});
         let parameters = json!({"type": "object", "properties": properties, "required": ["text"]});
-        let (name, description) = ("count_words".to_owned(), "Counts the words of a text.".to_owned());
+        let name = "count_words".to_owned();
+        let description = "Counts the words of a text.".to_owned();
         Self(Arc::new(ToolSpec {
             name,
             description,

@@ -33,7 +33,8 @@ struct Call {
 
 /// A string is the whole result. Any status but 200 is an error that the model is told of.
 async fn call(Path(tool): Path<String>, Json(call): Json<Call>) -> (StatusCode, Json<Value>) {
-    let (args, agent) = (&call.args, &call.agent_name);
+    let args = &call.args;
+    let agent = &call.agent_name;
     match tool.as_str() {
         "lookup" => {
             let context = call
@@ -46,10 +47,8 @@ async fn call(Path(tool): Path<String>, Json(call): Json<Call>) -> (StatusCode, 
             )
         }
         "send_email" => {
-            let (to, body) = (
-                args["to"].as_str().unwrap_or_default(),
-                args["body"].as_str().unwrap_or_default(),
-            );
+            let to = args["to"].as_str().unwrap_or_default();
+            let body = args["body"].as_str().unwrap_or_default();
             (
                 StatusCode::OK,
                 Json(json!({ "content": format!("sent to {to}: {body}") })),

@@ -16,9 +16,9 @@ use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
+use crate::definition::check::POLICY_TOOLS;
+use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::background::Looks;
-use crate::domain::definition::check::POLICY_TOOLS;
-use crate::domain::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::item::TextPath;
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -140,7 +140,8 @@ impl App {
         .await
         .context("could not begin with the agents and their runs")?;
         if let Some(pause) = config.runtime.reload() {
-            let (watch, soft) = (Watch::new(&config.files), shutdown.soft().clone());
+            let watch = Watch::new(&config.files);
+            let soft = shutdown.soft().clone();
             let following = definitions::follow(watch, runs.clone(), pause, soft);
             shutdown.spawn_essential("definition files", following);
         }
@@ -262,7 +263,8 @@ fn retention(config: &Config) -> Retention {
             SweepStrategy::KeepLatest => TtlStrategy::KeepLatest,
         },
     };
-    let (threads, checkpoints) = (config.threads.ttl.as_ref(), config.checkpointer.ttl.as_ref());
+    let threads = config.threads.ttl.as_ref();
+    let checkpoints = config.checkpointer.ttl.as_ref();
     let intervals = threads.iter().chain(&checkpoints).map(|section| section.interval());
     let interval = intervals.min().unwrap_or(Retention::default().interval);
     Retention {
@@ -321,7 +323,8 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
         max_event_bytes: config.answers.max_line_bytes,
         pieces: pieces_of_others(&config.answers),
     };
-    let (headers, patience) = (section.headers.clone(), section.patience());
+    let headers = section.headers.clone();
+    let patience = section.patience();
     Ok(Peers::new(
         Reach {
             rules,

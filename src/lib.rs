@@ -67,7 +67,7 @@
 //! script in `tests/it`.
 //!
 //! **a policy**: one file in `middleware/` with a type that implements [`middleware::Middleware`]; put it into *the* list in
-//! [`agent::assemble`]; add its setting to [`domain::definition`].
+//! [`agent::assemble`]; add its setting to [`definition`].
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
 //! [`http`], a scene in `tests/it`, and `openapi/` anew.
@@ -88,6 +88,7 @@ pub mod agent;
 pub mod app;
 pub mod config;
 pub mod db;
+pub mod definition;
 pub mod domain;
 pub mod events;
 pub mod http;
@@ -104,11 +105,11 @@ pub use async_trait::async_trait;
 
 pub use agent::Runnable;
 pub use app::{App as Adjutant, Builder, Prepared};
-pub use domain::call::Answer;
-pub use domain::definition::{
+pub use definition::{
     AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
     SubagentDefinition, SystemPrompt,
 };
+pub use domain::call::Answer;
 pub use domain::interrupt::{Question, QuestionKind};
 pub use domain::machine::{Failure, Jump, Moment};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};

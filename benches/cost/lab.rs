@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use adjutant::agent::assemble::Workshop;
 use adjutant::db::Db;
+use adjutant::definition::check::Surroundings;
+use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::background::Looks;
-use adjutant::domain::definition::check::Surroundings;
-use adjutant::domain::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::size::SizeLimits;

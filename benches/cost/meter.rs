@@ -15,7 +15,8 @@ pub(crate) struct Cost {
 impl Cost {
     /// Does `work` `times` times, `clients` of them at once.
     pub(crate) async fn of<W: Future<Output = ()>>(times: usize, clients: usize, work: impl Fn() -> W) -> Self {
-        let (began, before) = (Instant::now(), cpu());
+        let began = Instant::now();
+        let before = cpu();
         let timed = |_| async {
             let began = Instant::now();
             work().await;
@@ -26,7 +27,8 @@ impl Cost {
             .buffer_unordered(clients)
             .collect()
             .await;
-        let (total, cpu) = (began.elapsed(), cpu().saturating_sub(before));
+        let total = began.elapsed();
+        let cpu = cpu().saturating_sub(before);
         walls.sort_unstable();
         Self { walls, total, cpu }
     }

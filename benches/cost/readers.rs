@@ -50,7 +50,8 @@ async fn watch(lab: &Lab, run: &Run, name: &str, readers: usize) {
     let reading = join_all((0..readers).map(|_| read(lab, run, HEARTBEAT)));
     let watching = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let (before, held) = (cpu(), memory() - held);
+        let before = cpu();
+        let held = memory() - held;
         tokio::time::sleep(WATCH).await;
         let spent = cpu().saturating_sub(before).as_secs_f64() * 1e6 / WATCH.as_secs_f64();
         let each = count(readers.max(1));

@@ -17,13 +17,12 @@ pub(crate) async fn ask(lab: &Lab) {
     };
     let options = SqliteConnectOptions::new().filename(file).read_only(true);
     let mut conn = options.connect().await.expect("a second connection");
-    let (thread, script) = (
-        ThreadId::mint(),
-        json!({"script": [{"text": "So it is said. ".repeat(20)}]}),
-    );
+    let thread = ThreadId::mint();
+    let script = json!({"script": [{"text": "So it is said. ".repeat(20)}]});
     let mut firsts = None;
     for window in 0..11 {
-        let (rows, bytes) = (stored(&mut conn).await, written());
+        let rows = stored(&mut conn).await;
+        let bytes = written();
         let cost = Cost::of(WINDOW, 1, || lab.run(thread, &script)).await;
         let bytes = (written() - bytes) / count(WINDOW);
         let rows = (stored(&mut conn).await - rows) / count(WINDOW);

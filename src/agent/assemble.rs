@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::roster::{Build, BuildFork, Referred, Roster};
 use super::{Agent, Forks, Runnable, Shares};
-use crate::domain::background::{self, BackgroundAgent};
-use crate::domain::context::ContextSchema;
-use crate::domain::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
-use crate::domain::definition::{
+use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
+use crate::definition::{
     self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
     Provenance, SubagentDefinition,
 };
+use crate::domain::background::{self, BackgroundAgent};
+use crate::domain::context::ContextSchema;
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;
@@ -132,7 +132,9 @@ impl Workshop {
             is_owners: provenance.file().is_some(),
         };
         let agent = Arc::new(self.main_agent(&source, true, None)?);
-        let (workshop, full, is_owners) = (self.clone(), Arc::clone(&agent), source.is_owners);
+        let workshop = self.clone();
+        let full = Arc::clone(&agent);
+        let is_owners = source.is_owners;
         let build = move |delegates: bool, format: Option<&Value>| {
             // Its models were there when it was first built.
             workshop
@@ -143,7 +145,8 @@ impl Workshop {
     }
 
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {
-        let (graph_id, definition) = (&source.graph_id, &*source.definition);
+        let graph_id = &source.graph_id;
+        let definition = &*source.definition;
         let subagents = definition.delegates();
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
@@ -222,14 +225,17 @@ impl Workshop {
             .into_iter()
             .filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
-            let (workshop, source, policy) = (self.clone(), source.clone(), Arc::clone(&policy));
+            let workshop = self.clone();
+            let source = source.clone();
+            let policy = Arc::clone(&policy);
             let forks = Arc::clone(&below);
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster, format| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
                     return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
                 }
-                let (policy, forks) = (Arc::clone(&policy), Arc::clone(&forks));
+                let policy = Arc::clone(&policy);
+                let forks = Arc::clone(&forks);
                 let delegations = roster.map(|roster| Delegating { roster, policy, forks });
                 let formed = || SubagentDefinition {
                     response_format: format.cloned(),
@@ -380,8 +386,10 @@ impl Workshop {
             .into_iter()
             .flat_map(|delegations| delegations.forks.iter().cloned());
         Forks::new(forks.map(|fork| {
-            let (workshop, name) = (self.clone(), fork.name.clone());
-            let (caller, model) = (caller.clone(), Arc::clone(model));
+            let workshop = self.clone();
+            let name = fork.name.clone();
+            let caller = caller.clone();
+            let model = Arc::clone(model);
             let build = move |format: Option<&Value>| {
                 let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
                 let model = own.map_or_else(|| Arc::clone(&model), |own| own.unwrap_or_else(Unusable::because));

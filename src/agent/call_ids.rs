@@ -81,10 +81,8 @@ mod tests {
             .filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned())))
             .collect();
         assert_eq!(pieces, expected);
-        assert_eq!(
-            (ids.of_piece(2, Some("a".to_owned())), ids.of_piece(2, None)),
-            (Some("a-2".to_owned()), None)
-        );
+        assert_eq!(ids.of_piece(2, Some("a".to_owned())), Some("a-2".to_owned()));
+        assert_eq!(ids.of_piece(2, None), None);
         let mut message = Message::ai("");
         let calls = given.map(|id| ToolCall::new(id, "t", Map::new())).to_vec();
         message.role = Role::Ai {

@@ -12,9 +12,9 @@ use super::Loop;
 use super::delegate::ChildEnd;
 use super::driver::{Left, Notes, asked_in_vain, with_ids};
 use super::journal::{Note, Stop};
+use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
 use crate::domain::call::{Answer, Fate};
-use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::event::Fact;
 use crate::domain::foreign::{admit_message, admit_result};
 use crate::domain::id::{CheckpointId, RunId};
@@ -65,7 +65,8 @@ impl Loop<'_> {
         self.growth.step_begins();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
-        let (mut jobs, mut children) = (vec![], vec![]);
+        let mut jobs = vec![];
+        let mut children = vec![];
         for at in ready.iter().copied() {
             if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
                 children.push((at, *child));

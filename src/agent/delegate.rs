@@ -9,9 +9,9 @@ use super::calls::{Came, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
 use super::roster::Referred;
 use super::{Agent, Breakpoints, Ending, Growth, Loop};
+use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{Answer, Fate};
-use crate::domain::definition::form_problem;
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
@@ -177,7 +177,8 @@ impl Loop<'_> {
             order: _,
             known: _,
         } = child;
-        let (input, begun) = (input.unwrap_or_default(), machine.head.is_some());
+        let input = input.unwrap_or_default();
+        let begun = machine.head.is_some();
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
             (Phase::Ended, None) => Ending::Done,
@@ -231,11 +232,10 @@ impl Loop<'_> {
     /// The text for the model, when there is none, or none that can do the work in this form.
     fn described(&self, name: &str, order: &Order) -> Result<Described, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
-        let (roster, depth) = (
-            self.agent.subagents.as_ref().ok_or_else(nobody)?,
-            self.lineage.depth + 1 - self.base,
-        );
-        let (referred, fork) = (roster.referred(name).cloned(), self.agent.forks.get(name));
+        let roster = self.agent.subagents.as_ref().ok_or_else(nobody)?;
+        let depth = self.lineage.depth + 1 - self.base;
+        let referred = roster.referred(name).cloned();
+        let fork = self.agent.forks.get(name);
         let here = fork.or_else(|| roster.get(name, depth));
         let is_apart = here.as_ref().is_some_and(|agent| agent.model.stands_in());
         let begins_itself = is_apart || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);

@@ -349,7 +349,8 @@ impl Loop<'_> {
             Some(self.scope.slots.for_model().await)
         };
         let mut stream = self.agent.model.ask(request).await?;
-        let (mut ids, mut heard) = (CallIds::default(), Update::none());
+        let mut ids = CallIds::default();
+        let mut heard = Update::none();
         // Who stands in says by itself which message it begins.
         if !self.agent.model.stands_in() {
             speech.say(Chunk::Begin);
@@ -376,7 +377,8 @@ impl Loop<'_> {
                 ModelEvent::Text(text) => Chunk::Text(without_nul(text)),
                 ModelEvent::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
                 ModelEvent::CallChunk { index, id, name, args } => {
-                    let (id, name) = (id.map(without_nul), name.map(without_nul));
+                    let id = id.map(without_nul);
+                    let name = name.map(without_nul);
                     Chunk::Call {
                         index,
                         id: ids.of_piece(index, id),

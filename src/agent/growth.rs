@@ -118,7 +118,8 @@ mod tests {
 
     #[test]
     fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
-        let (growth, mut state) = (Growth::default(), State::default());
+        let growth = Growth::default();
+        let mut state = State::default();
         assert_eq!(growth.check(&state), Ok(()));
         growth.step_begins();
         for _ in 0..3 {
@@ -137,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_state_that_grew_by_what_models_say_stops_the_loop() {
-        let (growth, mut state) = (Growth::default(), State::default());
+        let growth = Growth::default();
+        let mut state = State::default();
         for _ in 0..3 {
             let writes = said(QUARTER);
             growth.note(&writes);

@@ -23,9 +23,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use crate::definition::{AnswerFormat, SystemPrompt, form_name, form_problem};
 use crate::domain::Invalid;
 use crate::domain::context::ContextSchema;
-use crate::domain::definition::{AnswerFormat, SystemPrompt, form_name, form_problem};
 use crate::domain::event::Fact;
 use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;

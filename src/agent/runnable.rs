@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 
-use crate::domain::definition::AfterCrash;
+use crate::definition::AfterCrash;
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 

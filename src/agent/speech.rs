@@ -26,7 +26,9 @@ pub(super) struct Speech<'a> {
 impl<'a> Speech<'a> {
     /// Nothing is said yet of the answer of this `head`.
     pub(super) fn new(head: &Arc<AnswerHead>, journal: &'a dyn Journal) -> Self {
-        let (said, thought, calls) = (String::new(), String::new(), vec![]);
+        let said = String::new();
+        let thought = String::new();
+        let calls = vec![];
         Self {
             head: Arc::clone(head),
             ordinals: 0..,

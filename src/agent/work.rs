@@ -10,7 +10,7 @@ use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
 use super::driver::{Left, Notes, with_ids};
 use super::journal::Note;
 use super::{Loop, Runnable};
-use crate::domain::definition::AfterCrash;
+use crate::definition::AfterCrash;
 use crate::domain::event::{Fact, Work};
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{Asker, Decision, Decisions, Question};

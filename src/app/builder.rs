@@ -13,8 +13,8 @@ use super::{App, keys};
 use crate::agent::Runnable;
 use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
 use crate::db::Db;
-use crate::domain::definition::AgentDefinition;
-use crate::domain::definition::check::{is_word, tool_name_problem};
+use crate::definition::AgentDefinition;
+use crate::definition::check::{is_word, tool_name_problem};
 use crate::domain::time::{Clock, SystemClock};
 use crate::logging;
 use crate::middleware::Middleware;
@@ -335,7 +335,9 @@ impl Registered {
     pub(super) fn sources(&self) -> BTreeMap<String, Source> {
         let mut sources = self.sources.clone();
         for (provider, models) in &self.models {
-            let (other, models, provider) = (sources.remove(provider), models.clone(), provider.clone());
+            let other = sources.remove(provider);
+            let models = models.clone();
+            let provider = provider.clone();
             let key = provider.clone();
             let source: Source = Arc::new(move |name| match (models.get(name), &other) {
                 (Some(model), _) => Ok(Arc::clone(model)),

@@ -6,7 +6,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Problems, Watch};
-use crate::domain::definition::Remark;
+use crate::definition::Remark;
 use crate::runtime::{FileAgent, FileAgents, Runs};
 
 /// What the files of a configuration define, and what is odd about it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::builder::Registered;
 use crate::config::{Config, Loaded, Problem};
-use crate::domain::definition::{AgentDefinition, Severity};
+use crate::definition::{AgentDefinition, Severity};
 
 /// A key that is not there.
 struct MissingKey {

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::ExposeSecret;
 
 use super::{Config, ProviderKind, ProviderSection, Server, TimeToLive};
-use crate::domain::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
-use crate::domain::definition::{FieldPath, Finding, Segment};
+use crate::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
+use crate::definition::{FieldPath, Finding, Segment};
 
 /// The longest time that can be set, in seconds: a day.
 const LONGEST_S: f64 = 86_400.0;

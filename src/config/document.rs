@@ -5,7 +5,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Places, Position, Problem};
-use crate::domain::definition::FieldPath;
+use crate::definition::FieldPath;
 
 /// What a document says, and where.
 #[derive(Debug, Default)]

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::problem::Origin;
 use super::{Config, Sheet};
-use crate::domain::definition::check::Surroundings;
-use crate::domain::definition::{AgentDefinition, FieldPath, Finding};
+use crate::definition::check::Surroundings;
+use crate::definition::{AgentDefinition, FieldPath, Finding};
 
 /// Where the definitions of a program are, in messages.
 pub(super) const PROGRAM: &str = "the program";

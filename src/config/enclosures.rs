@@ -10,9 +10,9 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::domain::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
-use crate::domain::definition::mcp::ToolNames;
-use crate::domain::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
+use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
+use crate::definition::mcp::ToolNames;
+use crate::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
 use crate::domain::skill::{self, Skill};
 use crate::domain::state::{Encoding, File};
 

@@ -28,8 +28,8 @@ use serde_json::{Map, Value, json};
 
 use super::problem::{Origin, Places, Problem};
 use super::{document, markdown};
-use crate::domain::definition::enclosed::is_relative;
-use crate::domain::definition::{FieldPath, source_problem};
+use crate::definition::enclosed::is_relative;
+use crate::definition::{FieldPath, source_problem};
 
 mod deploy;
 mod managed;
@@ -89,7 +89,8 @@ pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> 
             problem.agent = Some(place.name().into());
         }
         let origins = std::mem::take(&mut search.origins);
-        let (graph_id, place) = (place.name(), place.to_string());
+        let graph_id = place.name();
+        let place = place.to_string();
         agents.extend(definition.map(|definition| FolderAgent {
             graph_id,
             place,
@@ -306,7 +307,8 @@ impl Search<'_> {
         layout: Layout,
         (holds, role): (&FieldPath, Role),
     ) -> Option<Map<String, Value>> {
-        let (text, table) = (place.join("AGENTS.md"), place.join(layout.file()));
+        let text = place.join("AGENTS.md");
+        let table = place.join(layout.file());
         if !text.real.is_file() && (layout != Layout::Own || !table.real.is_file()) {
             self.problems.push(match layout {
                 Layout::Own => place.problem("has neither an AGENTS.md nor an agent.toml"),
@@ -340,7 +342,8 @@ impl Search<'_> {
             [] => Some(Layout::Own),
             [only] => Some(*only),
             [first, second, ..] => {
-                let (first, second) = (first.file(), second.file());
+                let first = first.file();
+                let second = second.file();
                 let message = format!("has both {first} and {second}, which are two layouts; keep one of them");
                 self.problems.push(place.problem(message));
                 None
@@ -409,7 +412,8 @@ impl Search<'_> {
     }
 
     fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
-        let (file, holds) = (place.to_string(), holds.clone());
+        let file = place.to_string();
+        let holds = holds.clone();
         self.origins.push(Origin {
             file,
             holds,

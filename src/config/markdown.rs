@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::problem::{Places, Problem};
-use crate::domain::definition::FieldPath;
+use crate::definition::FieldPath;
 use crate::domain::front_matter::{self, FrontMatter};
 
 /// What such a file says.
@@ -31,7 +31,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Markdown, Problem> {
             Err(Problem::in_file(file, "the settings at the top must end with a line `---`").at(Some((1, 1))))
         }
         FrontMatter::Present { yaml, body } => {
-            let (settings, places) = (settings(file, yaml)?, places(yaml, 2));
+            let settings = settings(file, yaml)?;
+            let places = places(yaml, 2);
             Ok(Markdown {
                 settings,
                 places,

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Config, variable};
-use crate::domain::definition::mcp::McpServerDefinition;
-use crate::domain::definition::{FieldPath, Finding};
+use crate::definition::mcp::McpServerDefinition;
+use crate::definition::{FieldPath, Finding};
 
 /// The environment variables of the server that every program sees which it starts. The others are none of its business.
 const INHERITED: [&str; 12] = [
@@ -139,7 +139,8 @@ fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Fi
 
 /// The text with the values of the variables that it names.
 fn filled(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<String, String> {
-    let (mut filled, mut rest) = (String::new(), text);
+    let mut filled = String::new();
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
         let Some((inside, after)) = after.split_once('}') else {
             break;

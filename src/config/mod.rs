@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::domain::definition::mcp::McpServerDefinition;
-use crate::domain::definition::{
+use crate::definition::mcp::McpServerDefinition;
+use crate::definition::{
     AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, deprecated, is_echo, read,
 };
 

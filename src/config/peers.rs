@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 use super::webhooks::host_problems;
-use crate::domain::definition::check::address_problem;
-use crate::domain::definition::{FieldPath, Finding, Headers};
+use crate::definition::check::address_problem;
+use crate::definition::{FieldPath, Finding, Headers};
 
 /// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
 /// definitions in files name may be anywhere; the rules are for those that clients bring.

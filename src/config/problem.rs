@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::domain::definition::{FieldPath, Finding, Remark, Segment, Severity};
+use crate::definition::{FieldPath, Finding, Remark, Segment, Severity};
 
 /// A line and a column, both from 1, columns in characters.
 pub type Position = (usize, usize);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{Config, ProviderKind};
-use crate::domain::definition::check::{Surroundings, check_model};
-use crate::domain::definition::{FieldPath, Finding};
+use crate::definition::check::{Surroundings, check_model};
+use crate::definition::{FieldPath, Finding};
 use crate::domain::item::texts::MOST_PATHS;
 use crate::domain::item::{self, TextPath};
 

@@ -213,14 +213,9 @@ fn the_command_line_precedes_the_file() {
 
     let config = place.load_with(&settings).unwrap().config;
 
-    assert_eq!(
-        (
-            config.server.listen.as_str(),
-            config.storage.url.expose(),
-            config.log.filter.as_str()
-        ),
-        ("127.0.0.2:2", "sqlite::memory:", "debug")
-    );
+    assert_eq!(config.server.listen.as_str(), "127.0.0.2:2");
+    assert_eq!(config.storage.url.expose(), "sqlite::memory:");
+    assert_eq!(config.log.filter.as_str(), "debug");
 }
 
 #[test]
@@ -291,7 +286,8 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
     let KeySource::Variable { name, value } = config.providers["lab"].key() else {
         panic!("a variable is named")
     };
-    assert_eq!((name.as_str(), value.is_none()), ("ADJUTANT_TEST_NO_SUCH_KEY", true));
+    assert_eq!(name.as_str(), "ADJUTANT_TEST_NO_SUCH_KEY");
+    assert_eq!(value.is_none(), true);
 }
 
 #[test]
@@ -346,15 +342,12 @@ fn times_to_live_are_read_and_checked() {
     let text =
         "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
     let config = Place::with(&[("adjutant.toml", text)]).load().config;
-    let (threads, checkpointer) = (config.threads.ttl.unwrap(), config.checkpointer.ttl.unwrap());
-    assert_eq!(
-        (threads.strategy, threads.after().as_secs()),
-        (SweepStrategy::Delete, 5400)
-    );
-    assert_eq!(
-        (checkpointer.strategy, checkpointer.after().as_secs()),
-        (SweepStrategy::KeepLatest, 30)
-    );
+    let threads = config.threads.ttl.unwrap();
+    let checkpointer = config.checkpointer.ttl.unwrap();
+    assert_eq!(threads.strategy, SweepStrategy::Delete);
+    assert_eq!(threads.after().as_secs(), 5400);
+    assert_eq!(checkpointer.strategy, SweepStrategy::KeepLatest);
+    assert_eq!(checkpointer.after().as_secs(), 30);
     assert_eq!(threads.interval().as_secs(), 60);
     let said = complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
     assert!(said.contains("checkpointer.ttl.strategy"), "{said}");

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{Loaded, Problems};
-use crate::domain::definition::mcp::McpServerDefinition;
-use crate::domain::definition::{AgentDefinition, Location, SubagentDefinition};
+use crate::definition::mcp::McpServerDefinition;
+use crate::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
 pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
@@ -23,8 +23,9 @@ pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
     let errors = problems
         .0
         .iter()
-        .filter(|problem| problem.severity == crate::domain::definition::Severity::Error);
-    let (errors, all) = (errors.count(), problems.0.len());
+        .filter(|problem| problem.severity == crate::definition::Severity::Error);
+    let errors = errors.count();
+    let all = problems.0.len();
     push(
         &mut text,
         &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")),

@@ -8,8 +8,8 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 use super::sections::{KeySource, seconds};
-use crate::domain::definition::check::is_word;
-use crate::domain::definition::is_reserved_header;
+use crate::definition::check::is_word;
+use crate::definition::is_reserved_header;
 
 /// `[webhooks]`: where reports about ended runs may go, and how they are sent.
 #[derive(Debug, Clone, Deserialize)]

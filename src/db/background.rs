@@ -86,8 +86,9 @@ impl TryFrom<TaskRow> for TaskRecord {
 /// Stores a new task.
 pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
     const SQL: &str = "insert into background_tasks (task_id, parent_thread, parent_run, parent_assistant, call_id, \
-        agent_name, graph_id, url, top_run, ancestry, notify, watched, told_run, created_at, due_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)";
+        agent_name, graph_id, url, top_run, ancestry, notify, watched, told_run, created_at, due_at, \
+        unwanted, looks, fence) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, false, 0, 0)";
     let ancestry = encode(&task.ancestry)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(task.task.0)

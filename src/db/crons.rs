@@ -83,7 +83,8 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     const SQL: &str = "insert into crons (cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, \
         keep_threads, due_at, request, payload, metadata, created_at, updated_at) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
-    let (request, payload) = (encode(&cron.request)?, encode(&cron.payload)?);
+    let request = encode(&cron.request)?;
+    let payload = encode(&cron.payload)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(cron.id.0)
         .bind(cron.assistant.0)
@@ -129,7 +130,8 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
         keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";
-    let (request, payload) = (encode(&cron.request)?, encode(&cron.payload)?);
+    let request = encode(&cron.request)?;
+    let payload = encode(&cron.payload)?;
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(cron.id.0)
         .bind(cron.assistant.0)

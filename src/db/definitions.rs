@@ -7,7 +7,7 @@ use super::engine::on_engine;
 use super::json::{Cell, readable, unless_corrupt};
 use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
+use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
@@ -86,8 +86,10 @@ pub async fn keep(
         .map(drop))?;
     loop {
         let as_number = |number, created_at| {
-            let (graph_id, digest) = (graph_id.to_owned(), digest.clone());
-            let (definition, provenance) = (definition.clone(), provenance.clone());
+            let graph_id = graph_id.to_owned();
+            let digest = digest.clone();
+            let definition = definition.clone();
+            let provenance = provenance.clone();
             DefinitionVersion {
                 graph_id,
                 number,

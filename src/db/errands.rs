@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::{DbResult, Tx};
-use crate::domain::definition::Digest;
+use crate::definition::Digest;
 use crate::domain::errand::RemoteErrand;
 use crate::domain::id::RunId;
 use crate::domain::time::Timestamp;
@@ -51,8 +51,8 @@ macro_rules! is_over {
 
 /// Stores an errand that is about to begin.
 pub async fn insert(tx: &mut Tx<'_>, errand: &RemoteErrand, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into errands (run_id, graph_id, definition, agent_name, url, due_at, looks, lost_since) \
-        values ($1, $2, $3, $4, $5, $6, 0, null) on conflict (run_id) do nothing";
+    const SQL: &str = "insert into errands (run_id, graph_id, definition, agent_name, url, due_at, looks, lost_since, \
+        look_at) values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (run_id) do nothing";
     on_engine!(tx, |conn| query(SQL)
         .bind(errand.run.0)
         .bind(&errand.graph_id)

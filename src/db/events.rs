@@ -115,7 +115,9 @@ impl EventRow {
     fn read(self, thread: ThreadId) -> DbResult<LoggedEvent> {
         let what = match (self.checkpoint_id, self.step, self.source, self.node) {
             (Some(checkpoint_id), Some(step), Some(source), Some(node)) => {
-                let (parent_id, writes, shown) = (self.parent_id, self.body, self.shown);
+                let parent_id = self.parent_id;
+                let writes = self.body;
+                let shown = self.shown;
                 let row = EntryColumns {
                     checkpoint_id,
                     parent_id,
@@ -139,7 +141,9 @@ impl EventRow {
                 )
             }
         };
-        let (run, lane, at) = (self.run_id.map(RunId), lane_of(self.lane), Timestamp(self.created_at));
+        let run = self.run_id.map(RunId);
+        let lane = lane_of(self.lane);
+        let at = Timestamp(self.created_at);
         Ok(LoggedEvent {
             seq: self.seq,
             run,

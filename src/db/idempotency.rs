@@ -138,7 +138,8 @@ pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option
 async fn keep(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
     const SQL: &str = "update idempotency_keys set status = $2, body = $3, location = $4, thread_id = $5, run_id = $6 \
         where idempotency_key = $1";
-    let (mut answer, mut place) = (None, None);
+    let mut answer = None;
+    let mut place = None;
     match kept {
         Kept::Answer { status, body, location } => {
             answer = Some((i32::from(*status), body.as_str(), location.as_deref()));

@@ -317,7 +317,8 @@ async fn remember(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
             resolved_at: asked.resolved_at,
             seq: asked.seq,
         })?;
-        let (thread, id) = (asked.thread.0, asked.interrupt.id.0.as_str());
+        let thread = asked.thread.0;
+        let id = asked.interrupt.id.0.as_str();
         on_engine!(tx, |conn| query(SQL)
             .bind(thread)
             .bind(id)

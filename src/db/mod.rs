@@ -139,18 +139,7 @@ impl Db {
             writers,
             limits,
         }));
-        db.catch_up().await?;
         Ok(db)
-    }
-
-    /// Writes what an older version of the tables did not have.
-    async fn catch_up(&self) -> DbResult<()> {
-        while self
-            .write(|tx| Box::pin(async move { threads::index_some(tx, 500).await }))
-            .await?
-            > 0
-        {}
-        Ok(())
     }
 
     /// Which engine this is.

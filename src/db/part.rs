@@ -115,13 +115,12 @@ mod tests {
 
     /// Reads a page of a list whose rows weigh this. Returns how many rows were asked for each time, and the page.
     fn filled(list: &[usize], limit: i64, bytes: usize) -> (Vec<i64>, ListPart<usize>) {
-        let (mut filling, mut asked) = (Filling::new(limit, bytes), vec![]);
+        let mut filling = Filling::new(limit, bytes);
+        let mut asked = vec![];
         while let Some(next) = filling.next() {
             asked.push(next);
-            let (from, most) = (
-                usize::try_from(filling.count()).unwrap(),
-                usize::try_from(next).unwrap(),
-            );
+            let from = usize::try_from(filling.count()).unwrap();
+            let most = usize::try_from(next).unwrap();
             let rows: Vec<usize> = list.iter().skip(from).take(most).copied().collect();
             filling
                 .take(next, rows, |row| *row, Ok)
@@ -133,18 +132,20 @@ mod tests {
     #[test]
     fn small_rows_are_read_in_two_parts_and_large_ones_end_the_page() {
         let (asked, part) = filled(&[10; 500], 300, 1_000_000);
-        assert_eq!((asked, part.rows.len(), part.is_cut), (vec![16, 284], 300, false));
+        assert_eq!(asked, vec![16, 284]);
+        assert_eq!(part.rows.len(), 300);
+        assert_eq!(part.is_cut, false);
         let (_, part) = filled(&[10; 5], 300, 1_000_000);
-        assert_eq!((part.rows.len(), part.is_cut), (5, false));
+        assert_eq!(part.rows.len(), 5);
+        assert_eq!(part.is_cut, false);
         let (_, part) = filled(&[400; 100], 300, 1000);
-        assert_eq!((part.rows.len(), part.is_cut), (2, true));
+        assert_eq!(part.rows.len(), 2);
+        assert_eq!(part.is_cut, true);
         let (_, part) = filled(&[5000; 2], 300, 1000);
-        assert_eq!(
-            (part.rows.len(), part.is_cut),
-            (1, true),
-            "one row is shown whatever its size"
-        );
+        assert_eq!(part.rows.len(), 1, "one row is shown whatever its size");
+        assert_eq!(part.is_cut, true, "one row is shown whatever its size");
         let (_, part) = filled(&[500; 2], 300, 1000);
-        assert_eq!((part.rows.len(), part.is_cut), (2, false));
+        assert_eq!(part.rows.len(), 2);
+        assert_eq!(part.is_cut, false);
     }
 }

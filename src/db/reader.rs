@@ -80,7 +80,8 @@ pub(super) struct SearchReader {
 impl SearchReader {
     /// Takes a connection out of the pool, for statements of this length together.
     pub(super) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
-        let (is_over, end) = (Arc::new(AtomicBool::new(false)), Instant::now() + limit);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let end = Instant::now() + limit;
         let mut reader = Self {
             conn: pool.acquire().await?,
             is_over: Arc::clone(&is_over),

@@ -199,8 +199,8 @@ fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
-        visibility) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19)";
+        visibility, crashes) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, null, $16, $17, $18, $19, 0)";
     let visibility = Some(run.lineage.visibility).filter(|visibility| *visibility != Visibility::Full);
     let request = encode(&run.request)?;
     let error = run.error.as_ref().map(encode).transpose()?;

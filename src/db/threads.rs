@@ -13,7 +13,6 @@ use uuid::Uuid;
 #[cfg(test)]
 pub(in crate::db) use search::Way;
 pub use search::{COUNTED, LOOKED_INTO, ThreadPage, ThreadSearch, ThreadSort, count, search};
-pub use terms::index_some;
 
 use super::engine::on_engine;
 use super::json::{Cell, encode, log_unreadable};

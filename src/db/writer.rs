@@ -227,7 +227,10 @@ pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<Bo
     } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));
     let writer = || {
-        let (inbox, pool, states, closing) = (Arc::clone(&inbox), pool.clone(), Arc::clone(&states), closing.clone());
+        let inbox = Arc::clone(&inbox);
+        let pool = pool.clone();
+        let states = Arc::clone(&states);
+        let closing = closing.clone();
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
                 // A database that does not answer at all must not keep the writer for ever.

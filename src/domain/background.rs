@@ -7,7 +7,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::definition::{Headers, SubagentDefinition, UpdateStrategy};
 use super::field::{FieldRule, Merge, Visibility};
 use super::id::{AssistantId, RunId, ThreadId};
 use super::limits::{Limits, Usage};
@@ -16,6 +15,7 @@ use super::run::RunStatus;
 use super::state::{State, Update};
 use super::time::Timestamp;
 use super::visibility::Visibility as Seen;
+use crate::definition::{Headers, SubagentDefinition, UpdateStrategy};
 
 mod remote;
 
@@ -183,7 +183,9 @@ impl BackgroundTask {
     /// A task that was just begun.
     pub fn begun(agent: &str, run: TaskRun, now: Timestamp) -> Self {
         let TaskRun { thread, run, status } = run;
-        let (task_id, agent_name, now) = (thread.clone(), agent.to_owned(), now.to_second());
+        let task_id = thread.clone();
+        let agent_name = agent.to_owned();
+        let now = now.to_second();
         Self {
             task_id,
             agent_name,
@@ -330,7 +332,8 @@ pub struct Sight {
 impl Sight {
     /// A run that stands like this, without anything to say about it.
     pub fn of(run: impl Into<String>, status: TaskStatus) -> Self {
-        let (interrupts, answered) = (vec![], vec![]);
+        let interrupts = vec![];
+        let answered = vec![];
         Self {
             run: run.into(),
             status,
@@ -514,10 +517,8 @@ mod tests {
                 "last_updated_at": "2026-01-01T00:00:00Z"})
         );
         let newer = task.with_run("r2").with_run("r2").with_run("r3");
-        assert_eq!(
-            (newer.run_id.as_str(), newer.superseded_run_ids),
-            ("r3", vec!["r1".to_owned(), "r2".to_owned()])
-        );
+        assert_eq!(newer.run_id.as_str(), "r3");
+        assert_eq!(newer.superseded_run_ids, vec!["r1".to_owned(), "r2".to_owned()]);
     }
 
     #[test]

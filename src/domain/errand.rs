@@ -1,8 +1,8 @@
 //! Errands: work of subagents that is done on other servers while a run here waits for it.
 
-use super::definition::Digest;
 use super::id::RunId;
 use super::time::Timestamp;
+use crate::definition::Digest;
 
 /// What the server remembers of such work, so that nothing is left of it when nobody wants it any more.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -293,7 +293,8 @@ mod tests {
 
     #[test]
     fn two_writes_combined_do_what_they_do_one_after_the_other() {
-        let (first, later) = (json!({"a": null, "b": 2}), json!({"b": null, "c": 3}));
+        let first = json!({"a": null, "b": 2});
+        let later = json!({"b": null, "c": 3});
         let both = rule(Merge::ByKey).combine(first.clone(), later.clone());
         let there = Some(json!({"a": 0, "b": 0}));
         let one_by_one = rule(Merge::ByKey).write(Some(rule(Merge::ByKey).write(there.clone(), first)), later);

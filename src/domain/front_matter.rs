@@ -42,7 +42,8 @@ impl<'a> FrontMatter<'a> {
         let mut end = first.len();
         for line in lines {
             if line.trim_end() == "---" {
-                let (yaml, body) = (text.get(first.len()..end), text.get(end + line.len()..));
+                let yaml = text.get(first.len()..end);
+                let body = text.get(end + line.len()..);
                 return Self::Present {
                     yaml: yaml.unwrap_or_default(),
                     body: body.unwrap_or_default(),

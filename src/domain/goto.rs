@@ -236,10 +236,9 @@ mod tests {
             else {
                 panic!("{form}");
             };
-            assert_eq!(
-                (sent[0].id.as_str(), sent[0].name.as_str(), sent.len()),
-                ("c1", "lookup", 1)
-            );
+            assert_eq!(sent[0].id.as_str(), "c1");
+            assert_eq!(sent[0].name.as_str(), "lookup");
+            assert_eq!(sent.len(), 1);
         }
         let twice = json!([{"node": "tools", "input": call}, {"node": "tools", "input": call}]);
         assert!(read(twice).is_err_and(|error| error.contains("two calls with the id \"c1\"")));

@@ -26,7 +26,6 @@ pub mod call;
 pub mod checkpoint;
 pub mod context;
 pub mod cron;
-pub mod definition;
 pub mod delivery;
 pub mod errand;
 pub mod event;

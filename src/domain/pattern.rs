@@ -102,7 +102,9 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
     let Some(open) = pattern.find('{') else {
         return Ok(None);
     };
-    let (mut depth, mut from, mut choices) = (0_usize, open + 1, vec![]);
+    let mut depth = 0_usize;
+    let mut from = open + 1;
+    let mut choices = vec![];
     for (at, letter) in pattern.char_indices().skip_while(|(at, _)| *at < open) {
         match letter {
             '{' => depth += 1,

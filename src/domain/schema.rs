@@ -395,7 +395,8 @@ impl<'a> Measure<'a> {
             .and_then(Value::as_str)
             .is_some_and(|id| !id.starts_with('#'));
         let root = if is_resource { schema } else { root };
-        let (depth, in_row) = (above.0 + 1, above.1 + 1);
+        let depth = above.0 + 1;
+        let in_row = above.1 + 1;
         for keyword in ["$ref", "$dynamicRef", "$recursiveRef"] {
             let Some(to) = fields.get(keyword).and_then(Value::as_str) else {
                 continue;
@@ -424,7 +425,8 @@ impl<'a> Measure<'a> {
             let found = self.part(alternative, root, (depth, in_row))?;
             part.add(found);
         }
-        let (mut shared, mut own) = (0, 0);
+        let mut shared = 0;
+        let mut own = 0;
         for inner in on_shared(fields) {
             self.size.has_alternatives = true;
             let found = self.part(inner, root, (depth, 0))?;

@@ -36,8 +36,14 @@ pub struct Thread {
 impl Thread {
     /// A thread that nothing has happened on.
     pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
-        let (created_at, updated_at, state_updated_at) = (now, now, now);
-        let (status, config, error, ttl, expires_at) = (ThreadStatus::Idle, Map::new(), None, None, None);
+        let created_at = now;
+        let updated_at = now;
+        let state_updated_at = now;
+        let status = ThreadStatus::Idle;
+        let config = Map::new();
+        let error = None;
+        let ttl = None;
+        let expires_at = None;
         Self {
             id,
             status,

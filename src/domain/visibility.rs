@@ -90,7 +90,8 @@ fn only_calls(writes: &Update) -> Update {
                 invalid_tool_calls: vec![],
                 usage_metadata: None,
             };
-            let (name, id) = (message.name.clone(), message.id.clone());
+            let name = message.name.clone();
+            let id = message.id.clone();
             Some(Arc::new(Message {
                 name,
                 id,
@@ -138,7 +139,8 @@ mod tests {
 
     fn step(writes: Update) -> Event {
         let id = CheckpointId::mint();
-        let (source, node) = (Source::Loop, "model".to_owned());
+        let source = Source::Loop;
+        let node = "model".to_owned();
         let entry = Entry {
             id,
             parent: None,

@@ -82,8 +82,12 @@ impl Follow {
     }
 
     fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
-        let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
-        let (events, ready, current) = (events.clone(), VecDeque::new(), None);
+        let db = events.db.clone();
+        let log = events.log(thread);
+        let leaving = events.leaving.clone();
+        let events = events.clone();
+        let ready = VecDeque::new();
+        let current = None;
         Self {
             events,
             db,
@@ -142,7 +146,8 @@ impl Follow {
 
     /// Looks for the run or the write that comes next. False if there is none yet.
     async fn look(&mut self) -> DbResult<bool> {
-        let (thread, after) = (self.thread, self.after);
+        let thread = self.thread;
+        let after = self.after;
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 let run = db::runs::begun_after(tx, thread, after).await?;

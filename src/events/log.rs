@@ -88,7 +88,9 @@ impl ThreadLog {
     pub fn open(&self, next: i64) {
         let mut ring = self.ring();
         let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
-        let (holder, run, slots) = (ring.holder, ring.run, VecDeque::new());
+        let holder = ring.holder;
+        let run = ring.run;
+        let slots = VecDeque::new();
         *ring = Ring {
             active: true,
             holder,

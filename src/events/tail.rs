@@ -67,7 +67,9 @@ pub struct Tail {
 
 impl Tail {
     pub(super) fn new(events: &Events, run: &Run, after: After) -> Self {
-        let (db, log, leaving) = (events.db.clone(), events.log(run.thread), events.leaving.clone());
+        let db = events.db.clone();
+        let log = events.log(run.thread);
+        let leaving = events.leaving.clone();
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
@@ -116,7 +118,8 @@ impl Tail {
                 return Ok(None);
             }
             let mut bell = self.log.bell();
-            let (active, ours) = (self.log.is_active(), self.log.works_on(self.run.id));
+            let active = self.log.is_active();
+            let ours = self.log.works_on(self.run.id);
             let after = match self.after {
                 Some(after) => after,
                 None => Box::pin(self.start_from_now()).await?,
@@ -178,7 +181,8 @@ impl Tail {
                     return Ok(false);
                 };
                 self.after = Some(last.seq);
-                let (run, before) = (self.run.id, self.waiting.len());
+                let run = self.run.id;
+                let before = self.waiting.len();
                 self.waiting.extend(events.into_iter().filter(|event| event.run == run));
                 self.live |= self.waiting.len() > before;
                 Ok(true)
@@ -190,7 +194,8 @@ impl Tail {
 
     /// Reads a page of stored events up to `floor`, where memory takes over.
     async fn read_stored(&mut self, after: i64, floor: Option<i64>) -> DbResult<bool> {
-        let (thread, run) = (self.run.thread, self.run.id);
+        let thread = self.run.thread;
+        let run = self.run.id;
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 // The runs of a thread follow each other: what was there before this one is passed over.

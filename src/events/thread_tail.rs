@@ -47,7 +47,9 @@ pub struct ThreadTail {
 
 impl ThreadTail {
     pub(super) fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
-        let (db, log, leaving) = (events.db.clone(), events.log(thread), events.leaving.clone());
+        let db = events.db.clone();
+        let log = events.log(thread);
+        let leaving = events.leaving.clone();
         Self {
             db,
             log,
@@ -140,7 +142,8 @@ impl ThreadTail {
 
     /// Reads a page of stored events up to `floor`, where memory takes over.
     async fn read_stored(&mut self, floor: Option<i64>) -> DbResult<bool> {
-        let (thread, after) = (self.thread, self.after);
+        let thread = self.thread;
+        let after = self.after;
         let page = self
             .db
             .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await }))

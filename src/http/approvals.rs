@@ -21,7 +21,8 @@ use crate::db::threads;
 pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
-    let (limit, offset) = (i64::from(page.limit), i64::from(page.offset));
+    let limit = i64::from(page.limit);
+    let offset = i64::from(page.offset);
     let elsewhere = api.runs.pending_elsewhere(limit + offset).await?;
     // Both lists are laid together before a page is cut.
     let (most, skipped) = if elsewhere.is_empty() {
@@ -36,7 +37,8 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<In
     if !elsewhere.is_empty() {
         all.extend(elsewhere);
         all.sort_by_key(|asked| asked.created_at);
-        let (skipped, most) = (page.offset as usize, page.limit as usize);
+        let skipped = page.offset as usize;
+        let most = page.limit as usize;
         all = all.into_iter().skip(skipped).take(most).collect();
     }
     Ok(Json(all.into()))

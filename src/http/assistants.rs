@@ -130,7 +130,8 @@ pub(super) async fn versions(
     path: AssistantPath,
     ApiJson(body): ApiJson<VersionSearch>,
 ) -> Result<Response, ApiError> {
-    let (id, page) = (path.assistant_id, Page::checked(body.limit, body.offset, 10)?);
+    let id = path.assistant_id;
+    let page = Page::checked(body.limit, body.offset, 10)?;
     let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
     let part = (page.limit.into(), page.offset.into());
     let permit = api.answers.permit().await?;

@@ -686,7 +686,8 @@ mod tests {
     async fn an_ambiguous_answer_lists_what_is_pending() {
         let ids = ["a", "b"].map(|id| InterruptId(id.to_owned())).to_vec();
         let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
-        assert_eq!((status, &body["code"]), (422, &json!("ambiguous_resume")));
+        assert_eq!(status, 422);
+        assert_eq!(&body["code"], &json!("ambiguous_resume"));
         assert!(
             body["detail"]
                 .as_str()
@@ -697,7 +698,8 @@ mod tests {
     #[tokio::test]
     async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
         let (status, body) = shown(StartError::NoOpenInterrupt).await;
-        assert_eq!((status, &body["code"]), (409, &json!("no_open_interrupt")));
+        assert_eq!(status, 409);
+        assert_eq!(&body["code"], &json!("no_open_interrupt"));
         assert!(
             body["detail"]
                 .as_str()

@@ -210,7 +210,9 @@ pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
 pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
     let on_leave = cancel_on_disconnect.then(|| {
-        let (runs, thread, id) = (api.runs.clone(), run.thread, run.id);
+        let runs = api.runs.clone();
+        let thread = run.thread;
+        let id = run.id;
         Box::new(move || runs.cancel_soon(thread, id)) as Box<dyn FnOnce() + Send>
     });
     StreamRequest {
@@ -257,7 +259,8 @@ pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
-    let (thread, page) = (path.thread_id, params.page(10)?);
+    let thread = path.thread_id;
+    let page = params.page(10)?;
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
     let permit = api.answers.permit().await?;
@@ -492,7 +495,8 @@ pub(super) async fn cancel(
     let (Some(run), Some(permit)) = (read, permit) else {
         return Ok(StatusCode::ACCEPTED.into_response());
     };
-    let (headers, beat) = (located(&run, Some("join")), api.settings.heartbeat);
+    let headers = located(&run, Some("join"));
+    let beat = api.settings.heartbeat;
     let stopped = async move {
         waiting::over(&api, &run).await?;
         Ok(serde_json::json!({}))

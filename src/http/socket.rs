@@ -92,7 +92,8 @@ impl Line {
     ) -> Self {
         let reader = ThreadReader::new(api.events.clone(), thread, Presenter::default());
         let heartbeat = beat(api.settings.heartbeat);
-        let (live, subscriptions) = (None, vec![]);
+        let live = None;
+        let subscriptions = vec![];
         Self {
             api,
             thread,

@@ -29,7 +29,8 @@ use crate::runtime::known_of;
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
 pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
-    let (id, root) = (parent.id, parent.lineage.root);
+    let id = parent.id;
+    let root = parent.lineage.root;
     let read = api.db.read(move |tx| {
         Box::pin(async move { Ok((db::runs::children(tx, id).await?, db::runs::usages(tx, root).await?)) })
     });
@@ -51,7 +52,8 @@ fn is_seen(run: &Run) -> bool {
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
 pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTreeView> {
     let top = find(&api, path).await?;
-    let (id, root) = (top.id, top.lineage.root);
+    let id = top.id;
+    let root = top.lineage.root;
     let limit = i64::try_from(RunTreeView::LARGEST + 1).unwrap_or(i64::MAX);
     let read = api.db.read(move |tx| {
         Box::pin(async move {
@@ -105,7 +107,8 @@ pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Respo
 /// The run of the main agent in whose course a subagent's run is at work, with the number of the newest event on the
 /// thread; none if it is not at work.
 pub(super) async fn at_work_for(api: &Api, child: &Run) -> Result<Option<(Run, i64)>, ApiError> {
-    let (thread, id) = (child.thread, child.id);
+    let thread = child.thread;
+    let id = child.id;
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let run = db::runs::find(tx, thread, id).await?;
@@ -148,7 +151,9 @@ pub(super) async fn follow(
     });
     let mut request = runs::follow(api, &main, false);
     if cancel_on_disconnect {
-        let (runs, thread, id) = (api.runs.clone(), child.thread, child.id);
+        let runs = api.runs.clone();
+        let thread = child.thread;
+        let id = child.id;
         request.on_leave = Some(Box::new(move || runs.cancel_soon(thread, id)));
     }
     let request = StreamRequest {
@@ -167,7 +172,8 @@ pub(super) async fn follow(
 /// What a subagent's run that is not at work came to: the values of the subagent, the questions that it waits for, or why
 /// it failed.
 pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
-    let (thread, id) = (child.thread, child.id);
+    let thread = child.thread;
+    let id = child.id;
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             let Some(run) = db::runs::find(tx, thread, id).await? else {

@@ -80,7 +80,8 @@ pub(super) async fn follow(
     headers: HeaderMap,
     client: ClientId,
 ) -> Result<Response, ApiError> {
-    let (thread, wanted) = (path.thread_id, Wanted::of(&params)?);
+    let thread = path.thread_id;
+    let wanted = Wanted::of(&params)?;
     let seen = runs::last_event(&headers)?;
     let found = api
         .db

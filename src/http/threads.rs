@@ -37,7 +37,8 @@ pub(super) async fn create(
     State(api): State<Api>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
-    let (if_exists, wish) = (body.if_exists.unwrap_or_default(), body.into_wish()?);
+    let if_exists = body.if_exists.unwrap_or_default();
+    let wish = body.into_wish()?;
     match (api.runs.create_thread(wish, key, made).await?, if_exists) {
         (Ok(once), _) => idempotency::answer(once, |new| idempotency::shown(made(&new))),
         (Err(id), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
@@ -92,7 +93,8 @@ pub(super) async fn patch(
     headers: HeaderMap,
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
-    let (id, now) = (path.thread_id, api.clock.now());
+    let id = path.thread_id;
+    let now = api.clock.now();
     let metadata = body.metadata.unwrap_or_default();
     let ttl = body.ttl.map(TtlWish::check).transpose()?;
     let patch = api.db.write(move |tx| {

@@ -7,8 +7,8 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::error::ApiError;
+use crate::definition::suggestion;
 use crate::domain::Invalid;
-use crate::domain::definition::suggestion;
 
 /// What the official SDKs send with runs and this server has no use for.
 const SENT_WITH_RUNS: [&str; 2] = ["langsmith_tracer", "strict_resume"];

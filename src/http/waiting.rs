@@ -181,7 +181,8 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     if run.lineage.depth > 0 {
         return subagents::outcome(&api, &run).await;
     }
-    let (thread, id) = (run.thread, run.id);
+    let thread = run.thread;
+    let id = run.id;
     let read = api.db.read(move |tx| {
         Box::pin(async move { Ok((runs::find(tx, thread, id).await?, Glimpse::find(tx, thread).await?)) })
     });

@@ -39,7 +39,9 @@ fn read_labels(text: &str) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut rest = text;
     while let Some((name, after)) = rest.split_once("=\"") {
-        let (mut value, mut end, mut escaped) = (String::new(), after.len(), false);
+        let mut value = String::new();
+        let mut end = after.len();
+        let mut escaped = false;
         for (at, letter) in after.char_indices() {
             match (escaped, letter) {
                 (true, 'n') => value.push('\n'),

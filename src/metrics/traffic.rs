@@ -59,7 +59,8 @@ impl Traffic {
 
     /// A request for something under this route (its template) was answered.
     pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
-        let (method, route) = (known(method), route.to_owned());
+        let method = known(method);
+        let route = route.to_owned();
         self.requests
             .get_or_create(&Answered {
                 method,

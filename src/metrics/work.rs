@@ -205,7 +205,8 @@ impl Work {
     }
 
     fn ended(&self, origin: &Origin, status: &'static str, age: Duration) {
-        let (agent, main) = (self.agent(&origin.agent), origin.lane == Lane::Main);
+        let agent = self.agent(&origin.agent);
+        let main = origin.lane == Lane::Main;
         if main {
             self.durations
                 .get_or_create(&Agent { agent: agent.clone() })
@@ -258,14 +259,16 @@ impl Work {
             Chunk::Void => "error",
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } => return,
         };
-        let (agent, model) = (self.agent(&origin.agent), self.model(&delta.answer));
+        let agent = self.agent(&origin.agent);
+        let model = self.model(&delta.answer);
         self.models.get_or_create(&Asked { agent, model, outcome }).inc();
     }
 
     fn spent(&self, origin: &Origin, answer: &AnswerHead, usage: Option<&Value>) {
         for (direction, field) in [("input", "input_tokens"), ("output", "output_tokens")] {
             let tokens = usage.and_then(|usage| usage[field].as_u64()).unwrap_or(0);
-            let (agent, model) = (self.agent(&origin.agent), self.model(answer));
+            let agent = self.agent(&origin.agent);
+            let model = self.model(answer);
             self.tokens
                 .get_or_create(&Spent {
                     agent,

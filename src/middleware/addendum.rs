@@ -5,7 +5,7 @@
 use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
-use crate::domain::definition::SystemPrompt;
+use crate::definition::SystemPrompt;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{Middleware, Reaction, edited, open_calls};
+use crate::definition::{ApprovalRule, FileRules};
 use crate::domain::call::{Answer, EDITED_CALLS};
-use crate::domain::definition::{ApprovalRule, FileRules};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
 use crate::domain::machine::Moment;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};

@@ -57,7 +57,8 @@ impl BackgroundWork {
             .filter(|task| !task.status.is_final())
             .collect();
         let seen = join_all(open.iter().map(|task| Self::look(scope, task))).await;
-        let (mut update, mut under_way) = (Update::none(), 0);
+        let mut update = Update::none();
+        let mut under_way = 0;
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
             let Some(seen) = seen.filter(|seen| task.is_news(seen)) else {

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
+use crate::definition::FileRules;
 use crate::domain::call::Answer;
-use crate::domain::definition::FileRules;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
 use crate::domain::state::{File, State};

@@ -31,7 +31,8 @@ impl Middleware for Counted {
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let (budget, clock) = (next.scope.budget.clone(), Arc::clone(&next.scope.clock));
+        let budget = next.scope.budget.clone();
+        let clock = Arc::clone(&next.scope.clock);
         budget.claim(Spending::ModelCall, clock.now()).await.map_err(refused)?;
         let answer = next.ask(request).await?;
         // What an agent elsewhere says that it used counts here, too.

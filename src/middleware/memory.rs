@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{Middleware, ModelAnswer, NextModel, Reaction};
-use crate::domain::definition::Enclosed;
-use crate::domain::definition::enclosed::{is_enclosed, seen};
+use crate::definition::Enclosed;
+use crate::definition::enclosed::{is_enclosed, seen};
 use crate::domain::machine::Moment;
 use crate::domain::state::{Encoding, State, Update};
 use crate::model::ModelRequest;
@@ -137,7 +137,8 @@ fn shortened(text: &str) -> String {
 
 /// A text without its HTML comments. One that does not end is none.
 fn without_comments(text: &str) -> String {
-    let (mut kept, mut rest) = (String::new(), text);
+    let mut kept = String::new();
+    let mut rest = text;
     while let Some((before, after)) = rest.split_once("<!--") {
         let Some((_, behind)) = after.split_once("-->") else {
             break;

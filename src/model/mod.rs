@@ -12,7 +12,7 @@ use futures::stream::BoxStream;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::definition::{AnswerFormat, SystemPrompt};
+use crate::definition::{AnswerFormat, SystemPrompt};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Question;
 use crate::domain::message::Message;

@@ -173,7 +173,8 @@ impl Providers {
             }
             all.insert(name, config);
         }
-        let (policy, own) = (RetryPolicy::default(), BTreeMap::new());
+        let policy = RetryPolicy::default();
+        let own = BTreeMap::new();
         let limits = AnswerLimits::default();
         Self {
             configs: all,

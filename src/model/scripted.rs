@@ -112,7 +112,8 @@ fn failed(status: u16, retry_after: Option<Duration>) -> ModelError {
 
 /// The answer as a stream of pieces.
 fn play(answer: Answer, request: &ModelRequest, model: &str) -> BoxStream<'static, Result<ModelEvent, ModelError>> {
-    let (first, delay) = (answer.first, answer.delay);
+    let first = answer.first;
+    let delay = answer.delay;
     let events = stream::iter(events(answer, request, model));
     if first.is_zero() && delay.is_zero() {
         return events.boxed();
@@ -169,7 +170,8 @@ fn events(answer: Answer, request: &ModelRequest, model: &str) -> Vec<Result<Mod
 
 fn message(answer: &Answer, planned: Vec<(String, PlannedCall)>, request: &ModelRequest, model: &str) -> Message {
     let reason = if planned.is_empty() { "stop" } else { "tool_calls" };
-    let (mut calls, mut invalid) = (Vec::new(), Vec::new());
+    let mut calls = Vec::new();
+    let mut invalid = Vec::new();
     for (id, call) in planned {
         match serde_json::from_str::<Map<String, Value>>(&call.args) {
             Ok(args) => calls.push(ToolCall::new(id, call.name, args)),

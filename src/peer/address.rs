@@ -128,7 +128,8 @@ fn is_special_v4(address: Ipv4Addr) -> bool {
 fn is_special_v6(address: Ipv6Addr) -> bool {
     let parts = address.segments();
     let v4_of = |high: u16, low: u16| {
-        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        let [a, b] = high.to_be_bytes();
+        let [c, d] = low.to_be_bytes();
         Ipv4Addr::new(a, b, c, d)
     };
     match parts {

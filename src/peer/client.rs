@@ -17,9 +17,9 @@ use uuid::Uuid;
 
 use super::address::{AddressRules, Gate};
 use super::answers::{PeerRun, PeerState, PeerThread};
+use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::Looks;
-use crate::domain::definition::Headers;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 

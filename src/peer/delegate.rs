@@ -86,7 +86,8 @@ impl Model for Delegate {
         let told = told.map(|message| message.content.text()).unwrap_or_default();
         let (say, heard) = mpsc::channel(ROOM);
         let place = workplace(self.peer.clone(), errand.run);
-        let (run, asked) = (Mutex::default(), AtomicBool::default());
+        let run = Mutex::default();
+        let asked = AtomicBool::default();
         let turn = Turn {
             place,
             key: key_of(&errand),
@@ -282,7 +283,8 @@ impl Turn {
 
     /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
     async fn wait_for(&self, mut run: PeerRun, speech: &mut Speech) -> Result<PeerRun, ModelError> {
-        let (peer, id) = (&self.to.peer, run.run_id);
+        let peer = &self.to.peer;
+        let id = run.run_id;
         let before = self.run.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
         if before.is_some_and(|before| before != id) {
             speech.begins_anew();
@@ -312,7 +314,8 @@ impl Turn {
             return Ok(false);
         };
         let limits = self.to.peer.answers;
-        let (mut frames, mut heard) = (Frames::up_to(limits.max_event_bytes), false);
+        let mut frames = Frames::up_to(limits.max_event_bytes);
+        let mut heard = false;
         while let Ok(Some(bytes)) = response.next().await {
             heard = true;
             if !speech.receives(bytes.len(), limits.max_stream_bytes) {
@@ -363,7 +366,8 @@ impl Turn {
     }
 
     fn failed(&self, why: &str) -> ModelError {
-        let (graph_id, place) = (&self.to.graph_id, self.to.peer.place());
+        let graph_id = &self.to.graph_id;
+        let place = self.to.peer.place();
         ModelError::Elsewhere {
             class: CLASS.to_owned(),
             message: format!("The agent `{graph_id}` at {place}: {why}."),
@@ -420,7 +424,8 @@ impl Drop for Dismissal {
         if !is_due {
             return;
         }
-        let (turn, leave) = (Arc::clone(&self.turn), errand.leave.clone());
+        let turn = Arc::clone(&self.turn);
+        let leave = errand.leave.clone();
         let telling = async move {
             let mut pause = FIRST_PAUSE;
             for _ in 0..DISMISSALS {
@@ -428,7 +433,8 @@ impl Drop for Dismissal {
                     Ok(true) => return,
                     Ok(false) => {}
                     Err(error) => {
-                        let (run, place) = (turn.errand.run, turn.to.peer.place());
+                        let run = turn.errand.run;
+                        let place = turn.to.peer.place();
                         tracing::warn!(%run, %place, %error, "could not have work stopped at another server");
                     }
                 }

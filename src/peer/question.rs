@@ -99,7 +99,8 @@ mod tests {
     fn an_approval_elsewhere_is_checked_here_as_one_of_our_own() {
         let configs = json!([{"action_name": "send", "allowed_decisions": ["approve"]}]);
         let question = asked(json!({"action_requests": [{"name": "send", "args": {}}], "review_configs": configs}));
-        assert_eq!((question.kind, question.calls.len()), (QuestionKind::ToolApproval, 1));
+        assert_eq!(question.kind, QuestionKind::ToolApproval);
+        assert_eq!(question.calls.len(), 1);
         let check = |kind: &str| question.check(&json!({"decisions": [{"type": kind}]}));
         assert_eq!(check("approve"), Ok(()));
         assert!(check("reject").is_err());
@@ -109,10 +110,8 @@ mod tests {
     #[test]
     fn any_other_question_is_passed_on_as_it_is() {
         let question = asked(json!("Which one?"));
-        assert_eq!(
-            (question.kind, question.value.clone()),
-            (QuestionKind::Question, json!("Which one?"))
-        );
+        assert_eq!(question.kind, QuestionKind::Question);
+        assert_eq!(question.value.clone(), json!("Which one?"));
         assert_eq!(question.check(&json!("that one")), Ok(()));
         assert_eq!(question.passed_on.as_deref(), Some("q1"));
     }

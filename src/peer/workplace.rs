@@ -79,7 +79,9 @@ impl Workplace {
     /// See [`NotBegun`].
     pub async fn order(&self, mut order: RunOrder, (key, patience): (&str, Duration)) -> Result<PeerRun, NotBegun> {
         order.metadata.insert(ERRAND.to_owned(), key.into());
-        let (since, mut pause, mut is_certain) = (Instant::now(), FIRST_PAUSE, true);
+        let since = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut is_certain = true;
         loop {
             let left = patience.saturating_sub(since.elapsed());
             let found = self
@@ -200,7 +202,8 @@ impl Workplace {
     where
         F: Future<Output = Answer<T>>,
     {
-        let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let since = Instant::now();
+        let mut pause = FIRST_PAUSE;
         loop {
             let error = match ask().await {
                 Err(error) if error.may_pass() => error,
@@ -301,8 +304,10 @@ fn used_by(state: &PeerState) -> Option<Usage> {
             .filter_map(|message| message.get("usage_metadata")?.get(name)?.as_u64());
         all.fold(0, u64::saturating_add)
     };
-    let (model_calls, tool_calls) = (count("ai"), count("tool"));
-    let (input_tokens, output_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
+    let model_calls = count("ai");
+    let tool_calls = count("tool");
+    let input_tokens = tokens("input_tokens");
+    let output_tokens = tokens("output_tokens");
     Some(Usage {
         model_calls,
         tool_calls,
@@ -350,10 +355,9 @@ mod tests {
         let values =
             json!({"values": {"messages": [{"type": "human", "content": "do"}, {"type": "ai", "content": said}]}});
         let seen = came_to(done(), Some(state(values)));
-        assert_eq!(
-            (seen.status, seen.result.as_deref(), seen.media.clone()),
-            (TaskStatus::Success, Some("the text"), vec![image])
-        );
+        assert_eq!(seen.status, TaskStatus::Success);
+        assert_eq!(seen.result.as_deref(), Some("the text"));
+        assert_eq!(seen.media.clone(), vec![image]);
         let used = Usage {
             model_calls: 1,
             ..Usage::default()
@@ -361,10 +365,8 @@ mod tests {
         assert_eq!(seen.used, Some(used));
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
         let seen = came_to(done(), Some(state(asks)));
-        assert_eq!(
-            (seen.status, seen.asked()),
-            (TaskStatus::Waiting, vec![json!({"id": "q1", "value": "Which?"})])
-        );
+        assert_eq!(seen.status, TaskStatus::Waiting);
+        assert_eq!(seen.asked(), vec![json!({"id": "q1", "value": "Which?"})]);
         assert_eq!(came_to(done(), None).status, TaskStatus::Error);
     }
 

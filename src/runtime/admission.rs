@@ -14,10 +14,10 @@ use crate::agent::{Agent, ChildWish};
 use crate::db::events::PlacedFact;
 use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
+use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
-use crate::domain::definition::OnPendingInterrupt;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
@@ -409,7 +409,8 @@ pub(super) async fn child(
                 if let Some(refusal) = wish.refused_by(&known.agent) {
                     return Ok(Err(refusal));
                 }
-                let (graph_id, definition) = (graph_id.clone(), Some(known.digest.clone()));
+                let graph_id = graph_id.clone();
+                let definition = Some(known.digest.clone());
                 Some(Assigned {
                     graph_id,
                     version: 1,
@@ -494,7 +495,9 @@ pub(super) async fn withdraw(
 pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
     let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
-    let (thread, lane, fact) = (run.thread, Lane::Main, &Fact::Undone);
+    let thread = run.thread;
+    let lane = Lane::Main;
+    let fact = &Fact::Undone;
     db::events::insert(
         tx,
         &[PlacedFact {

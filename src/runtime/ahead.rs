@@ -13,8 +13,8 @@ use super::registry::Registry;
 use super::{AssistantRef, Runs, StartError, StateWrite, StateWriteError, Wish, assistants};
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
+use crate::definition::Digest;
 use crate::domain::Invalid;
-use crate::domain::definition::Digest;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::size::{self, SizeLimits};
@@ -59,7 +59,9 @@ impl Runs {
     pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
         let mut house = self.0.house();
         for number in (0..wishes.len()).filter(|number| self.may_take_long(&wishes[*number])) {
-            let (all, registry, now) = (Arc::clone(wishes), Arc::clone(&self.0.registry), self.0.clock.now());
+            let all = Arc::clone(wishes);
+            let registry = Arc::clone(&self.0.registry);
+            let now = self.0.clock.now();
             let found = self
                 .0
                 .db
@@ -71,7 +73,9 @@ impl Runs {
             if !is_large(&wishes[number]) && size_of(&context) <= LARGE {
                 continue;
             }
-            let (digest, all, sizes) = (known.digest.clone(), Arc::clone(wishes), self.0.sizes);
+            let digest = known.digest.clone();
+            let all = Arc::clone(wishes);
+            let sizes = self.0.sizes;
             let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
                 admission::check(&all[number], &known.agent, sizes)?;
                 if let Some(schema) = &known.agent.context {

@@ -72,7 +72,8 @@ impl Runs {
             .iter()
             .map(|reply| (reply.interrupt.clone(), reply.answer.clone()))
             .collect();
-        let (assistant, resume) = (AssistantRef::Id(assistant), Some(Value::Object(answers)));
+        let assistant = AssistantRef::Id(assistant);
+        let resume = Some(Value::Object(answers));
         match self
             .start(Wish {
                 assistant,
@@ -93,7 +94,8 @@ impl Runs {
 
     /// Whether the question of a reply waits for an answer, and was asked where the reply says.
     async fn waits(&self, thread: ThreadId, reply: &Reply) -> DbResult<bool> {
-        let (id, place) = (InterruptId(reply.interrupt.clone()), reply.namespace.clone());
+        let id = InterruptId(reply.interrupt.clone());
+        let place = reply.namespace.clone();
         let read = self.0.db.read(move |tx| {
             Box::pin(async move {
                 let asked = db::interrupts::find(tx, thread, &id).await?;

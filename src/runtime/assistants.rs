@@ -8,8 +8,8 @@ use super::{AssistantError, AssistantRef, Runs, StartError};
 use crate::agent::assemble::{Agents, Known};
 use crate::db::threads::{ThreadSearch, ThreadSort};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
+use crate::definition::AgentDefinition;
 use crate::domain::assistant::{Assistant, Change, Settings};
-use crate::domain::definition::AgentDefinition;
 use crate::domain::filter::Filter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
@@ -89,7 +89,8 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         }
         Err(error) => return Err(error),
     };
-    let (old, new) = (&stored.settings, &ours.settings);
+    let old = &stored.settings;
+    let new = &ours.settings;
     if is_untouched && (&old.name, &old.description) != (&new.name, &new.description) {
         assistants::rename(tx, ours.id, &new.name, new.description.as_deref()).await?;
     }

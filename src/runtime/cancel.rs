@@ -48,8 +48,10 @@ impl Runs {
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
         let work = self.seen_through(move |runs| async move {
-            let (now, webhooks) = (runs.0.clock.now(), Arc::clone(&runs.0.webhooks));
-            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let now = runs.0.clock.now();
+            let webhooks = Arc::clone(&runs.0.webhooks);
+            let house = runs.0.house();
+            let (permit, occasion) = runs.occasion();
             let write = runs.0.db.write(move |tx| {
                 Box::pin(async move {
                     match db::runs::find(tx, thread, run).await? {
@@ -121,7 +123,8 @@ impl Runs {
 
     /// Withdraws all runs that wait for their turn by now. False if there are none.
     async fn withdraw_all(&self, action: CancelAction) -> DbResult<bool> {
-        let (now, mut any) = (self.0.clock.now(), false);
+        let now = self.0.clock.now();
+        let mut any = false;
         loop {
             let webhooks = Arc::clone(&self.0.webhooks);
             match self
@@ -143,9 +146,11 @@ impl Worker {
         self.metrics
             .work()
             .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
-        let (log, now) = (Arc::clone(&desk.log), self.clock.now());
+        let log = Arc::clone(&desk.log);
+        let now = self.clock.now();
         let last = log.is_open().then(|| log.reserve(1));
-        let (desk, run) = (Arc::clone(desk), desk.run.clone());
+        let run = desk.run.clone();
+        let desk = Arc::clone(desk);
         let undone = self
             .db
             .write(move |tx| {

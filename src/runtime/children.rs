@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn a_run_is_told_to_stop_for_as_long_as_it_is_at_work() {
-        let (children, run) = (Arc::new(Children::default()), RunId::mint());
+        let children = Arc::new(Children::default());
+        let run = RunId::mint();
         assert!(!children.stop(run));
         let first = children.enter(run, CancellationToken::new());
         let second = children.enter(run, CancellationToken::new());

@@ -69,7 +69,9 @@ impl CronWish {
         mark(&mut request.config, id);
         payload.insert("assistant_id".to_owned(), json!(assistant));
         mark(open(&mut payload, "config"), id);
-        let (due_at, created_at, updated_at) = (None, now, now);
+        let due_at = None;
+        let created_at = now;
+        let updated_at = now;
         Cron {
             id,
             assistant,
@@ -159,7 +161,8 @@ impl Runs {
         key: Option<Key>,
         shown: fn(&Cron) -> Kept,
     ) -> Result<Once<Cron>, CronError> {
-        let (id, now) = (CronId::mint(), self.0.clock.now());
+        let id = CronId::mint();
+        let now = self.0.clock.now();
         let house = match self.cron_ahead(&wish, id, now).await {
             Ok(house) => house,
             Err(refusal) => return self.kept(key).await?.ok_or(refusal),

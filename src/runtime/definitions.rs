@@ -9,12 +9,12 @@ use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::Invalid;
-use crate::domain::definition::check::{Surroundings, check_agent};
-use crate::domain::definition::{
+use crate::definition::check::{Surroundings, check_agent};
+use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark,
     Severity, VERSIONS_KEPT, judge,
 };
+use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
@@ -85,7 +85,8 @@ impl Registry {
 
     /// Stores what files define, each agent as a version if it is a new one, and with the assistant that belongs to it.
     async fn store_files(&self, sources: &mut Sources, files: FileAgents) -> DbResult<()> {
-        let (now, agents) = (self.clock.now(), files.agents);
+        let now = self.clock.now();
+        let agents = files.agents;
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 let mut versions = vec![];
@@ -277,7 +278,8 @@ impl Runs {
         registry.are_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
         may_be_changed(&sources, graph_id)?;
-        let (key, now) = (graph_id.to_owned(), registry.clock.now());
+        let key = graph_id.to_owned();
+        let now = registry.clock.now();
         let write = registry.db.write(move |tx| {
             Box::pin(async move {
                 if !db::definitions::remove(tx, &key, now).await? {
@@ -299,7 +301,8 @@ impl Runs {
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
         let mut judgement = judge(graph_id, body, &self.0.registry.around());
-        let (peers, webhooks) = (&self.0.registry.workshop.peers, &self.0.webhooks);
+        let peers = &self.0.registry.workshop.peers;
+        let webhooks = &self.0.webhooks;
         let mut forbidden: Vec<Finding> = vec![];
         let subagents = judgement
             .definition
@@ -367,7 +370,8 @@ impl Runs {
             .iter()
             .flat_map(|agent| self.misfits(agent, &around))
             .collect();
-        let (tools, servers) = (&registry.workshop.servers, files.all_servers());
+        let tools = &registry.workshop.servers;
+        let servers = files.all_servers();
         misfits.extend(tools.verify(&servers).err().map(|invalid| (None, misfit(invalid))));
         if !misfits.is_empty() {
             self.refuse_files(misfits).await;

@@ -38,7 +38,8 @@ pub(super) async fn give_up(
     action: CancelAction,
     (house, occasion): (&House, Occasion),
 ) -> DbResult<Result<Teller, CancelError>> {
-    let (thread, now) = (child.thread, occasion.now);
+    let thread = child.thread;
+    let now = occasion.now;
     db::threads::lock(tx, thread).await?;
     let lanes: Vec<Lane> = db::runs::members(tx, child.id)
         .await?
@@ -106,7 +107,8 @@ async fn start(
         ..RunRequest::default()
     };
     let metadata = Map::from_iter([("cancelled_run_ids".to_owned(), json!(children))]);
-    let (target, assistant) = (Target::Thread(thread), AssistantRef::Id(assistant));
+    let target = Target::Thread(thread);
+    let assistant = AssistantRef::Id(assistant);
     let wish = Wish {
         target,
         assistant,

@@ -57,7 +57,9 @@ pub(super) struct LaneJournal {
 impl LaneJournal {
     /// Shows what is not to be stored to those who are there.
     fn show(&self, body: EventBody) {
-        let (at, run, origin) = (self.desk.clock.now(), self.desk.run.id, Arc::clone(&self.origin));
+        let at = self.desk.clock.now();
+        let run = self.desk.run.id;
+        let origin = Arc::clone(&self.origin);
         self.desk.log.say(|seq| Event {
             seq,
             run,
@@ -73,11 +75,10 @@ impl LaneJournal {
         (stop, budget): (CancellationToken, Option<Budget>),
     ) -> Self {
         let origin = Arc::new(Origin::of(&desk.run));
-        let (run, began) = (desk.run.id, desk.clock.now());
-        let (stored, meter) = (
-            Mutex::default(),
-            budget.as_ref().map(|budget| Arc::clone(budget.meter())),
-        );
+        let run = desk.run.id;
+        let began = desk.clock.now();
+        let stored = Mutex::default();
+        let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
             desk,
             run,
@@ -128,7 +129,8 @@ impl LaneJournal {
 
     /// Numbers the notes and lays out what is to be written.
     fn lay_out(&self, machine: &Machine, notes: Vec<Note>, rest: Option<Rest>) -> Batch {
-        let (at, (notes, items)) = (self.desk.clock.now(), split(notes));
+        let at = self.desk.clock.now();
+        let (notes, items) = split(notes);
         let count = notes.len();
         let first = self.desk.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
@@ -198,7 +200,8 @@ impl LaneJournal {
     fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
         match &mut fact {
             Fact::Asked { interrupts, .. } => {
-                let (at, open) = (batch.at, &machine.position.asked);
+                let at = batch.at;
+                let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
                 batch.asked.extend(own.map(|interrupt| self.asked(interrupt, at, seq)));
             }
@@ -241,7 +244,8 @@ impl LaneJournal {
 
     /// What is to be known of what was used when the run ends, besides what its meter says.
     async fn rest(&self) -> DbResult<Rest> {
-        let (run, now) = (self.run, self.desk.clock.now());
+        let run = self.run;
+        let now = self.desk.clock.now();
         let whole = self.budget.as_ref().map(Budget::whole);
         let under_way = whole.map_or(0, Meter::under_way);
         if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
@@ -321,7 +325,9 @@ impl LaneJournal {
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<Batch>, before: Vec<i64>) -> DbResult<Written> {
-        let (desk, run, lane) = (Arc::clone(&self.desk), self.run, self.origin.lane);
+        let desk = Arc::clone(&self.desk);
+        let run = self.run;
+        let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
         let turn = self.desk.turns.take();
         let write = self.desk.db.write(move |tx| {
@@ -343,7 +349,8 @@ impl LaneJournal {
     /// everything below the highest number for what there is. A try whose outcome nobody told us may have succeeded, so the
     /// next one looks for it first.
     async fn store(&self, batch: Batch) -> DbResult<Option<Batch>> {
-        let (mut tried, mut pauses) = (vec![], pauses().build());
+        let mut tried = vec![];
+        let mut pauses = pauses().build();
         let mut batch = Arc::new(batch);
         let outcome = loop {
             let before = tried
@@ -421,7 +428,8 @@ struct Rest {
 
 /// The events among the notes, and what is to be remembered without being one.
 fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
-    let (mut events, mut items) = (Vec::with_capacity(notes.len()), vec![]);
+    let mut events = Vec::with_capacity(notes.len());
+    let mut items = vec![];
     for note in notes {
         match note {
             Note::Items(changes) => items.extend(changes),
@@ -478,14 +486,19 @@ impl Journal for LaneJournal {
     }
 
     async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
-        let (desk, now) = (Arc::clone(&self.desk), self.desk.clock.now());
+        let desk = Arc::clone(&self.desk);
+        let now = self.desk.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
-        let (id, order) = (wish.id, wish.order.clone());
-        let (at_work, lane, used) = (self.enters(id), self.run, self.used(now));
+        let id = wish.id;
+        let order = wish.order.clone();
+        let at_work = self.enters(id);
+        let lane = self.run;
+        let used = self.used(now);
         let asked = Arc::new((wish, head, used));
         // Who asks again finds the child that was admitted before, as of the same instant.
         let admit = || {
-            let (desk, asked) = (Arc::clone(&desk), Arc::clone(&asked));
+            let desk = Arc::clone(&desk);
+            let asked = Arc::clone(&asked);
             self.desk.db.write(move |tx| {
                 Box::pin(async move {
                     let (wish, head, used) = &*asked;
@@ -539,7 +552,8 @@ impl Journal for LaneJournal {
     }
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
-        let (thread, at_work) = (self.desk.run.thread, self.enters(child));
+        let thread = self.desk.run.thread;
+        let at_work = self.enters(child);
         let find = || {
             self.desk.db.read(move |tx| {
                 Box::pin(async move {
@@ -549,10 +563,8 @@ impl Journal for LaneJournal {
                     let lane = Lane::Child(child);
                     let (machine, segment) = db::checkpoints::machine(tx, thread, lane).await?;
                     let input = db::checkpoints::input_of(tx, thread, lane).await?;
-                    let (is_to_stop, used) = (
-                        db::runs::is_to_stop(tx, child).await?,
-                        db::runs::usage(tx, child).await?,
-                    );
+                    let is_to_stop = db::runs::is_to_stop(tx, child).await?;
+                    let used = db::runs::usage(tx, child).await?;
                     Ok(Some((run, (machine, segment), input, (is_to_stop, used))))
                 })
             })

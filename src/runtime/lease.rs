@@ -15,7 +15,9 @@ use crate::domain::id::RunId;
 impl Worker {
     /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
     pub(super) async fn sign_on(&self) -> DbResult<()> {
-        let (id, lease, alone) = (self.id, self.lease, self.is_alone());
+        let id = self.id;
+        let lease = self.lease;
+        let alone = self.is_alone();
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 // An embedded database has one server, so all others are gone for certain.
@@ -78,7 +80,8 @@ impl Worker {
     }
 
     async fn beat(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
-        let (id, lease) = (self.id, self.lease);
+        let id = self.id;
+        let lease = self.lease;
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease).await?;

@@ -65,7 +65,9 @@ impl Ledger {
         if trees.is_empty() {
             return Ok(None);
         }
-        let (thread, now, used) = (desk.run.thread, desk.clock.now(), Change::from(used));
+        let thread = desk.run.thread;
+        let now = desk.clock.now();
+        let used = Change::from(used);
         let all = trees.clone();
         let write = desk.db.write(move |tx| {
             Box::pin(async move {
@@ -140,7 +142,8 @@ impl Pool for Ledger {
         if spending.is_none() && noted == Change::default() {
             return Ok(());
         }
-        let (trees, share) = (self.trees.clone(), self.share);
+        let trees = self.trees.clone();
+        let share = self.share;
         let charge = Charge {
             noted,
             spending,

@@ -359,7 +359,8 @@ impl Runs {
             Ok(checked) => checked,
             Err(refusal) => return self.kept(key).await?.ok_or(refusal),
         };
-        let (registry, now) = (Arc::clone(&self.0.registry), self.0.clock.now());
+        let registry = Arc::clone(&self.0.registry);
+        let now = self.0.clock.now();
         let kept = move |left: &CheckpointId| shown(thread, *left);
         let write = self.0.db.write_once(key, now, kept, move |tx| {
             Box::pin(async move { writing::write(tx, thread, checked, (&registry, now)).await })

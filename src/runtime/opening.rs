@@ -8,9 +8,9 @@ use super::{giving_up, resume};
 use crate::agent::Note;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
+use crate::definition::check::BACKGROUND_TOOLS;
 use crate::domain::background::{Ancestry, LimitedTree};
 use crate::domain::checkpoint::Lane;
-use crate::domain::definition::check::BACKGROUND_TOOLS;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
@@ -55,7 +55,8 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     let run = &desk.run;
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     if run.attempt > 1 || goes_on(&run.request) {
-        let (thread, id) = (run.thread, run.id);
+        let thread = run.thread;
+        let id = run.id;
         desk.db
             .write(move |tx| Box::pin(giving_up::deliver(tx, thread, id)))
             .await?;
@@ -162,7 +163,8 @@ impl Spent {
     /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input,
     /// which it is.
     async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
-        let (mut spent, mut asked) = (Self::default(), db::interrupts::resumed(tx, thread).await?);
+        let mut spent = Self::default();
+        let mut asked = db::interrupts::resumed(tx, thread).await?;
         let mut last = run;
         // Taken out, so that no two runs can lead to each other.
         while let Some(before) = asked.remove(&last) {
@@ -179,7 +181,9 @@ impl Spent {
 
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
 async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
-    let (run, thread, now) = (desk.run.id, desk.run.thread, desk.clock.now());
+    let run = desk.run.id;
+    let thread = desk.run.thread;
+    let now = desk.clock.now();
     let (again, resumes) = (
         desk.run.attempt > 1,
         desk.run.request.command.as_ref().is_some_and(Command::goes_on),
@@ -330,7 +334,9 @@ fn obey(
 
 /// Reads where the thread stands, after delivering the answers that the run brings.
 async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
-    let (thread, id, from) = (run.thread, run.id, run.request.checkpoint);
+    let thread = run.thread;
+    let id = run.id;
+    let from = run.request.checkpoint;
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
         desk.db
             .write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await }))
@@ -365,7 +371,9 @@ async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
-    let (thread, by, now) = (run.thread, run.id, desk.clock.now());
+    let thread = run.thread;
+    let by = run.id;
+    let now = desk.clock.now();
     desk.db
         .write(move |tx| {
             Box::pin(async move {

@@ -88,7 +88,8 @@ impl Runs {
     /// # Errors
     /// [`StartError::QueueFull`] when there are not so many.
     pub(super) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
-        let (queue, wanted) = (&self.0.queue, u64::try_from(wanted).unwrap_or(u64::MAX));
+        let queue = &self.0.queue;
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         match queue.take(wanted, Instant::now()) {
             Room::Enough => Ok(()),
             Room::None => Err(StartError::QueueFull(queue.most)),
@@ -113,7 +114,8 @@ mod tests {
 
     #[test]
     fn it_is_counted_again_after_a_tenth_and_when_it_seems_full() {
-        let (queue, now) = (QueueRoom::new(100), Instant::now());
+        let queue = QueueRoom::new(100);
+        let now = Instant::now();
         assert_eq!(queue.take(1, now), Room::Unknown);
         assert!(queue.recount(85, 1, now));
         for _ in 0..9 {

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use super::Wish;
 use crate::agent::assemble::{Agents, Known, Workshop};
 use crate::db::{self, Db, DbResult, Tx};
-use crate::domain::checkpoint::Lane;
-use crate::domain::definition::check::{Surroundings, check_agent};
-use crate::domain::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
-use crate::domain::definition::{
+use crate::definition::check::{Surroundings, check_agent};
+use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
+use crate::definition::{
     AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, GENERAL_PURPOSE, Remark, Severity,
 };
+use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
 use crate::domain::run::{Assigned, Run};
@@ -200,7 +200,8 @@ impl Registry {
     /// A file precedes a client that has defined an agent of the same name.
     pub(super) fn replace(&self, sources: &Sources) {
         let old = self.agents();
-        let (mut records, mut agents) = (Records::new(), vec![]);
+        let mut records = Records::new();
+        let mut agents = vec![];
         let clients = sources
             .clients
             .values()
@@ -280,7 +281,8 @@ impl Registry {
 
     /// What a definition may refer to now.
     pub(super) fn around(&self) -> Surroundings {
-        let (agents, mcp_servers) = (self.records().keys().cloned().collect(), self.workshop.servers.common());
+        let agents = self.records().keys().cloned().collect();
+        let mcp_servers = self.workshop.servers.common();
         Surroundings {
             agents,
             mcp_servers,

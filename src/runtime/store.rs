@@ -113,7 +113,8 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
     pub async fn put(&self, wish: ItemWish) -> Result<(), StoreError> {
-        let (draft, now) = (self.draft(wish).await?, self.0.clock.now());
+        let draft = self.draft(wish).await?;
+        let now = self.0.clock.now();
         self.0
             .db
             .write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await }))

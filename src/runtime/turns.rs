@@ -47,7 +47,9 @@ mod tests {
     #[test]
     fn a_turn_comes_when_the_one_before_is_over_however_that_happens() {
         let turns = Turns::default();
-        let (mut first, mut second, mut third) = (turns.take(), turns.take(), turns.take());
+        let mut first = turns.take();
+        let mut second = turns.take();
+        let mut third = turns.take();
         assert!(first.comes().now_or_never().is_some());
         assert!(second.comes().now_or_never().is_none());
         drop(first);

@@ -190,11 +190,9 @@ impl Webhooks {
         let mut body: Map<String, Value> =
             serde_json::from_str(&delivery.body).map_err(|_| "the report cannot be read".to_owned())?;
         body.insert(SENT_AT.to_owned(), now.to_string().into());
-        let (body, id, second) = (
-            Value::Object(body).to_string(),
-            delivery.id.to_string(),
-            now.millis() / 1000,
-        );
+        let body = Value::Object(body).to_string();
+        let id = delivery.id.to_string();
+        let second = now.millis() / 1000;
         let mut request = self
             .client
             .post(url)

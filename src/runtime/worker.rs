@@ -133,7 +133,8 @@ impl Worker {
     }
 
     pub(super) fn house(&self) -> House {
-        let (registry, webhooks) = (Arc::clone(&self.registry), Arc::clone(&self.webhooks));
+        let registry = Arc::clone(&self.registry);
+        let webhooks = Arc::clone(&self.webhooks);
         House {
             registry,
             webhooks,
@@ -145,7 +146,8 @@ impl Worker {
     /// How a wish is met now, if its run has to wait for its turn.
     pub(super) fn occasion(&self) -> Occasion {
         let most_waiting = self.bounds.waiting_on_thread;
-        let (now, ttl) = (self.clock.now(), self.retention.threads);
+        let now = self.clock.now();
+        let ttl = self.retention.threads;
         Occasion {
             worker: None,
             now,
@@ -187,7 +189,8 @@ impl Worker {
     }
 
     async fn begin_orphans(self: &Arc<Self>) -> DbResult<()> {
-        let (worker, now) = (self.id, self.clock.now());
+        let worker = self.id;
+        let now = self.clock.now();
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
             .db
@@ -240,7 +243,8 @@ impl Worker {
                 .work()
                 .run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
         }
-        let (this, id) = (Arc::clone(self), run.id);
+        let this = Arc::clone(self);
+        let id = run.id;
         let desk = Arc::new(self.desk(claim));
         let holder = desk.log.expect(id, fresh);
         self.shutdown.spawn("run", async move {
@@ -385,7 +389,8 @@ impl Worker {
         let mut notes = vec![];
         match opening::open_log(desk).await {
             Ok(true) => {
-                let (base, attempt) = (machine.head, desk.run.attempt);
+                let base = machine.head;
+                let attempt = desk.run.attempt;
                 notes.push(Note::Fact(Fact::Started {
                     base,
                     attempt,
@@ -447,7 +452,9 @@ impl Worker {
 
     /// Gives a run back, for the next process to go on with.
     async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
-        let (run, worker, fence) = (desk.run.id, desk.worker, desk.fence);
+        let run = desk.run.id;
+        let worker = desk.worker;
+        let fence = desk.fence;
         self.db
             .write(move |tx| Box::pin(async move { db::runs::release(tx, run, worker, fence).await }))
             .await

@@ -181,7 +181,9 @@ impl History {
     ) -> Result<Self, StateWriteError> {
         // Without an agent, the hooks of no agent.
         let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
-        let (mut machine, mut steps, mut last) = (Machine::default(), vec![], INPUT.to_owned());
+        let mut machine = Machine::default();
+        let mut steps = vec![];
+        let mut last = INPUT.to_owned();
         for (at, superstep) in supersteps.iter().enumerate() {
             if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
                 continue;

@@ -190,7 +190,8 @@ impl Budget {
             meter: whole,
             pool: _,
         } = &*self.tree;
-        let (mut own, mut all) = (self.meter.counts(), whole.counts());
+        let mut own = self.meter.counts();
+        let mut all = whole.counts();
         let broken = |of_tree, limits: &Limits, used: Usage, under_way| {
             let broken = limits.broken_by(spending, &used, under_way);
             broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
@@ -269,7 +270,8 @@ impl Budget {
             counts.used.output_tokens = counts.used.output_tokens.saturating_add(output);
         }
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        let (input_tokens, output_tokens) = (whole(input), whole(output));
+        let input_tokens = whole(input);
+        let output_tokens = whole(output);
         self.note(Change {
             input_tokens,
             output_tokens,
@@ -364,7 +366,9 @@ mod tests {
         let refused = below.spend(Spending::ToolCall, NOW).unwrap_err();
         assert!(refused.of_tree, "{refused}");
         let used = |meter: &Meter| meter.usage(NOW).tool_calls;
-        assert_eq!((used(main.meter()), used(below.meter()), used(main.whole())), (1, 2, 3));
+        assert_eq!(used(main.meter()), 1);
+        assert_eq!(used(below.meter()), 2);
+        assert_eq!(used(main.whole()), 3);
     }
 
     #[test]
@@ -387,7 +391,8 @@ mod tests {
         );
         assert_eq!(main.meter().usage(NOW).tool_calls, 1);
         let (left, exceeded) = main.time_left(Timestamp(500_000)).unwrap();
-        assert_eq!((left, exceeded.limit), (Duration::from_secs(1), "wall_s"));
+        assert_eq!(left, Duration::from_secs(1));
+        assert_eq!(exceeded.limit, "wall_s");
     }
 
     #[tokio::test]
@@ -424,7 +429,8 @@ mod tests {
             Arc::new(meter()),
             2,
         );
-        assert_eq!((main.spend_child(1, NOW), first.spend_child(2, NOW)), (Ok(()), Ok(())));
+        assert_eq!(main.spend_child(1, NOW), Ok(()));
+        assert_eq!(first.spend_child(2, NOW), Ok(()));
         assert_eq!(
             second.spend_child(3, NOW).map_err(|refused| refused.limit),
             Err("depth")

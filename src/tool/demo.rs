@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
+use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::call::Answer;
-use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
@@ -153,7 +153,7 @@ fn publish(title: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::definition::{BUILT_IN, ToolKind};
+    use crate::definition::{BUILT_IN, ToolKind};
 
     #[test]
     fn every_built_in_tool_that_can_be_declared_exists_with_a_valid_schema() {

@@ -43,7 +43,9 @@ impl ItemsInMemory {
         let (ItemChange::Put(ItemDraft { address, .. }) | ItemChange::Delete(address)) = change;
         items.retain(|item| item.address != *address);
         if let ItemChange::Put(ItemDraft { address, value, .. }) = change {
-            let (address, value, at) = (address.clone(), value.clone(), Timestamp(0));
+            let address = address.clone();
+            let value = value.clone();
+            let at = Timestamp(0);
             items.push(Item {
                 address,
                 value,

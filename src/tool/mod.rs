@@ -11,9 +11,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::Value;
 
+use crate::definition::mcp::ToolNames;
+use crate::definition::{AfterCrash, OnError};
 use crate::domain::call::Answer;
-use crate::domain::definition::mcp::ToolNames;
-use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, ToolCall};
@@ -289,7 +289,8 @@ mod tests {
     }
 
     fn named(name: &str) -> Arc<dyn Tool> {
-        let (name, description) = (name.to_owned(), "Its own words.".to_owned());
+        let name = name.to_owned();
+        let description = "Its own words.".to_owned();
         Arc::new(Named(Arc::new(ToolSpec {
             name,
             description,

@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
+use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::Invalid;
 use crate::domain::call::Answer;
-use crate::domain::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::input::read_initial;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::machine::Failure;
@@ -155,7 +155,8 @@ impl RemoteTool {
 
     /// Reads an answer in lines: tells clients at once what lines without a result bring, up to the line with the result.
     async fn read_lines(&self, scope: &Scope, call: &str, mut response: PieceReader) -> Result<Value, Failure> {
-        let (mut line, mut length) = (Vec::new(), 0);
+        let mut line = Vec::new();
+        let mut length = 0;
         while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
             length += chunk.len();
             if length > self.longest_answer {

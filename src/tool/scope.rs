@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::definition::ContextScoping;
+use crate::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, Question};
 use crate::domain::size::SizeLimits;

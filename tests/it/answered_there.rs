@@ -64,11 +64,15 @@ on_both_engines! {
         assert_eq!(alice.transcript().await, DONE);
         assert!(alice.questions().await.is_empty());
         let runs = alice.runs().await;
-        assert_eq!((runs.len(), bob.runs().await.len(), sent(&peer)), (2, 2, 1));
+        assert_eq!(runs.len(), 2);
+        assert_eq!(bob.runs().await.len(), 2);
+        assert_eq!(sent(&peer), 1);
         let child = &alice.run(&runs[1]).children().await[0];
-        assert_eq!((&runs[0]["metadata"]["settled_elsewhere"], &child["status"]), (&json!([child["run_id"]]), &json!("success")));
+        assert_eq!(&runs[0]["metadata"]["settled_elsewhere"], &json!([child["run_id"]]));
+        assert_eq!(&child["status"], &json!("success"));
         let told = server.client().get(&alice.path(&format!("/interrupts/{}", question.id()))).await.ok();
-        assert_eq!((&told["status"], &told["resolution"]["answer"]), (&json!("resolved"), &json!({"adjutant_settled_elsewhere": true})));
+        assert_eq!(&told["status"], &json!("resolved"));
+        assert_eq!(&told["resolution"]["answer"], &json!({"adjutant_settled_elsewhere": true}));
         let late = alice.resolves(&question, json!({"decisions": [{"type": "reject"}]})).await;
         assert_eq!(late.status, 409, "{late:?}");
         peer.finish().await;
@@ -84,7 +88,9 @@ on_both_engines! {
         assert_eq!(alice.questions().await.len(), 1, "nobody here can know");
         peer.door.is(Way::Open);
         eventually(async || alice.status().await == "idle").await;
-        assert_eq!((alice.transcript().await, alice.runs().await.len(), sent(&peer)), (DONE.map(str::to_owned).to_vec(), 2, 1));
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(alice.runs().await.len(), 2);
+        assert_eq!(sent(&peer), 1);
         peer.finish().await;
     }
 
@@ -95,7 +101,9 @@ on_both_engines! {
         eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
         eventually(async || alice.status().await == "interrupted").await;
         alice.approves(&alice.question().await).await.finishes().await;
-        assert_eq!((alice.transcript().await, alice.runs().await.len(), sent(&peer)), (DONE.map(str::to_owned).to_vec(), 3, 2));
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(alice.runs().await.len(), 3);
+        assert_eq!(sent(&peer), 2);
         assert_eq!(bob.runs().await.len(), 3);
         peer.finish().await;
     }
@@ -109,9 +117,11 @@ on_both_engines! {
         let run = alice.approves(&alice.question().await).await;
         peer.door.is(Way::Open);
         run.finishes().await;
-        assert_eq!((asked_about(&alice).await, sent(&peer)), (Some(json!("eve")), 1));
+        assert_eq!(asked_about(&alice).await, Some(json!("eve")));
+        assert_eq!(sent(&peer), 1);
         alice.rejects(&alice.question().await, "no").await.finishes().await;
-        assert_eq!((alice.transcript().await, sent(&peer)), (DONE.map(str::to_owned).to_vec(), 1));
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(sent(&peer), 1);
         peer.finish().await;
     }
 
@@ -120,11 +130,14 @@ on_both_engines! {
         for number in 1..=3 {
             let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
             let yes = || json!({"decisions": [{"type": "approve"}]});
-            let (here, there) = (alice.question().await, bob.question().await);
+            let here = alice.question().await;
+            let there = bob.question().await;
             let (first, second) = tokio::join!(alice.resolves(&here, yes()), bob.resolves(&there, yes()));
             assert!([202, 409].contains(&first.status) && [202, 409].contains(&second.status), "{first:?} {second:?}");
             eventually(async || alice.status().await == "idle").await;
-            assert_eq!((alice.transcript().await, bob.runs().await.len(), sent(&peer)), (DONE.map(str::to_owned).to_vec(), 2, number));
+            assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+            assert_eq!(bob.runs().await.len(), 2);
+            assert_eq!(sent(&peer), number);
         }
         peer.finish().await;
     }
@@ -146,7 +159,8 @@ on_both_engines! {
         eventually(async || alice.status().await == "interrupted").await;
         alice.approves(&alice.question().await).await.finishes().await;
         assert_eq!(alice.transcript().await, ["human: …", "ai calls task, task", "task: it is x", "task: it is x", "ai: done"]);
-        assert_eq!((alice.runs().await.len(), sent(&peer)), (3, 2));
+        assert_eq!(alice.runs().await.len(), 3);
+        assert_eq!(sent(&peer), 2);
         peer.finish().await;
     }
 
@@ -172,10 +186,9 @@ async fn of_two_servers_on_one_database_one_goes_on() {
         eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
         bob.approves(&bob.question().await).await.finishes().await;
         eventually(async || alice.status().await == "idle").await;
-        assert_eq!(
-            (alice.transcript().await, alice.runs().await.len(), sent(&peer)),
-            (DONE.map(str::to_owned).to_vec(), 3, 2)
-        );
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(alice.runs().await.len(), 3);
+        assert_eq!(sent(&peer), 2);
         twin.leaves().await;
         peer.finish().await;
     })

@@ -50,7 +50,8 @@ on_both_engines! {
         for provider in ["fake_openai", "fake_anthropic", "fake_google"] {
             let format = json!({"schema": finding(), "strategy": "provider", "strict": true});
             client.put("/agents/desk", json!({"model": format!("{provider}:m-1"), "response_format": format})).await.ok();
-            let (alice, before) = (server.human("desk").await, server.models.asked().len());
+            let alice = server.human("desk").await;
+            let before = server.models.asked().len();
             server.models.will([Turn::Says(r#"{"summary": "so"}"#)]);
             let values = alice.says("what is it?").await;
             assert_eq!(values["structured_response"], json!({"summary": "so"}), "{provider}: {values:#}");
@@ -75,7 +76,8 @@ on_both_engines! {
             (alice.transcript().await[2].clone(), results.collect::<Vec<Value>>())
         };
         let (said, results) = delegates(json!("Give the summary.")).await;
-        assert_eq!((said.as_str(), results), (r#"task: {"summary":"so"}"#, vec![json!("Give the summary."), json!("Kept.")]));
+        assert_eq!(said.as_str(), r#"task: {"summary":"so"}"#);
+        assert_eq!(results, vec![json!("Give the summary."), json!("Kept.")]);
         let (said, results) = delegates(json!(true)).await;
         assert_eq!(said, r#"task: {"summary":"so"}"#);
         assert!(results[0].as_str().unwrap().contains("`summary`: is required"), "{results:?}");

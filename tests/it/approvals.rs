@@ -6,7 +6,8 @@ use crate::support::{TestServer, mail, on_both_engines, script, task};
 
 on_both_engines! {
     async fn a_question_shows_who_asks_what_and_how_to_answer(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let text = script().calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent"))).says("done");
         alice.says(text).await;
         let mut question = alice.question().await.0;
@@ -16,7 +17,8 @@ on_both_engines! {
         assert!(question["created_at"].as_str().is_some_and(|at| at.ends_with("+00:00")), "{question}");
         let schema = question["response_schema"].take();
         let decisions = &schema["properties"]["decisions"];
-        assert_eq!((&decisions["minItems"], &decisions["maxItems"]), (&json!(1), &json!(1)), "{schema}");
+        assert_eq!(&decisions["minItems"], &json!(1), "{schema}");
+        assert_eq!(&decisions["maxItems"], &json!(1), "{schema}");
         let run = alice.runs().await[0]["run_id"].clone();
         let description = "Tool execution requires approval\n\nTool: send_email\nArgs: {'to': 'bob', 'body': 'hi'}";
         let expected = json!({
@@ -46,13 +48,16 @@ on_both_engines! {
     }
 
     async fn the_same_answer_twice_is_one_answer(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-        let (question, approve) = (alice.question().await, json!({"decisions": [{"type": "approve"}]}));
+        let question = alice.question().await;
+        let approve = json!({"decisions": [{"type": "approve"}]});
         let reply = alice.resolves(&question, approve.clone()).await;
         assert_eq!(reply.status, 202);
         let first = reply.ok();
-        assert_eq!((&first["interrupt"]["id"], &first["interrupt"]["status"]), (&json!(question.id()), &json!("resolved")));
+        assert_eq!(&first["interrupt"]["id"], &json!(question.id()));
+        assert_eq!(&first["interrupt"]["status"], &json!("resolved"));
         let run = alice.run(&first);
         run.finishes().await;
         let again = alice.resolves(&question, approve.clone()).await.ok();
@@ -60,7 +65,8 @@ on_both_engines! {
         assert_eq!(server.tools.keys_of("send_email").len(), 1);
         let path = alice.path(&format!("/interrupts/{}", question.id()));
         let resolution = client.get(&path).await.ok()["resolution"].clone();
-        assert_eq!((&resolution["answer"], &resolution["run_id"]), (&approve, &json!(run.id)), "{resolution}");
+        assert_eq!(&resolution["answer"], &approve, "{resolution}");
+        assert_eq!(&resolution["run_id"], &json!(run.id), "{resolution}");
     }
 
     async fn another_answer_comes_too_late(server: TestServer) {
@@ -77,7 +83,8 @@ on_both_engines! {
     async fn two_answers_at_once_are_one_run(server: TestServer) {
         let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-        let (question, approve) = (alice.question().await, json!({"decisions": [{"type": "approve"}]}));
+        let question = alice.question().await;
+        let approve = json!({"decisions": [{"type": "approve"}]});
         let all = (0..8).map(|_| alice.resolves(&question, approve.clone()));
         let replies = futures::future::join_all(all).await;
         let runs: std::collections::BTreeSet<String> =
@@ -125,7 +132,8 @@ on_both_engines! {
     }
 
     async fn an_unknown_question_is_not_there(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = alice.path("/interrupts/0123456789abcdef0123456789abcdef");
         client.get(&path).await.refused(404);
         client.post(&format!("{path}/resolve"), json!({"decisions": []})).await.refused(404);

@@ -54,7 +54,9 @@ on_both_engines! {
     async fn every_definition_has_an_assistant_by_itself(server: TestServer) {
         let client = server.client();
         let shown = client.get(&format!("/assistants/{AUTOMATIC}")).await.ok();
-        assert_eq!((&shown["graph_id"], &shown["name"], &shown["version"]), (&json!("agent"), &json!("main-agent"), &json!(1)));
+        assert_eq!(&shown["graph_id"], &json!("agent"));
+        assert_eq!(&shown["name"], &json!("main-agent"));
+        assert_eq!(&shown["version"], &json!(1));
         assert_eq!(shown["metadata"], json!({"created_by": "system"}));
         assert_eq!(shown["description"], "The main agent of the tests.");
         let search = json!({"graph_id": "agent", "metadata": {"created_by": "system"}});
@@ -65,18 +67,22 @@ on_both_engines! {
     }
 
     async fn an_assistant_is_made_once(server: TestServer) {
-        let (client, id) = (server.client(), Uuid::new_v4());
+        let client = server.client();
+        let id = Uuid::new_v4();
         let wish = json!({"graph_id": "agent", "assistant_id": id, "name": "first", "metadata": {"tag": "t"},
             "config": {"tags": ["x"], "recursion_limit": 50}, "context": {"who": "me"}, "description": "d"});
         let made = client.post("/assistants", wish.clone()).await.ok();
         assert_eq!(made["config"], json!({"tags": ["x"], "recursion_limit": 50, "configurable": {"who": "me"}}));
-        assert_eq!((&made["context"], &made["version"]), (&json!({"who": "me"}), &json!(1)));
+        assert_eq!(&made["context"], &json!({"who": "me"}));
+        assert_eq!(&made["version"], &json!(1));
         let again = client.post("/assistants", wish).await;
         assert_eq!(again.refused(409), format!("Assistant {id} already exists"));
         let or_that = json!({"graph_id": "agent", "assistant_id": id, "if_exists": "do_nothing", "name": "ignored"});
         assert_eq!(client.post("/assistants", or_that).await.ok(), made);
         let minimal = client.post("/assistants", json!({"graph_id": "plain"})).await.ok();
-        assert_eq!((&minimal["name"], &minimal["config"], &minimal["description"]), (&json!("Untitled"), &json!({}), &Value::Null));
+        assert_eq!(&minimal["name"], &json!("Untitled"));
+        assert_eq!(&minimal["config"], &json!({}));
+        assert_eq!(&minimal["description"], &Value::Null);
     }
 
     async fn what_cannot_be_an_assistant_is_refused_by_name(server: TestServer) {
@@ -106,8 +112,10 @@ on_both_engines! {
             "config": {"tags": ["x"]}, "context": {"who": "me"}})).await;
         let patch = json!({"name": "second", "metadata": {"more": 1}, "config": {"recursion_limit": 60}});
         let second = client.patch(&path, patch).await.ok();
-        assert_eq!((&second["version"], &second["config"]), (&json!(2), &json!({"recursion_limit": 60})));
-        assert_eq!((&second["context"], &second["metadata"]), (&json!({"who": "me"}), &json!({"tag": "t", "more": 1})));
+        assert_eq!(&second["version"], &json!(2));
+        assert_eq!(&second["config"], &json!({"recursion_limit": 60}));
+        assert_eq!(&second["context"], &json!({"who": "me"}));
+        assert_eq!(&second["metadata"], &json!({"tag": "t", "more": 1}));
 
         let versions = client.post(&format!("{path}/versions"), json!({})).await.ok();
         assert_eq!(texts(&versions, "name"), ["second", "first"]);
@@ -116,10 +124,13 @@ on_both_engines! {
         assert_eq!(texts(&client.post(&format!("{path}/versions"), paged).await.ok(), "name"), ["first"]);
 
         let back = client.post(&format!("{path}/latest"), json!({"version": 1})).await.ok();
-        assert_eq!((&back["name"], &back["version"], &back["metadata"]), (&json!("first"), &json!(1), &json!({"tag": "t"})));
+        assert_eq!(&back["name"], &json!("first"));
+        assert_eq!(&back["version"], &json!(1));
+        assert_eq!(&back["metadata"], &json!({"tag": "t"}));
         assert_ne!(back["updated_at"], second["updated_at"]);
         let third = client.patch(&path, json!({"description": "third"})).await.ok();
-        assert_eq!((&third["version"], &third["name"]), (&json!(3), &json!("first")));
+        assert_eq!(&third["version"], &json!(3));
+        assert_eq!(&third["name"], &json!("first"));
         let unknown = client.post(&format!("{path}/latest"), json!({"version": 77})).await;
         assert_eq!(unknown.refused(404), format!("Version 77 not found for assistant {}", id(&path)));
         assert!(client.patch(&path, json!({"graph_id": "nosuch"})).await.refused(404).starts_with("Graph 'nosuch'"));
@@ -141,7 +152,8 @@ on_both_engines! {
             client.post("/assistants/search", body).await
         };
         let page = found(json!({"limit": 2})).await;
-        assert_eq!((page.header("x-pagination-total"), page.header("x-pagination-next")), (Some("3"), Some("2")));
+        assert_eq!(page.header("x-pagination-total"), Some("3"));
+        assert_eq!(page.header("x-pagination-next"), Some("2"));
         assert_eq!(texts(&page.ok(), "name"), ["Second", "Untitled"]);
         let rest = found(json!({"limit": 2, "offset": 2})).await;
         assert_eq!(rest.header("x-pagination-next"), None);
@@ -157,7 +169,8 @@ on_both_engines! {
     }
 
     async fn a_run_has_the_settings_of_its_assistant_and_its_own_win(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent", "metadata": {"team": "blue", "owner": "us"},
             "config": {"recursion_limit": 77}, "context": {"who": "assistant", "where": "here"}})).await;
         let text = script().calls(lookup("c1", "x")).says("done");
@@ -165,21 +178,25 @@ on_both_engines! {
         let run = client.post(&alice.path("/runs"), alice.wish(&text, more)).await.ok();
         alice.run(&run).finishes().await;
         assert_eq!(contexts(&server), [json!({"who": "run", "where": "here"})]);
-        assert_eq!((&run["assistant_id"], &run["assistant_version"]), (&json!(id(&path)), &json!(1)));
+        assert_eq!(&run["assistant_id"], &json!(id(&path)));
+        assert_eq!(&run["assistant_version"], &json!(1));
         let metadata = json!({"team": "blue", "owner": "me", "graph_id": "agent", "assistant_id": id(&path)});
         assert_eq!(run["metadata"], metadata);
         let config = &run["kwargs"]["config"];
-        assert_eq!((&config["recursion_limit"], &config["configurable"]["where"]), (&json!(77), &json!("here")));
+        assert_eq!(&config["recursion_limit"], &json!(77));
+        assert_eq!(&config["configurable"]["where"], &json!("here"));
         assert_eq!(run["kwargs"]["context"], json!({"who": "run", "where": "here"}));
         let thread = alice.record().await;
-        assert_eq!((&thread["metadata"]["assistant_id"], &thread["metadata"]["graph_id"]), (&json!(id(&path)), &json!("agent")));
+        assert_eq!(&thread["metadata"]["assistant_id"], &json!(id(&path)));
+        assert_eq!(&thread["metadata"]["graph_id"], &json!("agent"));
         assert_eq!(thread["config"]["recursion_limit"], 77);
         assert_eq!(alice.state().await["metadata"]["team"], "blue");
     }
 
     async fn a_context_has_to_fit_the_schema_of_the_agent(server: TestServer) {
         server.is_configured_with(STRICT).await;
-        let (client, alice) = (server.client(), server.human("strict").await);
+        let client = server.client();
+        let alice = server.human("strict").await;
         let refused = async |more: Value| client.post(&alice.path("/runs"), alice.wish("hello", more)).await.refused(422);
         assert!(refused(json!({"context": {"who": 7}})).await.starts_with("context.who: "));
         assert!(refused(json!({})).await.starts_with("context: "));
@@ -195,7 +212,9 @@ on_both_engines! {
     }
 
     async fn an_answer_goes_on_with_the_context_of_the_question(server: TestServer) {
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent", "context": {"where": "here"}})).await;
         let more = json!({"assistant_id": id(&path), "context": {"who": "me"}});
         for (human, call) in [(&alice, "m1"), (&bob, "m2")] {
@@ -212,7 +231,8 @@ on_both_engines! {
     }
 
     async fn the_question_of_a_deleted_assistant_stays_unanswered(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent"})).await;
         let wish = alice.wish(script().calls(mail("m1", "x")).says("sent"), json!({"assistant_id": id(&path)}));
         client.post(&alice.path("/runs/wait"), wish).await.ok();
@@ -227,7 +247,8 @@ on_both_engines! {
     }
 
     async fn the_recursion_limit_of_an_assistant_holds(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent", "config": {"recursion_limit": 2}})).await;
         let text = script().calls(lookup("c1", "x")).calls(lookup("c2", "y")).says("done");
         let answer = client.post(&alice.path("/runs/wait"), alice.wish(&text, json!({"assistant_id": id(&path)}))).await.ok();
@@ -235,7 +256,8 @@ on_both_engines! {
     }
 
     async fn a_run_keeps_the_version_that_it_was_started_with(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent", "context": {"n": 1}})).await;
         let more = json!({"assistant_id": id(&path)});
         let wish = |call: &str| alice.wish(script().calls(lookup(call, "x")).says("done"), more.clone());
@@ -249,19 +271,23 @@ on_both_engines! {
         server.tools.let_go("lookup");
         alice.run(&last).finishes().await;
         assert_eq!(contexts(&server), [json!({"n": 1}), json!({"n": 1}), json!({"n": 2})]);
-        assert_eq!((&waiting["assistant_version"], &last["assistant_version"]), (&json!(1), &json!(2)));
+        assert_eq!(&waiting["assistant_version"], &json!(1));
+        assert_eq!(&last["assistant_version"], &json!(2));
         for run in alice.runs().await {
-            assert_eq!((&run["status"], &run["assistant_id"]), (&json!("success"), &json!(id(&path))));
+            assert_eq!(&run["status"], &json!("success"));
+            assert_eq!(&run["assistant_id"], &json!(id(&path)));
         }
         let refused = client.post(&alice.path("/runs"), wish("c4")).await;
         assert_eq!(refused.refused(404), "Thread or assistant not found.");
     }
 
     async fn the_assistant_of_a_definition_can_be_changed_but_not_deleted(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = format!("/assistants/{AUTOMATIC}");
         let patched = client.patch(&path, json!({"context": {"who": "everyone"}, "name": "ours"})).await.ok();
-        assert_eq!((&patched["version"], &patched["metadata"]), (&json!(2), &json!({"created_by": "system"})));
+        assert_eq!(&patched["version"], &json!(2));
+        assert_eq!(&patched["metadata"], &json!({"created_by": "system"}));
         alice.says(script().calls(lookup("c1", "x")).says("done")).await;
         assert_eq!(contexts(&server), [json!({"who": "everyone"})]);
         let refused = client.delete(&format!("{path}?delete_threads=true")).await;
@@ -280,11 +306,14 @@ on_both_engines! {
         assert_eq!(client.get(&path).await.refused(404), "Not Found");
         let again = client.post("/assistants", json!({"graph_id": "agent", "assistant_id": id(&path)})).await.ok();
         let versions = client.post(&format!("{path}/versions"), json!({})).await.ok();
-        assert_eq!((&again["version"], versions.as_array().unwrap().len()), (&json!(1), 1));
+        assert_eq!(&again["version"], &json!(1));
+        assert_eq!(versions.as_array().unwrap().len(), 1);
     }
 
     async fn threads_go_with_their_assistant_if_wished(server: TestServer) {
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         let path = assistant(&client, json!({"graph_id": "agent"})).await;
         let more = json!({"assistant_id": id(&path)});
         server.tools.hold("lookup");
@@ -302,7 +331,8 @@ on_both_engines! {
     }
 
     async fn assistants_survive_the_server_and_their_definitions(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("plain").await);
+        let client = server.client();
+        let alice = server.human("plain").await;
         let path = assistant(&client, json!({"graph_id": "plain", "name": "kept"})).await;
         let automatic = client.post("/assistants/search", json!({"graph_id": "plain", "name": "plain-agent"})).await.ok();
         let of_definition = format!("/assistants/{}", automatic[0]["assistant_id"].as_str().unwrap());
@@ -353,7 +383,8 @@ on_both_engines! {
         let nodes = texts(&graph["nodes"], "id");
         assert!(nodes.contains(&"researcher:model".to_owned()) && nodes.contains(&"general-purpose:tools".to_owned()));
         let inner = graph["nodes"].as_array().unwrap().iter().find(|node| node["id"] == "mailer:model").unwrap();
-        assert_eq!((&inner["data"]["name"], &inner["metadata"]["lc_agent_name"]), (&json!("model"), &json!("mailer")));
+        assert_eq!(&inner["data"]["name"], &json!("model"));
+        assert_eq!(&inner["metadata"]["lc_agent_name"], &json!("mailer"));
         let edges = graph["edges"].as_array().unwrap();
         let enter = json!({"source": "tools", "target": "mailer:PatchToolCallsMiddleware.before_agent", "conditional": true});
         let leave = json!({"source": "mailer:HumanInTheLoopMiddleware.after_model", "target": "tools", "conditional": true});
@@ -361,9 +392,11 @@ on_both_engines! {
         let sources = texts(&graph["edges"], "source");
         assert!(sources.iter().chain(&texts(&graph["edges"], "target")).all(|id| nodes.contains(id)));
 
-        let (one, all) = (drawn("deep", "1").await, drawn("deep", "true").await);
+        let one = drawn("deep", "1").await;
+        let all = drawn("deep", "true").await;
         let depth = |graph: &Value| texts(&graph["nodes"], "id").iter().map(|id| id.matches(':').count()).max();
-        assert_eq!((depth(&one), depth(&all)), (Some(1), Some(3)));
+        assert_eq!(depth(&one), Some(1));
+        assert_eq!(depth(&all), Some(3));
         assert_eq!(depth(&drawn("deep", "false").await), Some(0));
     }
 
@@ -379,7 +412,8 @@ on_both_engines! {
         assert_eq!(fields("input_schema"), ["files", "messages"]);
         assert_eq!(fields("output_schema"), ["files", "messages", "todos"]);
         assert_eq!(fields("state_schema"), ["files", "messages", "todos"]);
-        assert_eq!((&schemas["config_schema"]["type"], &schemas["context_schema"]), (&json!("object"), &Value::Null));
+        assert_eq!(&schemas["config_schema"]["type"], &json!("object"));
+        assert_eq!(&schemas["context_schema"], &Value::Null);
         let finder = client.get("/assistants/finder/schemas").await.ok();
         assert_eq!(finder["output_schema"]["properties"]["structured_response"]["title"], "Finding");
     }

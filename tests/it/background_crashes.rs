@@ -36,15 +36,13 @@ pub(crate) async fn all_is_told_once(works: &TestServer, alice: &Human) {
     let runs = Human::at(works.client(), "", task["thread_id"].as_str().expect("an id"))
         .runs()
         .await;
-    assert_eq!(
-        (runs.len(), &runs[0]["run_id"], &runs[0]["status"]),
-        (1, &task["run_id"], &json!("success"))
-    );
+    assert_eq!(runs.len(), 1);
+    assert_eq!(&runs[0]["run_id"], &task["run_id"]);
+    assert_eq!(&runs[0]["status"], &json!("success"));
     let told = notifications(alice).await;
-    assert_eq!(
-        (told.len(), &told[0]["task_id"], &told[0]["status"]),
-        (1, &task["task_id"], &json!("success"))
-    );
+    assert_eq!(told.len(), 1);
+    assert_eq!(&told[0]["task_id"], &task["task_id"]);
+    assert_eq!(&told[0]["status"], &json!("success"));
     let messages = alice.state().await["values"]["messages"].clone();
     let is_news = |message: &&Value| message["additional_kwargs"]["deepagents_notification"].is_object();
     let news = messages

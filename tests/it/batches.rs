@@ -39,21 +39,26 @@ on_both_engines! {
     }
 
     async fn all_runs_that_wait_and_all_that_work_can_be_stopped(server: TestServer) {
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         server.tools.hold("lookup");
         let text = script().calls(lookup("c1", "x")).says("done");
-        let (first, other) = (alice.asks(&text).await, bob.asks(&text).await);
+        let first = alice.asks(&text).await;
+        let other = bob.asks(&text).await;
         server.tools.called("lookup", 2).await;
         let second = alice.asks("second").await;
         let stopped = client.post("/runs/cancel", json!({"status": "pending"})).await;
         assert_eq!(stopped.status, 204);
-        assert_eq!((first.status().await.as_str(), second.status().await.as_str()), ("running", "interrupted"));
+        assert_eq!(first.status().await.as_str(), "running");
+        assert_eq!(second.status().await.as_str(), "interrupted");
         client.post("/runs/cancel", json!({"status": "pending"})).await.refused(404);
         let stopped = client.post("/runs/cancel?action=interrupt", json!({"status": "all"})).await;
         assert_eq!(stopped.status, 204);
         first.finishes().await;
         other.finishes().await;
-        assert_eq!((first.status().await.as_str(), other.status().await.as_str()), ("interrupted", "interrupted"));
+        assert_eq!(first.status().await.as_str(), "interrupted");
+        assert_eq!(other.status().await.as_str(), "interrupted");
         server.tools.let_go("lookup");
         let both = json!({"status": "all", "thread_id": alice.thread, "run_ids": []});
         assert!(client.post("/runs/cancel", both).await.refused(422).starts_with("status: "));
@@ -64,7 +69,8 @@ on_both_engines! {
     async fn a_run_for_later_waits_for_its_time_and_survives_a_restart(server: TestServer) {
         let alice = server.human("agent").await;
         let later = alice.starts(alice.wish("later", json!({"after_seconds": 8.0}))).await;
-        assert_eq!((later.status().await.as_str(), alice.status().await.as_str()), ("pending", "busy"));
+        assert_eq!(later.status().await.as_str(), "pending");
+        assert_eq!(alice.status().await.as_str(), "busy");
         server.is_stopped_and_started_again().await;
         assert_eq!(alice.says("now").await["messages"][1]["content"], "echo: now");
         eventually(async || later.status().await == "success").await;

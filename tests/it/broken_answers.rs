@@ -88,7 +88,8 @@ on_both_engines! {
         drop(live);
         server.is_stopped_and_started_again().await;
         let below = |frames: Vec<Frame>| -> Vec<Frame> { frames.into_iter().filter(|frame| depth(frame) == 1).collect() };
-        let (heard, replayed) = (below(heard), below(viewer.looks_back(1).await));
+        let heard = below(heard);
+        let replayed = below(viewer.looks_back(1).await);
         assert!(replayed.iter().any(|frame| data(frame)["delta"]["text"] == "one "), "{replayed:#?}");
         assert_eq!(said(&replayed), said(&heard));
     }

@@ -63,18 +63,14 @@ async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_sha
         .finishes()
         .await;
     let question = alice.question().await;
-    assert_eq!(
-        (question.agent(), &question.requests()[0]["name"]),
-        ("research", &json!("send_email"))
-    );
+    assert_eq!(question.agent(), "research");
+    assert_eq!(&question.requests()[0]["name"], &json!("send_email"));
     alice.rejects(&question, "not today").await.finishes().await;
     let said = alice.transcript().await;
     // What was rejected is told first: it did not have to run.
     assert!(said[2].contains("not today"), "{}", said[2]);
-    assert_eq!(
-        (said[3].as_str(), said[5].as_str()),
-        ("task: it is x", "task: done too")
-    );
+    assert_eq!(said[3].as_str(), "task: it is x");
+    assert_eq!(said[5].as_str(), "task: done too");
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(said[4].trim_start_matches("task: ")).ok(),
         Some(verdict)
@@ -133,16 +129,12 @@ async fn what_ran_with_sagents_asks_from_within_and_ends_with_the_tool_it_was_to
         .finishes()
         .await;
     let question = alice.question().await;
-    assert_eq!(
-        (question.agent(), &question.requests()[0]["name"]),
-        ("researcher", &json!("internet_search"))
-    );
+    assert_eq!(question.agent(), "researcher");
+    assert_eq!(&question.requests()[0]["name"], &json!("internet_search"));
     alice.rejects(&question, "no need").await.finishes().await;
     let said = alice.transcript().await;
-    assert_eq!(
-        (said[2].as_str(), said.last().map(String::as_str)),
-        ("task: found nothing", Some("ai: done"))
-    );
+    assert_eq!(said[2].as_str(), "task: found nothing");
+    assert_eq!(said.last().map(String::as_str), Some("ai: done"));
     assert!(
         said[3].contains("/report.md") && !said[3].contains("unseen"),
         "{}",

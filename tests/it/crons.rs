@@ -93,7 +93,8 @@ on_both_engines! {
     async fn a_run_is_started_at_every_due_time(server: TestServer) {
         let clock = clock_at("2026-11-21T11:59:30Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let cron = client.post(&alice.path("/runs/crons"), wish("*/10 * * * *", json!({}))).await.ok();
         assert_eq!(next(&client, &cron).await, "2026-11-21T12:00");
         for (round, due) in ["2026-11-21T12:10", "2026-11-21T12:20", "2026-11-21T12:30"].into_iter().enumerate() {
@@ -102,7 +103,8 @@ on_both_engines! {
             assert_eq!(next(&client, &cron).await, due);
         }
         let run = &alice.runs().await[0];
-        assert_eq!((&run["status"], &run["metadata"]["cron_id"]), (&json!("success"), &cron["cron_id"]));
+        assert_eq!(&run["status"], &json!("success"));
+        assert_eq!(&run["metadata"]["cron_id"], &cron["cron_id"]);
         assert_eq!(run["metadata"]["job"], "greet");
         assert_eq!(run["kwargs"]["config"]["configurable"]["cron_id"], cron["cron_id"]);
         let said = ["human: hello", "ai: echo: hello"].repeat(3);
@@ -112,7 +114,8 @@ on_both_engines! {
     async fn what_was_missed_is_made_up_for_by_one_run(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let cron = client.post(&alice.path("/runs/crons"), wish("* * * * *", json!({}))).await.ok();
         clock.advance(95 * MINUTE);
         server.is_stopped_and_started_again().await;
@@ -128,7 +131,8 @@ on_both_engines! {
         let client = server.client();
         let forgets = client.post("/runs/crons", wish("0 * * * *", json!({}))).await.ok();
         let keeps = client.post("/runs/crons", wish("0 * * * *", json!({"on_run_completed": "keep"}))).await.ok();
-        assert_eq!((&forgets["on_run_completed"], &keeps["on_run_completed"]), (&json!("delete"), &json!("keep")));
+        assert_eq!(&forgets["on_run_completed"], &json!("delete"));
+        assert_eq!(&keeps["on_run_completed"], &json!("keep"));
         for round in 1..=2 {
             clock.advance(60 * MINUTE);
             eventually(async || threads_of(&client, &keeps).await == round).await;
@@ -142,7 +146,8 @@ on_both_engines! {
     async fn nothing_is_started_behind_the_end(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let ends = wish("0 * * * *", json!({"end_time": "2026-11-21T14:30:00"}));
         let cron = client.post(&alice.path("/runs/crons"), ends).await.ok();
         clock.advance(60 * MINUTE);
@@ -163,7 +168,9 @@ on_both_engines! {
     async fn a_disabled_cron_rests_and_makes_up_for_nothing(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         let cron = client.post(&alice.path("/runs/crons"), wish("0 * * * *", json!({"enabled": false}))).await.ok();
         client.post(&bob.path("/runs/crons"), wish("0 * * * *", json!({}))).await.ok();
         clock.advance(150 * MINUTE);
@@ -183,14 +190,17 @@ on_both_engines! {
     async fn a_busy_thread_is_treated_as_the_strategy_says(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         let rejects = wish("0 * * * *", json!({"multitask_strategy": "reject"}));
         let rejects = client.post(&alice.path("/runs/crons"), rejects).await.ok();
         let displaces = wish("0 * * * *", json!({"multitask_strategy": "interrupt"}));
         client.post(&bob.path("/runs/crons"), displaces).await.ok();
         server.tools.hold("lookup");
         let text = script().calls(lookup("c1", "x")).says("done");
-        let (mine, his) = (alice.asks(&text).await, bob.asks(&text).await);
+        let mine = alice.asks(&text).await;
+        let his = bob.asks(&text).await;
         server.tools.called("lookup", 2).await;
         clock.advance(60 * MINUTE);
         has_run(&bob, 2).await;
@@ -205,20 +215,23 @@ on_both_engines! {
     }
 
     async fn the_crons_of_a_thread_go_with_it(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let gone = client.post(&alice.path("/runs/crons"), wish("0 0 1 1 *", json!({}))).await.ok();
         let stays = client.post("/runs/crons", wish("0 0 1 1 *", json!({}))).await.ok();
         assert_eq!(client.delete(&alice.path("")).await.status, 204);
         assert_eq!(client.get(&format!("/runs/crons/{}", id(&gone))).await.status, 404);
         assert_eq!(client.post("/runs/crons/count", json!({})).await.ok(), 1);
         let path = format!("/runs/crons/{}", id(&stays));
-        assert_eq!((client.delete(&path).await.status, client.delete(&path).await.status), (204, 404));
+        assert_eq!(client.delete(&path).await.status, 204);
+        assert_eq!(client.delete(&path).await.status, 404);
     }
 
     async fn the_crons_of_an_assistant_go_with_it_and_run_with_its_settings(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let wanted = json!({"graph_id": "agent", "config": {"tags": ["night"]}});
         let assistant = client.post("/assistants", wanted).await.ok();
         let theirs = wish("0 * * * *", json!({"assistant_id": assistant["assistant_id"]}));
@@ -236,7 +249,8 @@ on_both_engines! {
     async fn a_cron_is_shown_as_it_was_wished_for(server: TestServer) {
         let clock = clock_at("2026-11-21T08:40:58Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let wish = wish("0 0 1 1 *", json!({"end_time": "2099-01-01T00:00:00Z", "enabled": false, "timezone": "Europe/Paris"}));
         let cron = client.post(&alice.path("/runs/crons"), wish.clone()).await.ok();
         let mut payload = wish;
@@ -285,7 +299,8 @@ on_both_engines! {
     }
 
     async fn a_wrong_wish_is_refused_and_leaves_nothing(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let wrong = [
             (json!({"schedule": "nonsense"}), "schedule: "),
             (json!({"schedule": "* * * * * *"}), "schedule: "),
@@ -326,7 +341,8 @@ on_both_engines! {
     async fn crons_are_found_counted_and_paged_through(server: TestServer) {
         let clock = clock_at("2026-11-21T12:00:00Z");
         server.lives_by(&clock).await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let mut all = vec![];
         for (path, schedule, more) in [
             (alice.path("/runs/crons"), "0 0 1 1 *", json!({"metadata": {"n": 1}})),
@@ -353,7 +369,8 @@ on_both_engines! {
         assert_eq!(found(json!({"assistant_id": "agent"})).await.len(), 3);
         assert_eq!(found(json!({"assistant_id": "mailer"})).await.len(), 0);
         let page = client.post("/runs/crons/search", json!({"limit": 1, "offset": 1, "select": ["cron_id", "now"]})).await;
-        assert_eq!((page.header("x-pagination-total"), page.header("x-pagination-next")), (Some("3"), Some("2")));
+        assert_eq!(page.header("x-pagination-total"), Some("3"));
+        assert_eq!(page.header("x-pagination-next"), Some("2"));
         assert_eq!(page.ok(), json!([{"cron_id": all[1], "now": "2026-11-21T12:00:03.000000+00:00"}]));
         assert_eq!(client.post("/runs/crons/count", json!({"metadata": {"n": 2}})).await.ok(), 2);
         for wrong in [json!({"select": ["odd"]}), json!({"limit": 0}), json!({"sort_by": "odd"}), json!({"thread_id": "x"})] {

@@ -52,24 +52,25 @@ async fn fails_to_mail(client: &Client, agent: &str) {
     let run = json!({"assistant_id": agent, "input": {"messages": [{"role": "user", "content": plan}]}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), run).await.ok();
     let answer = &values["messages"][2];
-    assert_eq!(
-        (&answer["type"], &answer["status"]),
-        (&json!("tool"), &json!("error")),
-        "{values:#}"
-    );
+    assert_eq!(&answer["type"], &json!("tool"), "{values:#}");
+    assert_eq!(&answer["status"], &json!("error"), "{values:#}");
 }
 
 on_both_engines! {
     async fn an_agent_that_a_client_defines_runs_at_once(server: TestServer) {
         let client = server.client();
         let made = client.put("/agents/post", mailer("Write.")).await.ok();
-        assert_eq!((&made["source"], &made["file"], &made["version"]), (&json!("http"), &Value::Null, &json!(1)));
-        assert_eq!((&made["usable"], &made["problems"]), (&json!(true), &json!([])));
+        assert_eq!(&made["source"], &json!("http"));
+        assert_eq!(&made["file"], &Value::Null);
+        assert_eq!(&made["version"], &json!(1));
+        assert_eq!(&made["usable"], &json!(true));
+        assert_eq!(&made["problems"], &json!([]));
         assert_eq!(made["definition"]["system_prompt"], "Write.");
         assert_eq!(client.get("/agents/post").await.ok(), made);
 
         let assistant = &assistants(&client, "post").await[0];
-        assert_eq!((&assistant["assistant_id"], &assistant["name"]), (&made["assistant_id"], &json!("post")));
+        assert_eq!(&assistant["assistant_id"], &made["assistant_id"]);
+        assert_eq!(&assistant["name"], &json!("post"));
         assert_eq!(assistant["description"], "Sends mail.");
         let thread = asks_to_mail(&client, "post").await;
         assert_eq!(allows(&client, "post", &thread).await, "sent");
@@ -97,7 +98,8 @@ on_both_engines! {
     async fn who_is_asked_for_leave_keeps_to_the_definition_that_asked(server: TestServer) {
         let client = server.client();
         client.put("/agents/post", mailer("Write.")).await.ok();
-        let (one, two) = (asks_to_mail(&client, "post").await, asks_to_mail(&client, "post").await);
+        let one = asks_to_mail(&client, "post").await;
+        let two = asks_to_mail(&client, "post").await;
         let state = client.get(&format!("/threads/{one}/state")).await.ok();
         client.put("/agents/post", mute()).await.ok();
 
@@ -143,7 +145,8 @@ on_both_engines! {
         let client = server.client();
         let wrong = json!({"model": "laab:x", "tools": ["lokup"], "subagents": [{"name": "a", "description": ""}], "x": 1});
         let refusal = client.put("/agents/post", wrong.clone()).await;
-        assert_eq!((refusal.status, &refusal.body["code"]), (422, &json!("invalid_definition")));
+        assert_eq!(refusal.status, 422);
+        assert_eq!(&refusal.body["code"], &json!("invalid_definition"));
         let fields = |list: &Value| -> Vec<String> {
             list.as_array().unwrap().iter().map(|one| one["field"].as_str().unwrap().to_owned()).collect()
         };
@@ -153,7 +156,8 @@ on_both_engines! {
         assert_eq!(client.get("/agents/post").await.status, 404, "nothing is stored");
 
         let verdict = client.post("/agents/validate", json!({"definition": wrong})).await.ok();
-        assert_eq!((&verdict["valid"], fields(&verdict["findings"])), (&json!(false), expected.map(str::to_owned).to_vec()));
+        assert_eq!(&verdict["valid"], &json!(false));
+        assert_eq!(fields(&verdict["findings"]), expected.map(str::to_owned).to_vec());
         let good = client.post("/agents/validate", json!({"graph_id": "post", "definition": mailer("Write.")})).await.ok();
         assert_eq!(good, json!({"valid": true, "findings": []}));
         client.put("/agents/no%20word", mailer("Write.")).await.refused(422);
@@ -212,7 +216,8 @@ on_both_engines! {
     async fn what_a_file_defines_is_changed_in_the_file(server: TestServer) {
         let client = server.client();
         let shown = client.get("/agents/agent").await.ok();
-        assert_eq!((&shown["source"], &shown["usable"]), (&json!("file"), &json!(true)));
+        assert_eq!(&shown["source"], &json!("file"));
+        assert_eq!(&shown["usable"], &json!(true));
         assert!(shown["file"].as_str().unwrap().ends_with("adjutant.toml"), "{shown:#}");
         let refusal = client.put("/agents/agent", mute()).await;
         assert_eq!(refusal.body["code"], "agent_in_file");
@@ -263,10 +268,13 @@ on_both_engines! {
         let problems = async || client.get("/agents/letters").await.ok()["problems"].clone();
         eventually(async || problems().await != json!([])).await;
         let problem = problems().await[0].clone();
-        assert_eq!((&problem["severity"], &problem["field"], &problem["line"]), (&json!("error"), &json!("tools[0]"), &json!(3)));
+        assert_eq!(&problem["severity"], &json!("error"));
+        assert_eq!(&problem["field"], &json!("tools[0]"));
+        assert_eq!(&problem["line"], &json!(3));
         assert!(problem["file"].as_str().unwrap().ends_with(folder), "{problem:#}");
         let after = client.get("/agents/letters").await.ok();
-        assert_eq!((&after["digest"], &after["usable"]), (&before["digest"], &json!(true)));
+        assert_eq!(&after["digest"], &before["digest"]);
+        assert_eq!(&after["usable"], &json!(true));
         assert_eq!(client.get("/agents/agent").await.ok()["problems"], json!([]), "the others are as they should be");
 
         server.file_is_written(folder, "---\nmodel: scripted:lab\n---\nWrite less.");
@@ -299,7 +307,8 @@ on_both_engines! {
         server.configuration_changes("[tools.extra]", "[tools.other]");
         server.is_stopped_and_started_again().await;
         let shown = client.get("/agents/post").await.ok();
-        assert_eq!((&shown["usable"], &shown["problems"][0]["field"]), (&json!(false), &json!("tools[0]")));
+        assert_eq!(&shown["usable"], &json!(false));
+        assert_eq!(&shown["problems"][0]["field"], &json!("tools[0]"));
         let run = json!({"assistant_id": "post", "input": {}});
         client.post(&format!("/threads/{}/runs", client.thread().await), run).await.refused(422);
         client.put("/agents/post", mute()).await.ok();

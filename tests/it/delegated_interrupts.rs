@@ -44,10 +44,13 @@ on_both_engines! {
         let alice = server.human("agent").await;
         let text = script().calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent"))).says("done");
         let values = alice.says(text).await;
-        let (state, question) = (alice.state().await, alice.question().await);
+        let state = alice.state().await;
+        let question = alice.question().await;
         assert_eq!(values["__interrupt__"][0]["id"], question.id());
-        assert_eq!((&state["next"], &state["interrupts"][0]["id"]), (&json!(["tools"]), &json!(question.id())));
-        assert_eq!((question.agent(), alice.status().await.as_str()), ("mailer", "interrupted"));
+        assert_eq!(&state["next"], &json!(["tools"]));
+        assert_eq!(&state["interrupts"][0]["id"], &json!(question.id()));
+        assert_eq!(question.agent(), "mailer");
+        assert_eq!(alice.status().await.as_str(), "interrupted");
         alice.approves(&question).await.finishes().await;
         assert_eq!(alice.transcript().await, ["human: …", "ai calls task", "task: sent", "ai: done"]);
     }
@@ -73,7 +76,8 @@ on_both_engines! {
         let answers: Map<String, Value> = questions.iter().map(|q| (q.id().to_owned(), approval())).collect();
         alice.resumes(Value::Object(answers)).await.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((server.tools.keys_of("send_email").len(), server.tools.keys_of("lookup").len()), (2, 1));
+        assert_eq!(server.tools.keys_of("send_email").len(), 2);
+        assert_eq!(server.tools.keys_of("lookup").len(), 1);
     }
 
     async fn one_of_two_questions_can_be_answered_alone(server: TestServer) {
@@ -81,16 +85,19 @@ on_both_engines! {
         alice.says(two_mailers()).await;
         let [ann, bob] = both(&alice).await;
         alice.approves(&bob).await.finishes().await;
-        assert_eq!((alice.status().await.as_str(), alice.question().await.id()), ("interrupted", ann.id()));
+        assert_eq!(alice.status().await.as_str(), "interrupted");
+        assert_eq!(alice.question().await.id(), ann.id());
         assert_eq!(alice.question().await, ann);
         assert_eq!(server.tools.calls_of("send_email")[0]["args"]["to"], "bob");
         alice.resumes(approval()).await.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((server.tools.keys_of("send_email").len(), server.tools.keys_of("lookup").len()), (2, 1));
+        assert_eq!(server.tools.keys_of("send_email").len(), 2);
+        assert_eq!(server.tools.keys_of("lookup").len(), 1);
     }
 
     async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(server: TestServer) {
-        let (yes, no) = (json!({"type": "approve"}), json!({"type": "reject", "message": "no"}));
+        let yes = json!({"type": "approve"});
+        let no = json!({"type": "reject", "message": "no"});
         for list in [json!([no, yes]), json!([{"decisions": [no]}, {"decisions": [yes]}]), json!([[no], [yes]])] {
             let alice = server.human("agent").await;
             alice.says(two_mailers()).await;
@@ -163,7 +170,8 @@ on_both_engines! {
         alice.says(two_mailers()).await;
         let run = alice.run(&alice.runs().await[0]);
         alice.says("forget it").await;
-        assert_eq!((alice.questions().await, alice.status().await.as_str()), (vec![], "idle"));
+        assert_eq!(alice.questions().await, vec![]);
+        assert_eq!(alice.status().await.as_str(), "idle");
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
         for child in run.children().await {
             assert!(child["status"] != "running" && child["status"] != "pending", "{child}");
@@ -185,7 +193,8 @@ on_both_engines! {
         server.is_killed_and_started_again().await;
         alice.approves(bob).await.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((server.tools.keys_of("send_email").len(), server.tools.keys_of("lookup").len()), (2, 1));
+        assert_eq!(server.tools.keys_of("send_email").len(), 2);
+        assert_eq!(server.tools.keys_of("lookup").len(), 1);
     }
 
     async fn a_question_outlives_a_restart_in_good_order(server: TestServer) {

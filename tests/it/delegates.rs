@@ -26,7 +26,8 @@ on_both_engines! {
         let calls = server.tools.calls_of("lookup");
         assert_eq!(calls[0]["agent_path"], json!(["chief-agent", "clerk", "intern"]));
         let [child] = &run.children().await[..] else { panic!("one child") };
-        assert_eq!((&child["agent_name"], &child["depth"]), (&json!("clerk"), &json!(1)));
+        assert_eq!(&child["agent_name"], &json!("clerk"));
+        assert_eq!(&child["depth"], &json!(1));
         let state = server.client().get(&format!("{}/state", alice.run(child).path)).await.ok();
         assert_eq!(state["values"]["messages"][1]["name"], "clerk");
     }
@@ -36,7 +37,8 @@ on_both_engines! {
         let work = script().calls(mail("m1", "bob")).says("sent");
         alice.says(script().calls(clerk("t1", work)).says("done")).await;
         let question = alice.question().await;
-        assert_eq!((question.agent(), &question.0["task_call_id"]), ("clerk", &json!("t1")));
+        assert_eq!(question.agent(), "clerk");
+        assert_eq!(&question.0["task_call_id"], &json!("t1"));
         server.is_stopped_and_started_again().await;
         alice.approves(&question).await.finishes().await;
         assert_eq!(alice.transcript().await, ["human: …", "ai calls task", "task: sent", "ai: done"]);
@@ -52,7 +54,9 @@ on_both_engines! {
         assert_eq!(alice.transcript().await, ["human: …", "ai calls task", "task: back from the boss", "ai: done"]);
         let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
         let boss = &tree["children"][0]["children"][0];
-        assert_eq!((&boss["agent_name"], &boss["depth"], &boss["children"]), (&json!("boss"), &json!(2), &json!([])));
+        assert_eq!(&boss["agent_name"], &json!("boss"));
+        assert_eq!(&boss["depth"], &json!(2));
+        assert_eq!(&boss["children"], &json!([]));
         let state = server.client().get(&format!("{}/state", alice.run(boss).path)).await.ok();
         let refusal = state["values"]["messages"][2]["content"].as_str().expect("a text");
         assert!(refusal.starts_with("Error: task is not a valid tool"), "{refusal}");
@@ -67,12 +71,14 @@ on_both_engines! {
         let run = alice.run(&run);
         run.finishes().await;
         let values = alice.state().await["values"].clone();
-        assert_eq!((&values["notes"], &values["plans"]), (&json!(["from alice", "from the clerk"]), &json!("mine")));
+        assert_eq!(&values["notes"], &json!(["from alice", "from the clerk"]));
+        assert_eq!(&values["plans"], &json!("mine"));
         assert_eq!(values.get("gossip"), None);
         let [child] = &run.children().await[..] else { panic!("one child") };
         let below = server.client().get(&format!("{}/state", alice.run(child).path)).await.ok();
         let below = &below["values"];
-        assert_eq!((&below["notes"], below.get("plans")), (&json!(["from alice", "from the clerk"]), None));
+        assert_eq!(&below["notes"], &json!(["from alice", "from the clerk"]));
+        assert_eq!(below.get("plans"), None);
     }
 
     async fn an_agent_that_went_away_is_an_error_that_the_model_reads(server: TestServer) {

@@ -63,10 +63,14 @@ on_both_engines! {
         let said = "built/parrot heard: one";
         assert_eq!(of_child("updates")[0]["runnable"]["messages"][0]["content"], said);
         let [message, metadata] = [0, 1].map(|at| of_child("messages")[0][at].clone());
-        assert_eq!((&message["content"], &message["type"], &message["name"]), (&json!(said), &json!("ai"), &json!("parrot")));
-        assert_eq!((&metadata["lc_agent_name"], &metadata["langgraph_node"]), (&json!("parrot"), &json!("runnable")));
+        assert_eq!(&message["content"], &json!(said));
+        assert_eq!(&message["type"], &json!("ai"));
+        assert_eq!(&message["name"], &json!("parrot"));
+        assert_eq!(&metadata["lc_agent_name"], &json!("parrot"));
+        assert_eq!(&metadata["langgraph_node"], &json!("runnable"));
         let tasks = of_child("tasks");
-        assert_eq!((&tasks[0]["name"], &tasks[1]["name"]), (&json!("runnable"), &json!("runnable")), "{tasks:#?}");
+        assert_eq!(&tasks[0]["name"], &json!("runnable"), "{tasks:#?}");
+        assert_eq!(&tasks[1]["name"], &json!("runnable"), "{tasks:#?}");
     }
 
     async fn what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_servers(server: TestServer) {
@@ -101,7 +105,8 @@ on_both_engines! {
         let run = alice.asks(script().calls(task("t1", "curious", "x")).says("done")).await;
         run.finishes().await;
         let question = alice.question().await;
-        assert_eq!((question.agent(), &question.0["value"]), ("curious", &json!("which?")));
+        assert_eq!(question.agent(), "curious");
+        assert_eq!(&question.0["value"], &json!("which?"));
         server.is_stopped_and_started_again().await;
         let refused = alice.resolves(&question, json!({"response": 7})).await;
         assert_eq!(refused.status, 422);
@@ -121,7 +126,8 @@ on_both_engines! {
         assert!(said[5].starts_with("boom failed: The call to `boom` failed"), "{said:#?}");
         assert_eq!(said[6], "ai: done");
         let children = run.children().await;
-        assert_eq!((children.len(), &children[0]["task_call_id"]), (1, &json!("h1")));
+        assert_eq!(children.len(), 1);
+        assert_eq!(&children[0]["task_call_id"], &json!("h1"));
     }
 
     async fn the_limits_hold_for_programs_and_for_tools_written_in_rust(server: TestServer) {
@@ -183,13 +189,16 @@ on_both_engines! {
         let (alice, run) = killed_at_work(&server, "digger").await;
         run.finishes().await;
         let question = alice.question().await;
-        assert_eq!((&question.0["kind"], question.agent()), (&json!("unknown_outcome"), "digger"));
-        assert_eq!((&question.requests()[0]["name"], &question.requests()[0]["tool_call_id"]), (&json!("digger"), &json!("t1")));
+        assert_eq!(&question.0["kind"], &json!("unknown_outcome"));
+        assert_eq!(question.agent(), "digger");
+        assert_eq!(&question.requests()[0]["name"], &json!("digger"));
+        assert_eq!(&question.requests()[0]["tool_call_id"], &json!("t1"));
         assert_eq!(server.tools.calls_of("dig").len(), 1);
         alice.approves(&question).await.finishes().await;
         assert_eq!(alice.transcript().await[2..], ["task: dug", "ai: done"]);
         let keys = server.tools.keys_of("dig");
-        assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+        assert_eq!(keys.len(), 2);
+        assert_eq!(&keys[0], &keys[1]);
     }
 
     async fn a_human_may_say_what_became_of_work_that_was_under_way(server: TestServer) {

@@ -118,10 +118,8 @@ on_both_engines! {
         eventually(async || problems().await != json!([])).await;
         let problem = problems().await[0].clone();
         assert!(problem["file"].as_str().unwrap().ends_with("agents/reader/mcp.json"), "{problem:#}");
-        assert_eq!(
-            (&problem["field"], &problem["message"]),
-            (&json!("more.url"), &json!("the environment variable ADJUTANT_TEST_NOTHING is not set"))
-        );
+        assert_eq!(&problem["field"], &json!("more.url"));
+        assert_eq!(&problem["message"], &json!("the environment variable ADJUTANT_TEST_NOTHING is not set"));
         assert_eq!(answer(&server, "reader", "own__process", &json!({})).await, before);
     }
 

@@ -32,15 +32,11 @@ fn wish(text: impl ToString) -> Value {
 
 /// Two answers that are the same but for the mark on the second.
 fn are_alike(first: &Reply, second: &Reply) {
-    assert_eq!((first.status, &first.body), (second.status, &second.body));
+    assert_eq!(first.status, second.status);
+    assert_eq!(&first.body, &second.body);
     assert_eq!(first.header("content-location"), second.header("content-location"));
-    assert_eq!(
-        (
-            first.header("idempotent-replayed"),
-            second.header("idempotent-replayed")
-        ),
-        (None, Some("true"))
-    );
+    assert_eq!(first.header("idempotent-replayed"), None);
+    assert_eq!(second.header("idempotent-replayed"), Some("true"));
 }
 
 on_both_engines! {
@@ -57,7 +53,8 @@ on_both_engines! {
     }
 
     async fn assistants_and_crons_are_made_once_for_each_key(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": []}});
         let makes = [
             ("/assistants".to_owned(), json!({"graph_id": "agent", "name": "mine"}), "/assistants/count", 1),
@@ -89,7 +86,8 @@ on_both_engines! {
     }
 
     async fn a_key_belongs_to_one_request(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         post(&client, "/threads", "k1", &json!({})).await.ok();
         let others = [("/threads", json!({"metadata": {}})), (alice.path("/runs").as_str(), wish("hello"))]
             .map(|(path, body)| (path.to_owned(), body));
@@ -105,7 +103,8 @@ on_both_engines! {
     }
 
     async fn what_was_refused_may_be_asked_again(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let first = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
         server.tools.called("lookup", 1).await;
@@ -118,7 +117,8 @@ on_both_engines! {
     }
 
     async fn a_run_in_the_background_is_started_once(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let body = alice.wish("hello", json!({}));
         let first = post(&client, &alice.path("/runs"), "k1", &body).await;
         let run = alice.run(&first.body);
@@ -132,7 +132,8 @@ on_both_engines! {
     }
 
     async fn who_waits_again_waits_for_the_same_run(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
         let path = alice.path("/runs/wait");
@@ -140,7 +141,9 @@ on_both_engines! {
         let again = async {
             server.tools.called("lookup", 1).await;
             let second = tokio::spawn({
-                let (client, path, body) = (client.clone(), path.clone(), body.clone());
+                let client = client.clone();
+                let path = path.clone();
+                let body = body.clone();
                 async move { post(&client, &path, "k1", &body).await }
             });
             server.tools.let_go("lookup");
@@ -150,11 +153,13 @@ on_both_engines! {
         are_alike(&first, &again);
         are_alike(&first, &post(&client, &path, "k1", &body).await);
         assert_eq!(transcript(&first.body), ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
-        assert_eq!((server.tools.calls_of("lookup").len(), alice.runs().await.len()), (1, 1));
+        assert_eq!(server.tools.calls_of("lookup").len(), 1);
+        assert_eq!(alice.runs().await.len(), 1);
     }
 
     async fn a_stream_that_is_asked_for_again_is_the_same_from_its_beginning(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let more = json!({"stream_mode": ["values", "messages-tuple"], "stream_resumable": true});
         let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), more);
@@ -190,8 +195,10 @@ on_both_engines! {
     }
 
     async fn many_requests_under_one_key_at_once_start_one_run(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
-        let (path, body) = (alice.path("/runs"), alice.wish("hello", json!({})));
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let path = alice.path("/runs");
+        let body = alice.wish("hello", json!({}));
         let replies = futures::future::join_all((0..24).map(|_| post(&client, &path, "k1", &body))).await;
         assert!(replies.iter().all(|reply| reply.status == 200 && reply.body == replies[0].body), "{replies:#?}");
         assert_eq!(replies.iter().filter(|reply| reply.header("idempotent-replayed").is_none()).count(), 1);
@@ -201,10 +208,12 @@ on_both_engines! {
 
     async fn a_server_that_dies_before_it_answers_has_not_lost_the_run(server: TestServer) {
         server.moves_into_a_process().await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
-        let (path, elsewhere) = (alice.path("/runs/wait"), client.clone());
+        let path = alice.path("/runs/wait");
+        let elsewhere = client.clone();
         let lost = tokio::spawn({
             let request = elsewhere.request(Method::POST, &path).header("Idempotency-Key", "k1").json(&body);
             async move { request.send().await.map(reqwest::Response::bytes) }
@@ -220,9 +229,11 @@ on_both_engines! {
 
     async fn a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again(server: TestServer) {
         server.moves_into_a_process().await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         for round in 0..4 {
-            let (key, body) = (format!("k{round}"), alice.wish(format!("round {round}"), json!({})));
+            let key = format!("k{round}");
+            let body = alice.wish(format!("round {round}"), json!({}));
             let request = client.request(Method::POST, &alice.path("/runs")).header("Idempotency-Key", &key).json(&body);
             let cut = tokio::spawn(async move { request.send().await.map(|_| ()) });
             // Sometimes before the request arrives, sometimes after it was granted.
@@ -239,7 +250,8 @@ on_both_engines! {
     }
 
     async fn copies_and_writes_into_the_state_are_made_once_for_each_key(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.asks("hello").await.finishes().await;
         let copy = post(&client, &alice.path("/copy"), "k1", &json!({})).await;
         are_alike(&copy, &post(&client, &alice.path("/copy"), "k1", &json!({})).await);
@@ -252,7 +264,8 @@ on_both_engines! {
     }
 
     async fn a_command_that_starts_a_run_starts_it_once_for_each_key(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let command = |text: &str| {
             let input = json!({"messages": [{"role": "user", "content": text}]});
             json!({"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": input}})
@@ -262,7 +275,8 @@ on_both_engines! {
         let again = post(&client, &alice.path("/commands"), "k1", &command("hello")).await.ok();
         assert_eq!(again["result"]["run_id"], first["result"]["run_id"]);
         let other = post(&client, &alice.path("/commands"), "k1", &command("something else")).await.ok();
-        assert_eq!((&other["type"], other.get("result")), (&json!("error"), None));
+        assert_eq!(&other["type"], &json!("error"));
+        assert_eq!(other.get("result"), None);
         assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
     }
 
@@ -271,10 +285,13 @@ on_both_engines! {
             return;
         }
         let other = server.gets_a_twin().await;
-        let (client, alice) = (server.client(), server.human("agent").await);
-        let (path, body) = (alice.path("/runs/wait"), alice.wish("hello", json!({})));
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let path = alice.path("/runs/wait");
+        let body = alice.wish("hello", json!({}));
         let (here, there) = tokio::join!(post(&client, &path, "k1", &body), post(&other.client, &path, "k1", &body));
-        assert_eq!((here.status, &here.body), (there.status, &there.body));
+        assert_eq!(here.status, there.status);
+        assert_eq!(&here.body, &there.body);
         assert_eq!(transcript(&here.body), ["human: hello", "ai: echo: hello"]);
         assert_eq!(alice.runs().await.len(), 1);
         other.leaves().await;

@@ -21,7 +21,8 @@ fn spawn(id: &str, who: &str, work: impl ToString, initial: Value) -> Value {
 
 /// What stands in the conversations of the children of a run, in the order of the names of their calls.
 async fn conversations(server: &TestServer, alice: &Human, run: &Run) -> Vec<Vec<String>> {
-    let (mut all, mut children) = (vec![], run.children().await);
+    let mut all = vec![];
+    let mut children = run.children().await;
     children.sort_by_key(|child| child["task_call_id"].to_string());
     for child in children {
         let state = server

@@ -5,25 +5,41 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("domain", &[]),
-    ("model", &["domain"]),
-    ("peer", &["domain", "model"]),
-    ("tool", &["domain", "model"]),
-    ("middleware", &["domain", "model", "tool"]),
-    ("agent", &["domain", "model", "tool", "middleware", "peer"]),
-    ("db", &["domain"]),
+    ("definition", &["domain"]),
+    ("model", &["domain", "definition"]),
+    ("peer", &["domain", "definition", "model"]),
+    ("tool", &["domain", "definition", "model"]),
+    ("middleware", &["domain", "definition", "model", "tool"]),
+    (
+        "agent",
+        &["domain", "definition", "model", "tool", "middleware", "peer"],
+    ),
+    ("db", &["domain", "definition"]),
     ("events", &["domain", "db", "shutdown"]),
     (
         "runtime",
         &[
-            "domain", "agent", "model", "tool", "db", "events", "metrics", "peer", "shutdown",
+            "domain",
+            "definition",
+            "agent",
+            "model",
+            "tool",
+            "db",
+            "events",
+            "metrics",
+            "peer",
+            "shutdown",
         ],
     ),
-    ("http", &["domain", "db", "events", "runtime", "metrics", "shutdown"]),
+    (
+        "http",
+        &["domain", "definition", "db", "events", "runtime", "metrics", "shutdown"],
+    ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
-    ("config", &["domain"]),
+    ("config", &["domain", "definition"]),
     ("shutdown", &[]),
 ];
 

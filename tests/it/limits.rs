@@ -43,7 +43,8 @@ on_both_engines! {
         let said = transcript(&alice.says(text).await);
         let refused = "lookup failed: The limit `tool_calls` = 2 of this run is reached. The call was not made; finish with what you have.";
         let (refusals, results): (Vec<_>, Vec<_>) = said[4..6].iter().partition(|line| *line == refused);
-        assert_eq!((refusals.len(), results[0].starts_with("lookup: found")), (1, true), "{said:#?}");
+        assert_eq!(refusals.len(), 1, "{said:#?}");
+        assert_eq!(results[0].starts_with("lookup: found"), true, "{said:#?}");
         assert_eq!(said.last().unwrap(), "ai: done");
         assert_eq!(server.tools.calls_of("lookup").len(), 2);
     }
@@ -120,7 +121,8 @@ on_both_engines! {
         let error = run.finishes().await["__error__"].clone();
         assert_eq!(error["error"], "LimitExceededError");
         assert_eq!(error["message"], "The limit `model_calls` = 3 of this run is reached.");
-        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("error", "error"));
+        assert_eq!(run.status().await.as_str(), "error");
+        assert_eq!(alice.status().await.as_str(), "error");
         assert_eq!(run.record().await["usage"]["model_calls"], 3);
     }
 
@@ -176,13 +178,16 @@ on_both_engines! {
         let research = script().calls(lookup("c1", "x")).says("found");
         let run = alice.asks(script().calls(task("t1", "researcher", research)).says("done")).await;
         run.finishes().await;
-        let (record, child) = (run.record().await, run.children().await.remove(0));
+        let record = run.record().await;
+        let child = run.children().await.remove(0);
         let counts = |usage: &Value| ["model_calls", "tool_calls", "children"].map(|name| usage[name].as_u64().unwrap());
-        assert_eq!((counts(&record["usage"]), counts(&record["tree_usage"])), ([2, 1, 1], [4, 2, 1]));
+        assert_eq!(counts(&record["usage"]), [2, 1, 1]);
+        assert_eq!(counts(&record["tree_usage"]), [4, 2, 1]);
         assert_eq!(counts(&child["usage"]), [2, 1, 0]);
         assert_eq!(alice.run(&child).record().await["usage"], child["usage"]);
         let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
-        assert_eq!((&tree["usage"], &tree["tree_usage"]), (&record["usage"], &record["tree_usage"]));
+        assert_eq!(&tree["usage"], &record["usage"]);
+        assert_eq!(&tree["tree_usage"], &record["tree_usage"]);
         assert_eq!(tree["children"][0]["usage"], child["usage"]);
         let tokens = |usage: &Value| usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap();
         assert!(tokens(&record["usage"]) > 0 && tokens(&record["tree_usage"]) > tokens(&record["usage"]), "{record:#}");
@@ -213,7 +218,8 @@ on_both_engines! {
         let error = run.finishes().await["__error__"].clone();
         assert_eq!(error["error"], "GraphRecursionError");
         assert!(error["message"].as_str().unwrap().starts_with("Recursion limit of 5 reached"), "{error}");
-        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("error", "error"));
+        assert_eq!(run.status().await.as_str(), "error");
+        assert_eq!(alice.status().await.as_str(), "error");
         let state = alice.state().await;
         assert_eq!(state["next"], json!(["HumanInTheLoopMiddleware.after_model"]));
         assert_eq!(state["tasks"][0]["error"], Value::Null);
@@ -232,7 +238,8 @@ on_both_engines! {
     }
 
     async fn a_body_that_is_too_large_is_refused(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let large = alice.wish("x".repeat(3 << 20), json!({}));
         assert_eq!(client.post(&alice.path("/runs"), large).await.status, 413);
         let fits = alice.wish("x".repeat(1 << 20), json!({}));
@@ -240,7 +247,8 @@ on_both_engines! {
     }
 
     async fn json_that_is_too_deep_is_refused(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
         for levels in [200, 100_000] {
             let body = format!(r#"{{"assistant_id": "agent", "input": {{"messages": [], "deep": {}}}}}"#, deep(levels));
@@ -271,7 +279,8 @@ on_both_engines! {
     }
 
     async fn a_text_with_a_nul_is_refused_or_kept_but_never_breaks_the_thread(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let reply = client.post(&alice.path("/runs/wait"), alice.wish("a\u{0}b", json!({}))).await;
         assert!(reply.status == 422 || (reply.status == 200 && reply.body.get("__error__").is_none()), "{reply:?}");
         assert_eq!(transcript(&alice.says("hello").await).last().unwrap(), "ai: echo: hello");

@@ -30,12 +30,14 @@ on_both_engines! {
             let asked = server.models.asked().split_off(asked_before);
             assert_eq!(asked.len(), 2, "{agent}");
             for request in &asked {
-                assert_eq!((request.path.as_str(), request.key.as_deref()), (path, key));
+                assert_eq!(request.path.as_str(), path);
+                assert_eq!(request.key.as_deref(), key);
                 assert!(request.body.contains("You speak "), "{}", request.body);
             }
             assert!(!asked[0].body.contains("found x") && asked[1].body.contains("found x"), "{}", asked[1].body);
             let usage = &values["messages"][4]["usage_metadata"];
-            assert_eq!((&usage["input_tokens"], &usage["output_tokens"]), (&json!(9), &json!(4)), "{agent}");
+            assert_eq!(&usage["input_tokens"], &json!(9), "{agent}");
+            assert_eq!(&usage["output_tokens"], &json!(4), "{agent}");
         }
     }
 
@@ -162,7 +164,8 @@ on_both_engines! {
                     assert!(detail.contains(named) && detail.contains(block["type"].as_str().unwrap()), "{detail}");
                 }
             }
-            assert_eq!((alice.runs().await.len(), alice.history().await.len()), (0, 0));
+            assert_eq!(alice.runs().await.len(), 0);
+            assert_eq!(alice.history().await.len(), 0);
         }
         // What a provider may take is tried.
         let audio = json!([{"type": "audio", "base64": "UklGRg==", "mime_type": "audio/wav"}]);

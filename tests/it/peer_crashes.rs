@@ -143,11 +143,13 @@ async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
 
 on_both_engines! {
     async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: TestServer) {
-        let (peer, mut chance) = (Peer::of(&server).await, Chance::seeded());
+        let peer = Peer::of(&server).await;
+        let mut chance = Chance::seeded();
         server.moves_into_a_process().await;
         let mut took = Duration::from_millis(600);
         for number in 0..=kills() {
-            let (alice, mark) = (server.human("caller").await, format!("kill-{number}"));
+            let alice = server.human("caller").await;
+            let mark = format!("kill-{number}");
             let began = Instant::now();
             alice.asks(wish(&mark)).await;
             // The first one is not disturbed: it tells how long the story is.
@@ -166,10 +168,12 @@ on_both_engines! {
     }
 
     async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer) {
-        let (peer, mut chance) = (Peer::of(&server).await, Chance::seeded());
+        let peer = Peer::of(&server).await;
+        let mut chance = Chance::seeded();
         peer.server.moves_into_a_process().await;
         for number in 1..=kills() {
-            let (alice, mark) = (server.human("caller").await, format!("kill-{number}"));
+            let alice = server.human("caller").await;
+            let mark = format!("kill-{number}");
             let research = script().calls(lookup("c1", &mark)).says("it is known");
             alice.asks(script().calls(far("t1", research)).says("done")).await;
             tokio::time::sleep(Duration::from_micros(chance.below(400_000))).await;
@@ -180,7 +184,8 @@ on_both_engines! {
             let threads = peer.server.client().post("/threads/search", json!({"metadata": {"parent_thread_id": id}})).await.ok();
             let thread = threads[0]["thread_id"].as_str().expect("an id");
             let runs = peer.server.client().get(&format!("/threads/{thread}/runs")).await.ok();
-            assert_eq!((threads.as_array().map(Vec::len), runs.as_array().map(Vec::len)), (Some(1), Some(1)), "{mark}");
+            assert_eq!(threads.as_array().map(Vec::len), Some(1), "{mark}");
+            assert_eq!(runs.as_array().map(Vec::len), Some(1), "{mark}");
         }
         peer.finish().await;
     }

@@ -153,9 +153,11 @@ on_both_engines! {
         let (alice, run) = asks(&server, research()).await;
         run.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((peer.server.tools.calls_of("lookup").len(), server.tools.calls_of("lookup").len()), (1, 0));
+        assert_eq!(peer.server.tools.calls_of("lookup").len(), 1);
+        assert_eq!(server.tools.calls_of("lookup").len(), 0);
         let [child] = &run.children().await[..] else { panic!("one child") };
-        assert_eq!((&child["agent_name"], &child["status"]), (&json!("far"), &json!("success")));
+        assert_eq!(&child["agent_name"], &json!("far"));
+        assert_eq!(&child["status"], &json!("success"));
         let there = peer.thread().await;
         assert_eq!(there["metadata"]["subagent_name"], "far");
         assert_eq!(there["metadata"]["parent_thread_id"], alice.record().await["thread_id"]);
@@ -208,7 +210,8 @@ on_both_engines! {
             // The call of the model, and its answer.
             assert!(begun.len() == 2 && unique.len() == 2, "{below:#?}");
             let of = |event: &str| below.iter().filter(|data| data["event"] == event).count();
-            assert_eq!((of("message-finish"), of("error")), (2, 0), "{below:#?}");
+            assert_eq!(of("message-finish"), 2, "{below:#?}");
+            assert_eq!(of("error"), 0, "{below:#?}");
         }
         peer.finish().await;
     }
@@ -218,16 +221,19 @@ on_both_engines! {
         let (alice, run) = asks(&server, script().calls(mail("m1", "bob")).says("it is x")).await;
         run.finishes().await;
         let question = alice.question().await;
-        assert_eq!((question.agent(), &question.0["task_call_id"]), ("far", &json!("t1")));
+        assert_eq!(question.agent(), "far");
+        assert_eq!(&question.0["task_call_id"], &json!("t1"));
         assert_eq!(question.0["agent_path"], json!(["caller-agent", "far"]));
-        assert_eq!((&question.0["kind"], &question.requests()[0]["name"]), (&json!("tool_approval"), &json!("send_email")));
+        assert_eq!(&question.0["kind"], &json!("tool_approval"));
+        assert_eq!(&question.requests()[0]["name"], &json!("send_email"));
         let wrong = alice.resolves(&question, json!({"decisions": [{"type": "respond", "message": "x"}]})).await;
         wrong.refused(422);
         server.is_stopped_and_started_again().await;
         peer.server.is_stopped_and_started_again().await;
         alice.approves(&question).await.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((peer.server.tools.keys_of("send_email").len(), peer.runs().await.len()), (1, 2));
+        assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
+        assert_eq!(peer.runs().await.len(), 2);
         peer.finish().await;
     }
 
@@ -240,7 +246,8 @@ on_both_engines! {
         let [first, second] = &alice.questions().await[..] else { panic!("two questions") };
         assert_ne!(first.id(), second.id());
         alice.approves(second).await.finishes().await;
-        assert_eq!((alice.status().await.as_str(), peer.server.tools.keys_of("send_email").len()), ("interrupted", 0));
+        assert_eq!(alice.status().await.as_str(), "interrupted");
+        assert_eq!(peer.server.tools.keys_of("send_email").len(), 0);
         alice.rejects(first, "no").await.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
         assert_eq!(peer.server.tools.calls_of("send_email")[0]["args"]["to"], second.requests()[0]["args"]["to"]);
@@ -292,7 +299,8 @@ on_both_engines! {
             let said = alice.transcript().await;
             let expected = "task failed: The subagent `far` failed (RemoteAgentError): The agent `agent` at http://127.0.0.1:";
             assert!(said[2].starts_with(expected) && said[2].contains("could not be reached"), "{said:#?}");
-            assert_eq!((said[3].as_str(), said[4].as_str()), ("lookup: found x", "ai: done"));
+            assert_eq!(said[3].as_str(), "lookup: found x");
+            assert_eq!(said[4].as_str(), "ai: done");
         }
         peer.door.is(Way::Open);
         peer.finish().await;
@@ -320,7 +328,8 @@ on_both_engines! {
         let (alice, run) = asks(&server, research()).await;
         run.finishes().await;
         assert_eq!(alice.transcript().await, DONE);
-        assert_eq!((peer.runs().await.len(), peer.server.tools.calls_of("lookup").len()), (1, 1));
+        assert_eq!(peer.runs().await.len(), 1);
+        assert_eq!(peer.server.tools.calls_of("lookup").len(), 1);
         peer.finish().await;
     }
 

@@ -71,13 +71,15 @@ on_both_engines! {
         let calls = [write("c1", "/ask/a.md"), write("c2", "/free.md"), task("c3", "heir", below)];
         alice.asks(script().calls_all(calls).says("done")).await.finishes().await;
         let question = alice.question().await;
-        assert_eq!((question.agent(), question.requests().len()), ("warden", 1));
+        assert_eq!(question.agent(), "warden");
+        assert_eq!(question.requests().len(), 1);
         assert_eq!(question.requests()[0]["args"]["file_path"], "/ask/a.md");
         let allowed = &question.0["value"]["review_configs"][0]["allowed_decisions"];
         assert_eq!(allowed, &json!(["approve", "edit", "reject", "respond"]));
         alice.approves(&question).await.finishes().await;
         let question = alice.question().await;
-        assert_eq!((question.agent(), &question.requests()[0]["args"]["file_path"]), ("heir", &json!("/ask/b.md")));
+        assert_eq!(question.agent(), "heir");
+        assert_eq!(&question.requests()[0]["args"]["file_path"], &json!("/ask/b.md"));
         alice.rejects(&question, "no").await.finishes().await;
         let values = alice.state().await["values"].clone();
         let paths: Vec<&String> = values["files"].as_object().unwrap().keys().collect();

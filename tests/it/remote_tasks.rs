@@ -102,16 +102,21 @@ on_both_engines! {
         let begun = format!("start_async_task: Started the background task {id} with `far`. Its result comes by itself; do not wait for it.");
         assert_eq!(alice.transcript().await, ["human: …", "ai calls start_async_task", &begun, "ai: it is under way"]);
         let work = there(&peer, &task);
-        let (thread, run) = (work.record().await, runs_there(&peer, &task).await[0].clone());
-        assert_eq!((&thread["status"], &thread["metadata"]["subagent_name"]), (&json!("busy"), &json!("far")));
+        let thread = work.record().await;
+        let run = runs_there(&peer, &task).await[0].clone();
+        assert_eq!(&thread["status"], &json!("busy"));
+        assert_eq!(&thread["metadata"]["subagent_name"], &json!("far"));
         for notes in [&thread["metadata"], &run["metadata"]] {
             assert_eq!(notes["parent_thread_id"], alice.thread);
-            assert_eq!((&notes["tool_call_id"], &notes["parent_run_id"]), (&json!("a1"), &alice.runs().await[0]["run_id"]));
+            assert_eq!(&notes["tool_call_id"], &json!("a1"));
+            assert_eq!(&notes["parent_run_id"], &alice.runs().await[0]["run_id"]);
         }
-        assert_eq!((&task["run_id"], &task["thread_id"]), (&run["run_id"], &json!(id)));
+        assert_eq!(&task["run_id"], &run["run_id"]);
+        assert_eq!(&task["thread_id"], &json!(id));
         let path = alice.path(&format!("/runs/{}/tree", alice.runs().await[0]["run_id"].as_str().unwrap()));
         let shown = server.client().get(&path).await.ok()["background_tasks"][0].clone();
-        assert_eq!((&shown["agent_name"], &shown["run_id"]), (&json!("far"), &run["run_id"]));
+        assert_eq!(&shown["agent_name"], &json!("far"));
+        assert_eq!(&shown["run_id"], &run["run_id"]);
         peer.server.tools.let_go("lookup");
         let woken = has_run(&alice, 2).await[0].clone();
         assert_eq!(woken["metadata"]["background_tasks"], json!([id]));
@@ -119,7 +124,8 @@ on_both_engines! {
         assert_eq!(notifications(&alice).await, [mark]);
         let said = alice.transcript().await;
         assert!(said[4].ends_with("of `far` is done (status: success).\n\nIts result:\nthe long text"), "{said:#?}");
-        assert_eq!((said.len(), the_task(&alice).await["status"].clone()), (6, json!("success")));
+        assert_eq!(said.len(), 6);
+        assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
         assert_eq!(runs_there(&peer, &task).await.len(), 1);
         peer.finish().await;
     }
@@ -144,7 +150,8 @@ on_both_engines! {
         let bob = server.human("away").await;
         bob.says(script().calls(start("a2", "far", "quick")).says("yes")).await;
         eventually(async || notifications(&bob).await.len() == 1).await;
-        assert_eq!((alice.runs().await.len(), notifications(&alice).await.len()), (1, 1));
+        assert_eq!(alice.runs().await.len(), 1);
+        assert_eq!(notifications(&alice).await.len(), 1);
         peer.finish().await;
     }
 
@@ -165,7 +172,8 @@ on_both_engines! {
         eventually(async || there(&peer, &task).status().await == "idle").await;
         // It is not to be woken, so it finds the news when it is asked for something.
         alice.says("is there any news?").await;
-        assert_eq!((alice.runs().await.len(), notifications(&alice).await.len()), (7, 1));
+        assert_eq!(alice.runs().await.len(), 7);
+        assert_eq!(notifications(&alice).await.len(), 1);
         let result = json!({"status": "success", "thread_id": task["thread_id"], "result": "the long text"});
         assert_eq!(answered(&alice, about("k4", "check_async_task", &task)).await, format!("check_async_task: {result}"));
         peer.finish().await;
@@ -179,11 +187,15 @@ on_both_engines! {
         assert_eq!(text, format!("update_async_task: The background task {} was given the message.", task["task_id"].as_str().unwrap()));
         eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
         let newer = the_task(&alice).await;
-        assert_eq!((&newer["superseded_run_ids"], &newer["status"]), (&json!([task["run_id"]]), &json!("success")));
+        assert_eq!(&newer["superseded_run_ids"], &json!([task["run_id"]]));
+        assert_eq!(&newer["status"], &json!("success"));
         let runs = runs_there(&peer, &task).await;
-        assert_eq!((&runs[0]["run_id"], &runs[1]["status"]), (&newer["run_id"], &json!("interrupted")));
+        assert_eq!(&runs[0]["run_id"], &newer["run_id"]);
+        assert_eq!(&runs[1]["status"], &json!("interrupted"));
         let told = notifications(&alice).await;
-        assert_eq!((told.len(), &told[0]["run_id"], runs.len()), (1, &newer["run_id"], 2));
+        assert_eq!(told.len(), 1);
+        assert_eq!(&told[0]["run_id"], &newer["run_id"]);
+        assert_eq!(runs.len(), 2);
         peer.server.tools.let_go("lookup");
         peer.finish().await;
     }
@@ -211,7 +223,8 @@ on_both_engines! {
         let more = call("u1", "update_async_task", json!({"task_id": task["task_id"], "message": "and then"}));
         alice.says(script().calls(more).says("so it is")).await;
         eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
-        assert_eq!((runs_there(&peer, &task).await.len(), the_task(&alice).await["status"].clone()), (2, json!("success")));
+        assert_eq!(runs_there(&peer, &task).await.len(), 2);
+        assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
         peer.finish().await;
     }
 
@@ -231,7 +244,8 @@ on_both_engines! {
         peer.door.is(Way::Open);
         eventually(async || runs_there(&peer, &other).await[0]["status"] == "interrupted").await;
         for human in [&alice, &bob] {
-            assert_eq!((&the_task(human).await["status"], notifications(human).await.len()), (&json!("cancelled"), 0));
+            assert_eq!(&the_task(human).await["status"], &json!("cancelled"));
+            assert_eq!(notifications(human).await.len(), 0);
         }
         peer.server.tools.let_go("lookup");
         peer.finish().await;
@@ -262,12 +276,14 @@ on_both_engines! {
         let question = work.question().await;
         let text = answered(&alice, about("k1", "check_async_task", &task)).await;
         let seen: Value = serde_json::from_str(text.strip_prefix("check_async_task: ").unwrap()).unwrap();
-        assert_eq!((&seen["status"], &seen["interrupts"][0]["id"]), (&json!("waiting"), &json!(question.id())));
+        assert_eq!(&seen["status"], &json!("waiting"));
+        assert_eq!(&seen["interrupts"][0]["id"], &json!(question.id()));
         assert_eq!(seen["interrupts"][0]["value"]["action_requests"][0]["name"], "send_email");
         work.approves(&question).await.finishes().await;
         eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
         let told: Vec<Value> = notifications(&alice).await.iter().map(|told| told["status"].clone()).collect();
-        assert_eq!((told, the_task(&alice).await["status"].clone()), (vec![json!("waiting"), json!("success")], json!("success")));
+        assert_eq!(told, vec![json!("waiting"), json!("success")]);
+        assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
         assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
         peer.finish().await;
     }
@@ -280,16 +296,21 @@ on_both_engines! {
         eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
         let task = the_task(&alice).await;
         let here = Human::at(server.client(), "away", task["thread_id"].as_str().unwrap());
-        let (question, theirs) = (here.question().await, there(&peer, &task).question().await);
-        assert_eq!((question.id(), &question.0["run_id"]), (theirs.id(), &task["run_id"]));
-        assert_eq!((question.agent(), &question.0["task_call_id"], &question.0["kind"]), ("far", &json!("a1"), &json!("tool_approval")));
+        let question = here.question().await;
+        let theirs = there(&peer, &task).question().await;
+        assert_eq!(question.id(), theirs.id());
+        assert_eq!(&question.0["run_id"], &task["run_id"]);
+        assert_eq!(question.agent(), "far");
+        assert_eq!(&question.0["task_call_id"], &json!("a1"));
+        assert_eq!(&question.0["kind"], &json!("tool_approval"));
         let all = server.client().get("/interrupts").await.ok();
         assert_eq!(all["interrupts"].as_array().map(Vec::len), Some(1));
         assert_eq!(all["interrupts"][0]["id"], question.id());
         here.resolves(&question, json!({"decisions": []})).await.refused(422);
         peer.door.is(Way::Shut);
         let lost = here.resolves(&question, json!({"decisions": [{"type": "approve"}]})).await;
-        assert_eq!((lost.status, &lost.body["code"]), (502, &json!("peer_unavailable")), "{lost:?}");
+        assert_eq!(lost.status, 502, "{lost:?}");
+        assert_eq!(&lost.body["code"], &json!("peer_unavailable"), "{lost:?}");
         peer.door.is(Way::Open);
         let gone_on = here.resolves(&question, json!({"decisions": [{"type": "approve"}]})).await.ok();
         assert_eq!(gone_on["interrupt"]["status"], "resolved");
@@ -298,8 +319,10 @@ on_both_engines! {
         here.resolves(&question, json!({"decisions": [{"type": "reject"}]})).await.refused(409);
         eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
         let told = notifications(&alice).await[1].clone();
-        assert_eq!((&told["status"], &told["run_id"]), (&json!("success"), &gone_on["run_id"]));
-        assert_eq!((peer.server.tools.keys_of("send_email").len(), runs_there(&peer, &task).await.len()), (1, 2));
+        assert_eq!(&told["status"], &json!("success"));
+        assert_eq!(&told["run_id"], &gone_on["run_id"]);
+        assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
+        assert_eq!(runs_there(&peer, &task).await.len(), 2);
         assert_eq!(server.client().get("/interrupts").await.ok()["interrupts"], json!([]));
         peer.finish().await;
     }
@@ -403,12 +426,15 @@ on_both_engines! {
         alice.starts(wish).await.finishes().await;
         eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
         let (headers, body) = heard.lock().unwrap()[0].clone();
-        assert_eq!((headers["x-key"].to_str().unwrap(), headers["x-auth-scheme"].to_str().unwrap()), ("hush-hush", "langsmith"));
+        assert_eq!(headers["x-key"].to_str().unwrap(), "hush-hush");
+        assert_eq!(headers["x-auth-scheme"].to_str().unwrap(), "langsmith");
         let assistant = alice.record().await["metadata"]["assistant_id"].clone();
         let parent = json!({"thread_id": alice.thread, "assistant_id": assistant});
         assert_eq!(body["config"]["configurable"]["deepagents_parent"], parent);
-        assert_eq!((&body["input"]["messages"][0]["content"], &body["context"]), (&json!("x"), &Value::Null));
-        assert_eq!((headers.contains_key("idempotency-key"), &body["metadata"]["adjutant_levels"]), (true, &json!(3)));
+        assert_eq!(&body["input"]["messages"][0]["content"], &json!("x"));
+        assert_eq!(&body["context"], &Value::Null);
+        assert_eq!(headers.contains_key("idempotency-key"), true);
+        assert_eq!(&body["metadata"]["adjutant_levels"], &json!(3));
         let said = alice.transcript().await;
         assert!(said.iter().any(|line| line.ends_with("Its result:\nall is well")), "{said:#?}");
         // Nobody is to be woken by this one, and its server is not told whom.

@@ -32,11 +32,13 @@ on_both_engines! {
         let thread = client.post("/threads", json!({"ttl": {"ttl": 60}})).await.ok();
         let path = format!("/threads/{}", thread["thread_id"].as_str().unwrap());
         let ttl = client.get(&format!("{path}?include=ttl")).await.ok()["ttl"].clone();
-        assert_eq!((&ttl["strategy"], &ttl["ttl_minutes"]), (&json!("delete"), &json!(60.0)));
+        assert_eq!(&ttl["strategy"], &json!("delete"));
+        assert_eq!(&ttl["ttl_minutes"], &json!(60.0));
         assert!(ttl["expires_at"].as_str() > thread["created_at"].as_str());
         client.patch(&path, json!({"ttl": {"ttl": 90, "strategy": "keep_latest"}})).await.ok();
         let changed = client.get(&format!("{path}?include=ttl")).await.ok()["ttl"].clone();
-        assert_eq!((&changed["strategy"], &changed["ttl_minutes"]), (&json!("keep_latest"), &json!(90.0)));
+        assert_eq!(&changed["strategy"], &json!("keep_latest"));
+        assert_eq!(&changed["ttl_minutes"], &json!(90.0));
         assert!(changed["expires_at"].as_str() > ttl["expires_at"].as_str());
         assert_eq!(client.get(&format!("{path}?include=shoe_size")).await.status, 422);
         for ttl in [json!(60), json!({"ttl": 0}), json!({"ttl": 1, "strategy": "burn"})] {
@@ -45,7 +47,8 @@ on_both_engines! {
     }
 
     async fn a_thread_at_work_outlives_its_time(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         client.patch(&alice.path(""), json!({"ttl": {"ttl": SOON}})).await.ok();
         let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
@@ -58,10 +61,12 @@ on_both_engines! {
     }
 
     async fn a_history_goes_and_the_newest_state_stays(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
-        let (before, state) = (alice.transcript().await, alice.state().await);
+        let before = alice.transcript().await;
+        let state = alice.state().await;
         assert!(alice.history().await.len() > 3);
         client.patch(&alice.path(""), json!({"ttl": {"ttl": SOON, "strategy": "keep_latest"}})).await.ok();
         eventually(async || alice.history().await.len() == 1).await;
@@ -94,22 +99,27 @@ on_both_engines! {
         server.tools.called("lookup", 1).await;
         let thread = run["thread_id"].as_str().unwrap();
         let shown = client.get(&format!("/threads/{thread}?include=ttl")).await.ok();
-        assert_eq!((&shown["ttl"]["strategy"], &shown["ttl"]["ttl_minutes"]), (&json!("delete"), &json!(10.0)));
+        assert_eq!(&shown["ttl"]["strategy"], &json!("delete"));
+        assert_eq!(&shown["ttl"]["ttl_minutes"], &json!(10.0));
         server.tools.let_go("lookup");
         is_gone(&server, thread).await;
     }
 
     async fn pruning_deletes_threads_or_takes_their_history(server: TestServer) {
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         alice.says("one").await;
         bob.says("one").await;
         let values = alice.state().await["values"].clone();
         let big = client.get(&alice.path("/storage")).await.ok();
         let body = json!({"thread_ids": [alice.thread, alice.thread, Uuid::new_v4()], "strategy": "keep_latest"});
         assert_eq!(client.post("/threads/prune", body).await.ok(), json!({"pruned_count": 1}));
-        assert_eq!((alice.history().await.len(), &alice.state().await["values"]), (1, &values));
+        assert_eq!(alice.history().await.len(), 1);
+        assert_eq!(&alice.state().await["values"], &values);
         let small = client.get(&alice.path("/storage")).await.ok();
-        assert_eq!((&big["checkpoints"]["rows"], &small["checkpoints"]["rows"]), (&json!(3), &json!(1)));
+        assert_eq!(&big["checkpoints"]["rows"], &json!(3));
+        assert_eq!(&small["checkpoints"]["rows"], &json!(1));
         assert!(small["total_rows"].as_i64() < big["total_rows"].as_i64(), "{big} {small}");
         assert!(small["total_bytes"].as_i64() > Some(0));
         let body = json!({"thread_ids": [bob.thread, Uuid::new_v4()]});
@@ -122,7 +132,8 @@ on_both_engines! {
     }
 
     async fn what_waits_for_a_human_goes_on_without_its_history(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("hello").await;
         let child = script().calls(mail("m1", "bob")).says("sent by child");
         alice.says(script().calls(task("t1", "mailer", &child)).says("all done")).await;
@@ -137,7 +148,8 @@ on_both_engines! {
     }
 
     async fn a_thread_at_work_keeps_its_history(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
         server.tools.called("lookup", 1).await;
@@ -176,7 +188,8 @@ on_both_engines! {
     }
 
     async fn a_history_that_is_copied_step_by_step_writes_its_input_once(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("plain").await);
+        let client = server.client();
+        let alice = server.human("plain").await;
         alice.says(script().calls(lookup("c1", "x")).says("found")).await;
         let mut history = alice.history().await;
         history.reverse();
@@ -200,7 +213,8 @@ on_both_engines! {
             states.iter().map(|state| json!([state["metadata"]["step"], state["next"]])).collect()
         };
         history.reverse();
-        assert_eq!((copied.len(), shape(&copied)), (5, shape(&history)));
+        assert_eq!(copied.len(), 5);
+        assert_eq!(shape(&copied), shape(&history));
 
         // The values of the first checkpoint are empty: the input comes with the second step alone, or with the first.
         for (first, second) in [(json!({}), input.clone()), (input.clone(), Value::Null)] {
@@ -214,7 +228,8 @@ on_both_engines! {
     }
 
     async fn who_comes_back_to_a_log_that_was_pruned_is_told_so_over_http(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let more = json!({"stream_mode": ["values"], "stream_resumable": true});
         let frames = alice.listens("hello", more).await.rest().await;
         let run = alice.run(&alice.runs().await[0]);
@@ -250,7 +265,8 @@ on_both_engines! {
         let refused = since(first).await;
         assert_eq!(refused.status(), 409);
         let body: Value = refused.json().await.unwrap();
-        assert_eq!((&body["code"], &body["since"]), (&json!("resume_gap"), &json!(first)));
+        assert_eq!(&body["code"], &json!("resume_gap"));
+        assert_eq!(&body["since"], &json!(first));
         assert_eq!(since(body["min_available_seq"].as_i64().unwrap()).await.status(), 200);
         assert_eq!(since(0).await.status(), 200);
     }

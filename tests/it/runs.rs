@@ -7,7 +7,8 @@ use crate::support::{Engine, TestServer, lookup, mail, on_both_engines, script, 
 
 on_both_engines! {
     async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let text = script().calls(lookup("c1", "x")).says("done");
         let reply = client.post(&alice.path("/runs"), alice.wish(&text, json!({"metadata": {"k": "v"}}))).await;
@@ -16,15 +17,19 @@ on_both_engines! {
         let run = alice.run(&record);
         assert_eq!(location, run.path);
         assert!(record["status"] == "pending" || record["status"] == "running", "{record}");
-        assert_eq!((&record["thread_id"], &record["metadata"]["k"]), (&json!(alice.thread), &json!("v")));
-        assert_eq!((alice.status().await.as_str(), run.status().await.as_str()), ("busy", "running"));
+        assert_eq!(&record["thread_id"], &json!(alice.thread));
+        assert_eq!(&record["metadata"]["k"], &json!("v"));
+        assert_eq!(alice.status().await.as_str(), "busy");
+        assert_eq!(run.status().await.as_str(), "running");
         server.tools.let_go("lookup");
         assert_eq!(transcript(&run.finishes().await), ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
-        assert_eq!((alice.status().await.as_str(), run.status().await.as_str()), ("idle", "success"));
+        assert_eq!(alice.status().await.as_str(), "idle");
+        assert_eq!(run.status().await.as_str(), "success");
     }
 
     async fn waiting_answers_with_the_values_and_tells_where_the_run_is(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let reply = client.post(&alice.path("/runs/wait"), alice.wish("hello", json!({}))).await;
         let run = alice.run(&alice.runs().await[0]);
         assert_eq!(reply.header("content-location"), Some(run.path.as_str()));
@@ -48,7 +53,8 @@ on_both_engines! {
         server.tools.called("lookup", 1).await;
         let second = alice.asks("second").await;
         let third = alice.asks("third").await;
-        assert_eq!((second.status().await.as_str(), third.status().await.as_str()), ("pending", "pending"));
+        assert_eq!(second.status().await.as_str(), "pending");
+        assert_eq!(third.status().await.as_str(), "pending");
         server.tools.let_go("lookup");
         third.finishes().await;
         assert_eq!(first.status().await, "success");
@@ -59,7 +65,8 @@ on_both_engines! {
     }
 
     async fn a_run_that_will_not_wait_is_refused_on_a_busy_thread(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
         server.tools.called("lookup", 1).await;
@@ -83,7 +90,8 @@ on_both_engines! {
         assert_eq!(run.status().await, "interrupted");
         assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup"]);
         let thread = alice.record().await;
-        assert_eq!((&thread["status"], &thread["error"]["error"]), (&json!("interrupted"), &json!("UserInterrupt")));
+        assert_eq!(&thread["status"], &json!("interrupted"));
+        assert_eq!(&thread["error"]["error"], &json!("UserInterrupt"));
         server.tools.let_go("lookup");
         let said = transcript(&alice.says("go on").await);
         assert!(said[2].starts_with("lookup failed: Tool call lookup with id c1 did not complete"), "{said:?}");
@@ -91,7 +99,8 @@ on_both_engines! {
     }
 
     async fn a_run_that_is_rolled_back_never_was(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("before").await;
         server.tools.hold("lookup");
         let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
@@ -104,18 +113,21 @@ on_both_engines! {
     }
 
     async fn a_resume_that_is_rolled_back_leaves_the_question_open(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let text = script().calls_all([mail("m1", "bob"), lookup("c1", "x")]).says("done");
         alice.says(&text).await;
         let question = alice.question().await;
-        let (before, state) = (alice.record().await, alice.state().await);
+        let before = alice.record().await;
+        let state = alice.state().await;
         server.tools.hold("lookup");
         let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
         server.tools.called("lookup", 1).await;
         run.is_cancelled("rollback").await.ok();
         assert_eq!(client.get(&run.path).await.status, 404);
         assert_eq!(alice.question().await, question);
-        let (after, again) = (alice.record().await, alice.state().await);
+        let after = alice.record().await;
+        let again = alice.state().await;
         for field in ["status", "interrupts", "values"] {
             assert_eq!(after[field], before[field], "{field}");
         }
@@ -135,7 +147,8 @@ on_both_engines! {
         let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
         let first = alice.asks(&text).await;
         first.finishes().await;
-        let (question, children) = (alice.question().await, first.children().await);
+        let question = alice.question().await;
+        let children = first.children().await;
         for _ in 0..2 {
             server.tools.hold("lookup");
             let calls = server.tools.calls_of("lookup").len();
@@ -168,7 +181,8 @@ on_both_engines! {
     }
 
     async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("before").await;
         server.tools.hold("lookup");
         let inner = script().calls(lookup("c1", "x")).says("found");
@@ -185,7 +199,8 @@ on_both_engines! {
     }
 
     async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         for (strategy, status) in [("interrupt", 200), ("rollback", 404)] {
             server.tools.hold("lookup");
             let calls = server.tools.calls_of("lookup").len();
@@ -198,7 +213,8 @@ on_both_engines! {
             for old in [&first, &waiting] {
                 assert_eq!(client.get(&old.path).await.status, status, "{strategy}");
             }
-            assert_eq!((second.status().await.as_str(), alice.status().await.as_str()), ("success", "idle"));
+            assert_eq!(second.status().await.as_str(), "success");
+            assert_eq!(alice.status().await.as_str(), "idle");
         }
         let said = alice.transcript().await;
         assert!(said[2].starts_with("lookup failed: "), "{said:?}");
@@ -214,7 +230,8 @@ on_both_engines! {
         let later = alice.starts(body).await;
         assert_eq!(alice.status().await, "busy");
         later.is_cancelled("interrupt").await.ok();
-        assert_eq!((alice.question().await, alice.status().await.as_str()), (question, "interrupted"));
+        assert_eq!(alice.question().await, question);
+        assert_eq!(alice.status().await.as_str(), "interrupted");
         assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
         alice.resumes(json!({"decisions": [{"type": "approve"}]})).await.finishes().await;
         assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
@@ -224,13 +241,15 @@ on_both_engines! {
         if server.engine == Engine::Sqlite {
             return;
         }
-        let (other, alice) = (server.gets_a_twin().await, server.human("agent").await);
+        let other = server.gets_a_twin().await;
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
         server.tools.called("lookup", 1).await;
         let joined = other.client.get_stream(&format!("{}/stream", run.path), None).await;
         let stopped = other.client.post(&format!("{}/cancel?wait=true", run.path), json!({})).await;
-        assert_eq!((stopped.status, run.status().await.as_str()), (200, "interrupted"));
+        assert_eq!(stopped.status, 200);
+        assert_eq!(run.status().await.as_str(), "interrupted");
         assert_eq!(joined.rest().await.last().unwrap().data["error"], "UserInterrupt");
         server.tools.let_go("lookup");
         other.leaves().await;
@@ -251,7 +270,8 @@ on_both_engines! {
     }
 
     async fn what_is_over_cannot_be_cancelled(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("hello").await;
         let run = alice.run(&alice.runs().await[0]);
         assert_eq!(run.is_cancelled("interrupt").await.status, 404);
@@ -260,7 +280,8 @@ on_both_engines! {
     }
 
     async fn runs_are_listed_newest_first_without_those_of_subagents(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let delegation = crate::support::task("t1", "researcher", script().says("found"));
         let first = alice.asks(script().calls(delegation).says("done")).await;
         first.finishes().await;
@@ -274,7 +295,8 @@ on_both_engines! {
     }
 
     async fn a_deleted_run_is_gone(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("hello").await;
         let run = alice.run(&alice.runs().await[0]);
         assert_eq!(client.delete(&run.path).await.status, 204);
@@ -291,7 +313,8 @@ on_both_engines! {
         let run = alice.run(&alice.runs().await[0]);
         assert_eq!(run.status().await, "error");
         let thread = alice.record().await;
-        assert_eq!((&thread["status"], &thread["error"]), (&json!("error"), &error));
+        assert_eq!(&thread["status"], &json!("error"));
+        assert_eq!(&thread["error"], &error);
         assert_eq!(run.finishes().await, json!({"__error__": error}));
         let state = alice.state().await;
         assert_eq!(state["next"], json!(["model"]));
@@ -300,7 +323,8 @@ on_both_engines! {
     }
 
     async fn an_unknown_agent_or_thread_is_refused_before_anything_is_stored(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("nobody").await);
+        let client = server.client();
+        let alice = server.human("nobody").await;
         for door in ["/runs", "/runs/wait", "/runs/stream"] {
             let reply = client.post(&alice.path(door), alice.wish("hello", json!({}))).await;
             assert!(reply.refused(422).contains("nobody"));

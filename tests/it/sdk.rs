@@ -53,10 +53,8 @@ pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
         .await
         .unwrap()
         .expect("the program starts");
-    let (said, complained) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");
     said.into_owned()
 }

@@ -72,7 +72,8 @@ on_both_engines! {
             .says("done");
         alice.says(text).await;
         let values = alice.state().await["values"].clone();
-        assert_eq!((&values["topic"], &values["place"]), (&json!("birds"), &json!("lake")));
+        assert_eq!(&values["topic"], &json!("birds"));
+        assert_eq!(&values["place"], &json!("lake"));
     }
 
     async fn what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile(server: TestServer) {
@@ -101,7 +102,8 @@ on_both_engines! {
         let text = script().calls(task("t1", "researcher", &work)).calls(task("t2", "researcher", &work)).says("done");
         alice.says(text).await;
         let said = alice.transcript().await;
-        assert_eq!((said[2].as_str(), said[4].as_str()), ("task: ROLES<<user>>", "task: ROLES<<user>>"));
+        assert_eq!(said[2].as_str(), "task: ROLES<<user>>");
+        assert_eq!(said[4].as_str(), "task: ROLES<<user>>");
     }
 
     async fn todos_are_everybodys_own(server: TestServer) {

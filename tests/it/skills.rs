@@ -90,7 +90,8 @@ on_both_engines! {
         let messages = values["messages"].as_array().unwrap();
         assert_eq!(messages.len(), 3, "{values:#}");
         let pinned = &messages[1];
-        assert_eq!((&pinned["type"], &pinned["additional_kwargs"]["lc_source"]), (&json!("human"), &json!("pinned_skill")));
+        assert_eq!(&pinned["type"], &json!("human"));
+        assert_eq!(&pinned["additional_kwargs"]["lc_source"], &json!("pinned_skill"));
         let about = json!({"name": "digging", "path": "/skills/team/digging/SKILL.md", "description": "Dig with a machine."});
         assert_eq!(pinned["additional_kwargs"]["skill"], about);
         assert!(pinned["content"].as_str().unwrap().ends_with("\n\nMind the pipes."), "{pinned:#}");
@@ -179,7 +180,8 @@ on_both_engines! {
         let shown = client.get("/agents/gardener").await.ok();
         assert_eq!(shown["definition"]["skills"], json!(["skills"]));
         assert_eq!(shown["definition"]["subagents"][0]["skills"], json!(["subagents/sower/skills"]));
-        assert_eq!((&shown["problems"], shown["definition"].get("enclosed")), (&json!([]), None));
+        assert_eq!(&shown["problems"], &json!([]));
+        assert_eq!(shown["definition"].get("enclosed"), None);
 
         let alice = server.human("gardener").await;
         let own = "/.agent/skills/digging";

@@ -74,7 +74,8 @@ on_both_engines! {
     }
 
     async fn history_can_be_read_in_pages_and_from_a_point_back(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
         let all = alice.history().await;
@@ -87,7 +88,8 @@ on_both_engines! {
     }
 
     async fn any_checkpoint_can_be_looked_at(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
         for state in alice.history().await {
@@ -107,18 +109,22 @@ on_both_engines! {
         let state = alice.state().await;
         assert_eq!(state["checkpoint_id"], written["checkpoint"]["checkpoint_id"]);
         assert_eq!(state["parent_checkpoint_id"], before["checkpoint_id"]);
-        assert_eq!((&state["metadata"]["source"], &state["values"]["topic"]), (&json!("update"), &json!("fish")));
+        assert_eq!(&state["metadata"]["source"], &json!("update"));
+        assert_eq!(&state["values"]["topic"], &json!("fish"));
         assert_eq!(transcript(&state["values"]).last().unwrap(), "ai: by the way");
         write(&server, &alice, json!({"values": {"messages": [{"role": "assistant", "content": "or not", "id": "note-1"}]}})).await;
         assert_eq!(alice.transcript().await, ["human: one", "ai: echo: one", "ai: or not"]);
-        assert_eq!((&alice.state().await["next"], alice.status().await.as_str()), (&json!([]), "idle"));
+        assert_eq!(&alice.state().await["next"], &json!([]));
+        assert_eq!(alice.status().await.as_str(), "idle");
         let as_start = json!({"values": {"messages": []}, "as_node": "__start__"});
         write(&server, &alice, as_start).await;
-        assert_eq!((&alice.state().await["next"], alice.status().await.as_str()), (&json!(["model"]), "interrupted"));
+        assert_eq!(&alice.state().await["next"], &json!(["model"]));
+        assert_eq!(alice.status().await.as_str(), "interrupted");
     }
 
     async fn a_write_under_an_unknown_name_or_a_busy_thread_is_refused(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let body = json!({"values": {"topic": "fish"}, "as_node": "nosuch"});
         assert_eq!(client.post(&alice.path("/state"), body).await.refused(400), "Node nosuch does not exist");
@@ -155,7 +161,8 @@ on_both_engines! {
     }
 
     async fn a_subagent_has_a_history_of_its_own(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let child = script().calls(mail("m1", "bob")).says("sent by child");
         alice.says(script().calls(task("t1", "mailer", &child)).says("all done")).await;
         let state = client.get(&alice.path("/state?subgraphs=true")).await.ok();
@@ -183,7 +190,8 @@ on_both_engines! {
     }
 
     async fn a_history_is_searched_by_metadata(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let run = alice.starts(alice.wish("two", json!({"metadata": {"colour": "red"}}))).await;
         run.finishes().await;
@@ -203,7 +211,8 @@ on_both_engines! {
     }
 
     async fn only_what_is_wanted_of_a_state_is_shown(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let state = alice.state().await;
         let shown = client.get(&alice.path("/state?select=values.messages&select=next")).await.ok();
@@ -215,7 +224,8 @@ on_both_engines! {
     }
 
     async fn a_write_may_set_every_public_field_and_tells_where_it_forked(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let first = alice.history().await[1]["checkpoint_id"].clone();
         let values = json!({"todos": [{"content": "paint", "status": "pending"}]});
@@ -223,12 +233,14 @@ on_both_engines! {
         client.post(&alice.path("/state"), body).await.ok();
         let state = alice.state().await;
         assert_eq!(state["values"]["todos"], values["todos"]);
-        assert_eq!((&state["metadata"]["source"], &state["metadata"]["checkpoint_id"]), (&json!("update"), &first));
+        assert_eq!(&state["metadata"]["source"], &json!("update"));
+        assert_eq!(&state["metadata"]["checkpoint_id"], &first);
         assert_eq!(state["parent_checkpoint_id"], first);
     }
 
     async fn an_unknown_checkpoint_is_refused(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let unknown = alice.wish("two", json!({"checkpoint_id": Uuid::now_v7()}));
         assert_eq!(client.post(&alice.path("/runs"), unknown).await.status, 404);

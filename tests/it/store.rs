@@ -46,18 +46,23 @@ on_both_engines! {
     async fn an_item_is_remembered_until_it_is_deleted(server: TestServer) {
         let client = server.client();
         let stored = put(&client, json!(["users", "al"]), "food", json!({"likes": "fish", "n": 1})).await;
-        assert_eq!((stored.status, stored.body), (204, Value::Null));
+        assert_eq!(stored.status, 204);
+        assert_eq!(stored.body, Value::Null);
         let item = get(&client, "users.al", "food").await;
-        assert_eq!((&item["namespace"], &item["key"]), (&json!(["users", "al"]), &json!("food")));
-        assert_eq!((&item["value"], &item["created_at"]), (&json!({"likes": "fish", "n": 1}), &item["updated_at"]));
+        assert_eq!(&item["namespace"], &json!(["users", "al"]));
+        assert_eq!(&item["key"], &json!("food"));
+        assert_eq!(&item["value"], &json!({"likes": "fish", "n": 1}));
+        assert_eq!(&item["created_at"], &item["updated_at"]);
         server.is_stopped_and_started_again().await;
         put(&client, json!(["users", "al"]), "food", json!({"likes": "tea"})).await.ok();
         let newer = get(&client, "users.al", "food").await;
-        assert_eq!((&newer["value"], &newer["created_at"]), (&json!({"likes": "tea"}), &item["created_at"]));
+        assert_eq!(&newer["value"], &json!({"likes": "tea"}));
+        assert_eq!(&newer["created_at"], &item["created_at"]);
         assert!(newer["updated_at"].as_str() > item["updated_at"].as_str());
         for _ in 0..2 {
             let gone = items(&client, Method::DELETE, json!({"namespace": ["users", "al"], "key": "food"})).await;
-            assert_eq!((gone.status, gone.body), (204, Value::Null));
+            assert_eq!(gone.status, 204);
+            assert_eq!(gone.body, Value::Null);
         }
         assert_eq!(get(&client, "users.al", "food").await, Value::Null);
     }
@@ -73,7 +78,8 @@ on_both_engines! {
         }
         let whole = client.post("/store/items/search", json!({"namespace_prefix": ["u", "al", "old"]})).await.ok();
         let item = &whole["items"][0];
-        assert_eq!((&item["namespace"], &item["score"]), (&json!(["u", "al", "old"]), &Value::Null));
+        assert_eq!(&item["namespace"], &json!(["u", "al", "old"]));
+        assert_eq!(&item["score"], &Value::Null);
         assert_eq!(found(&client, json!({"namespace_prefix": ["u", "al"]})).await, ["a", "b"]);
         assert_eq!(found(&client, json!({"namespace_prefix": []})).await, ["a", "b", "c"]);
         assert_eq!(found(&client, json!({"namespace_prefix": ["u"], "limit": 1, "offset": 1})).await, ["b"]);
@@ -215,9 +221,11 @@ on_both_engines! {
         assert!(refused.contains("ModelRefusedError") && !refused.contains("secret"), "{refused}");
         assert_eq!(get(&client, "n", "k").await["value"], json!({"x": 1}));
         let first = server.models.asked().remove(0);
-        assert_eq!((first.path.as_str(), first.key.as_deref()), ("/openai/v1/embeddings", Some("secret-openai")));
+        assert_eq!(first.path.as_str(), "/openai/v1/embeddings");
+        assert_eq!(first.key.as_deref(), Some("secret-openai"));
         let body: Value = serde_json::from_str(&first.body).expect("JSON");
-        assert_eq!((&body["model"], &body["input"]), (&json!("e-1"), &json!([r#"{"x":1}"#])));
+        assert_eq!(&body["model"], &json!("e-1"));
+        assert_eq!(&body["input"], &json!([r#"{"x":1}"#]));
         server.models.will([Turn::Points(vec![[1.0, 0.0], [0.0, 1.0]]), Turn::Refuses(401, None)]);
         client.post("/store/items/search", asked.clone()).await.refused(424);
         client.post("/store/items/search", asked).await.refused(424);

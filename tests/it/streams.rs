@@ -36,7 +36,8 @@ fn is_within_a_message(frame: &Frame) -> bool {
 async fn check_taken_up(run: &Run, live: &[Frame], at: usize) {
     let rest = run.is_joined(live[at].id.as_deref()).await.rest().await;
     let known: Vec<Frame> = live[..=at].iter().chain(&rest).cloned().collect();
-    let (known, wanted) = (put_together(&known), put_together(live));
+    let known = put_together(&known);
+    let wanted = put_together(live);
     let wrong = known.iter().zip(&wanted).find(|(known, wanted)| known != wanted);
     assert!(wrong.is_none(), "taken up after {:?}: {wrong:#?}", live[at].id);
     assert_eq!(known.len(), wanted.len());
@@ -44,7 +45,8 @@ async fn check_taken_up(run: &Run, live: &[Frame], at: usize) {
 
 on_both_engines! {
     async fn a_stream_begins_with_the_run_and_ends_when_it_is_over(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let stream = alice.listens("hello", json!({})).await;
         let run = alice.run_of_id(&stream.run_id());
         let header = |name: &str| stream.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
@@ -52,7 +54,8 @@ on_both_engines! {
         assert_eq!(header("location"), Some(format!("{}/stream", run.path)));
         assert_eq!(header("cache-control").as_deref(), Some("no-store"));
         let frames = stream.rest().await;
-        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("success", "idle"));
+        assert_eq!(run.status().await.as_str(), "success");
+        assert_eq!(alice.status().await.as_str(), "idle");
         assert_eq!(frames[0].event, "metadata");
         assert_eq!(frames[0].data, json!({"run_id": run.id, "attempt": 1}));
         assert_eq!(names(&frames[1..]), ["values", "values"]);
@@ -110,7 +113,8 @@ on_both_engines! {
         let messages: Vec<&Value> = whole.iter().filter(|frame| frame.mode() == "messages").map(|f| &f.data[0]).collect();
         let [asks, result, answers] = messages.as_slice() else { panic!("{messages:#?}") };
         assert_eq!(asks["tool_call_chunks"][0]["args"], json!({"query": "x"}).to_string());
-        assert_eq!((&result["type"], &result["content"]), (&json!("tool"), &json!("found x")));
+        assert_eq!(&result["type"], &json!("tool"));
+        assert_eq!(&result["content"], &json!("found x"));
         assert_eq!(answers["content"], "one two three");
         let state = alice.state().await;
         assert_eq!(state["values"]["messages"][3]["id"], answers["id"]);
@@ -171,7 +175,8 @@ on_both_engines! {
         let late = run.is_joined(Some("-1")).await;
         let later = run.is_joined(None).await;
         server.tools.let_go("lookup");
-        let (late, later) = (late.rest().await, later.rest().await);
+        let late = late.rest().await;
+        let later = later.rest().await;
         assert_eq!(late[0].event, "metadata");
         assert_eq!(put_together(&late), put_together(&run.is_joined(Some("-1")).await.rest().await));
         assert_eq!(nodes(&later).last().unwrap(), &(0, "model".to_owned()));
@@ -183,7 +188,8 @@ on_both_engines! {
         if server.engine == Engine::Sqlite {
             return;
         }
-        let (other, alice) = (server.gets_a_twin().await, server.human("agent").await);
+        let other = server.gets_a_twin().await;
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         let research = |at: usize| (0..6).fold(script(), |text, step| text.calls(lookup(&format!("c{at}{step}"), "x")));
         let calls = (0..8).map(|at| task(&format!("t{at}"), "researcher", research(at).says("it is x")));
@@ -226,13 +232,15 @@ on_both_engines! {
     }
 
     async fn a_reader_who_leaves_harms_nobody_unless_told_so(server: TestServer) {
-        let (alice, bob) = (server.human("agent").await, server.human("agent").await);
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         server.tools.hold("lookup");
         let text = script().calls(lookup("c1", "x")).says("done");
         let stays = alice.listens(&text, json!({})).await;
         let goes = bob.listens(&text, json!({"on_disconnect": "cancel"})).await;
         server.tools.called("lookup", 2).await;
-        let (stays_on, is_cancelled) = (alice.run_of_id(&stays.run_id()), bob.run_of_id(&goes.run_id()));
+        let stays_on = alice.run_of_id(&stays.run_id());
+        let is_cancelled = bob.run_of_id(&goes.run_id());
         drop(stays);
         drop(goes);
         is_cancelled.finishes().await;

@@ -45,20 +45,26 @@ on_both_engines! {
         let run = alice.asks(script().calls_all(calls).says("done")).await;
         run.finishes().await;
         let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
-        assert_eq!((&tree["run_id"], &tree["depth"], &tree["checkpoint_ns"]), (&json!(run.id), &json!(0), &json!("")));
-        assert_eq!((&tree["agent_name"], &tree["truncated"]), (&json!("deep-agent"), &json!(false)));
+        assert_eq!(&tree["run_id"], &json!(run.id));
+        assert_eq!(&tree["depth"], &json!(0));
+        assert_eq!(&tree["checkpoint_ns"], &json!(""));
+        assert_eq!(&tree["agent_name"], &json!("deep-agent"));
+        assert_eq!(&tree["truncated"], &json!(false));
         let children = tree["children"].as_array().unwrap();
         let mut told: Vec<Value> = children.iter().map(|node| json!([node["task_call_id"], node["status"], node["depth"]])).collect();
         told.sort_by_key(Value::to_string);
         assert_eq!(told, [json!(["s1", "success", 1]), json!(["t1", "success", 1]), json!(["t3", "error", 1])]);
         let first = children.iter().find(|node| node["task_call_id"] == "t1").unwrap();
         let second = &first["children"][0];
-        assert_eq!((&second["task_call_id"], &second["depth"], &second["children"]), (&json!("t2"), &json!(2), &json!([])));
+        assert_eq!(&second["task_call_id"], &json!("t2"));
+        assert_eq!(&second["depth"], &json!(2));
+        assert_eq!(&second["children"], &json!([]));
         assert_eq!(second["agent_path"], json!(["deep-agent", "researcher", "researcher"]));
         let failed = children.iter().find(|node| node["task_call_id"] == "t3").unwrap();
         assert_eq!(failed["error"]["error"], "ModelRefusedError");
         let part = server.client().get(&format!("{}/tree", alice.run(first).path)).await.ok();
-        assert_eq!((&part["run_id"], &part["children"]), (&first["run_id"], &first["children"]));
+        assert_eq!(&part["run_id"], &first["run_id"]);
+        assert_eq!(&part["children"], &first["children"]);
         let missing = format!("{}/tree", alice.run_of_id("00000000-0000-0000-0000-000000000000").path);
         assert_eq!(server.client().get(&missing).await.status, 404);
     }
@@ -70,8 +76,10 @@ on_both_engines! {
         run.finishes().await;
         let child = alice.run(&run.children().await[0]);
         let record = child.record().await;
-        assert_eq!((&record["run_id"], &record["parent_run_id"]), (&json!(child.id), &json!(run.id)));
-        assert_eq!((&record["agent_name"], &record["status"]), (&json!("researcher"), &json!("success")));
+        assert_eq!(&record["run_id"], &json!(child.id));
+        assert_eq!(&record["parent_run_id"], &json!(run.id));
+        assert_eq!(&record["agent_name"], &json!("researcher"));
+        assert_eq!(&record["status"], &json!("success"));
         assert_eq!(alice.runs().await.len(), 1, "they stay out of the list");
         let state = server.client().get(&format!("{}/state", child.path)).await.ok();
         assert_eq!(transcript(&state["values"]).last().unwrap(), "ai: found it");
@@ -104,17 +112,22 @@ on_both_engines! {
     async fn a_cancelled_subagent_is_an_error_result_and_its_sibling_goes_on(server: TestServer) {
         let (alice, run, [first, second]) = two_researchers(&server).await;
         let stopped = first.is_cancelled("interrupt").await;
-        assert_eq!((stopped.status, stopped.body), (200, json!({})));
+        assert_eq!(stopped.status, 200);
+        assert_eq!(stopped.body, json!({}));
         let record = first.record().await;
-        assert_eq!((&record["status"], &record["error"]["error"]), (&json!("interrupted"), &json!("UserInterrupt")));
-        assert_eq!((run.status().await.as_str(), second.status().await.as_str()), ("running", "running"));
+        assert_eq!(&record["status"], &json!("interrupted"));
+        assert_eq!(&record["error"]["error"], &json!("UserInterrupt"));
+        assert_eq!(run.status().await.as_str(), "running");
+        assert_eq!(second.status().await.as_str(), "running");
         assert_eq!(first.finishes().await["__error__"]["error"], "UserInterrupt");
         server.tools.let_go("lookup");
         run.finishes().await;
         assert_eq!(alice.transcript().await, ONE_CANCELLED);
-        assert_eq!((run.status().await.as_str(), second.status().await.as_str()), ("success", "success"));
+        assert_eq!(run.status().await.as_str(), "success");
+        assert_eq!(second.status().await.as_str(), "success");
         let again = first.is_cancelled("interrupt").await;
-        assert_eq!((again.status, &again.body["code"]), (404, &json!("run_over")));
+        assert_eq!(again.status, 404);
+        assert_eq!(&again.body["code"], &json!("run_over"));
     }
 
     async fn what_a_cancelled_subagent_delegated_stops_with_it(server: TestServer) {
@@ -134,13 +147,15 @@ on_both_engines! {
         assert_eq!(below, ["interrupted", "interrupted"]);
         assert!(alice.questions().await.is_empty(), "nobody waits for the answer any more");
         assert!(alice.transcript().await.last().unwrap().contains("was cancelled by request"));
-        assert_eq!((run.status().await.as_str(), alice.status().await.as_str()), ("success", "idle"));
+        assert_eq!(run.status().await.as_str(), "success");
+        assert_eq!(alice.status().await.as_str(), "idle");
     }
 
     async fn the_work_of_a_subagent_is_not_undone_by_itself(server: TestServer) {
         let (_, run, [first, _]) = two_researchers(&server).await;
         let refused = first.is_cancelled("rollback").await;
-        assert_eq!((refused.status, &refused.body["code"]), (422, &json!("no_rollback_of_subagent")));
+        assert_eq!(refused.status, 422);
+        assert_eq!(&refused.body["code"], &json!("no_rollback_of_subagent"));
         assert_eq!(first.status().await, "running");
         server.tools.let_go("lookup");
         run.finishes().await;
@@ -165,7 +180,8 @@ on_both_engines! {
         let other = server.gets_a_twin().await;
         let (alice, run, [first, second]) = two_researchers(&server).await;
         let stopped = other.client.post(&format!("{}/cancel?wait=true", first.path), json!({})).await;
-        assert_eq!((stopped.status, second.status().await.as_str()), (200, "running"));
+        assert_eq!(stopped.status, 200);
+        assert_eq!(second.status().await.as_str(), "running");
         server.tools.let_go("lookup");
         run.finishes().await;
         assert_eq!(alice.transcript().await, ONE_CANCELLED);

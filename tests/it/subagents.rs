@@ -18,7 +18,8 @@ on_both_engines! {
         let said = ["human: …", "ai calls task", "task: ROLES<<user,assistant,tool>>", "ai: done"];
         assert_eq!(alice.transcript().await[2..], said);
         let message = alice.state().await["values"]["messages"][4].clone();
-        assert_eq!((&message["name"], &message["tool_call_id"]), (&json!("task"), &json!("t1")));
+        assert_eq!(&message["name"], &json!("task"));
+        assert_eq!(&message["tool_call_id"], &json!("t1"));
     }
 
     async fn a_subagent_has_its_own_instructions_and_tools(server: TestServer) {
@@ -195,8 +196,10 @@ on_both_engines! {
         alice.starts(body).await.finishes().await;
         let seen = &server.tools.calls_of("lookup")[0];
         assert_eq!(seen["context"], json!({"user": "u1", "researcher:max": 3}));
-        assert_eq!((&seen["agent_name"], &seen["agent_path"]), (&json!("researcher"), &json!(["main-agent", "researcher"])));
-        assert_eq!((&seen["tool_call_id"], &seen["thread_id"]), (&json!("c1"), &json!(alice.thread)));
+        assert_eq!(&seen["agent_name"], &json!("researcher"));
+        assert_eq!(&seen["agent_path"], &json!(["main-agent", "researcher"]));
+        assert_eq!(&seen["tool_call_id"], &json!("c1"));
+        assert_eq!(&seen["thread_id"], &json!(alice.thread));
     }
 
     async fn cancelling_a_run_stops_its_subagents(server: TestServer) {

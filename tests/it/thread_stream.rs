@@ -24,7 +24,8 @@ fn names(frames: &[Frame]) -> Vec<&str> {
 
 on_both_engines! {
     async fn a_thread_is_followed_from_run_to_run(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let mut stream = client.get_stream(&alice.path("/stream"), None).await;
         for text in ["one", "two"] {
             let run = alice.asks(text).await;
@@ -38,7 +39,8 @@ on_both_engines! {
     }
 
     async fn a_thread_is_followed_from_an_event_on(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
         let path = alice.path("/stream");
@@ -56,7 +58,8 @@ on_both_engines! {
     }
 
     async fn lifecycle_tells_only_that_runs_begin_and_end(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let path = alice.path("/stream?stream_mode=lifecycle&stream_mode=state_update");
         let mut stream = client.get_stream(&path, None).await;
         alice.says(script().says("hello")).await;
@@ -64,13 +67,15 @@ on_both_engines! {
         let values = json!({"messages": [{"role": "user", "content": "aside"}]});
         let written = client.post(&alice.path("/state"), json!({"values": values})).await.ok();
         let frame = stream.next().await.expect("the stream does not end");
-        assert_eq!((frame.event.as_str(), &frame.data["thread_id"]), ("state_update", &json!(alice.thread)));
+        assert_eq!(frame.event.as_str(), "state_update");
+        assert_eq!(&frame.data["thread_id"], &json!(alice.thread));
         assert_eq!(frame.data["state"]["checkpoint_id"], written["checkpoint_id"]);
         assert_eq!(transcript(&frame.data["state"]["values"]).last().unwrap(), "human: aside");
     }
 
     async fn what_is_no_stream_of_a_thread_is_refused(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         assert_eq!(client.get(&alice.path("/stream?stream_mode=values")).await.status, 422);
         let nowhere = format!("/threads/{}/stream", uuid::Uuid::new_v4());
         assert_eq!(client.get(&nowhere).await.status, 404);
@@ -79,7 +84,8 @@ on_both_engines! {
     }
 
     async fn the_stream_of_a_thread_ends_with_it(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let stream = client.get_stream(&alice.path("/stream"), None).await;
         client.delete(&alice.path("")).await.ok();
         assert_eq!(stream.rest().await, vec![]);

@@ -22,13 +22,15 @@ on_both_engines! {
         assert_eq!(thread["status"], "idle");
         assert_eq!(thread["metadata"], json!({"colour": "red"}));
         assert_eq!(thread["values"], Value::Null);
-        assert_eq!((&thread["error"], &thread["interrupts"]), (&Value::Null, &json!({})));
+        assert_eq!(&thread["error"], &Value::Null);
+        assert_eq!(&thread["interrupts"], &json!({}));
         let id = thread["thread_id"].as_str().unwrap();
         assert_eq!(client.get(&format!("/threads/{id}")).await.ok(), thread);
     }
 
     async fn the_id_of_a_thread_may_be_given_but_not_twice(server: TestServer) {
-        let (client, id) = (server.client(), Uuid::new_v4());
+        let client = server.client();
+        let id = Uuid::new_v4();
         let first = client.post("/threads", json!({"thread_id": id, "metadata": {"n": 1}})).await.ok();
         let again = client.post("/threads", json!({"thread_id": id})).await;
         assert_eq!(again.refused(409), format!("Thread with ID {id} already exists"));
@@ -46,7 +48,8 @@ on_both_engines! {
     }
 
     async fn a_deleted_thread_is_gone_with_everything_on_it(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says(script().says("hello")).await;
         let run = alice.run(&alice.runs().await[0]);
         assert_eq!(client.delete(&alice.path("")).await.status, 204);
@@ -58,7 +61,8 @@ on_both_engines! {
     }
 
     async fn deleting_a_busy_thread_stops_its_run(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         server.tools.hold("lookup");
         alice.asks(script().calls(crate::support::lookup("c1", "x")).says("done")).await;
         server.tools.called("lookup", 1).await;
@@ -87,7 +91,9 @@ on_both_engines! {
     }
 
     async fn search_finds_by_what_the_agent_knows(server: TestServer) {
-        let (client, alice, bob) = (server.client(), server.human("agent").await, server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         alice.says("red").await;
         bob.says("blue").await;
         client.thread().await;
@@ -104,7 +110,8 @@ on_both_engines! {
     }
 
     async fn search_finds_by_metadata_that_changed(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         client.patch(&alice.path(""), json!({"metadata": {"colour": "red", "size": 1}})).await.ok();
         alice.says("hello").await;
         client.patch(&alice.path(""), json!({"metadata": {"colour": "blue"}})).await.ok();
@@ -137,11 +144,15 @@ on_both_engines! {
         }
         let page = |offset: u64| json!({"limit": 2, "offset": offset, "sort_by": "created_at", "sort_order": "asc"});
         let first = client.post("/threads/search", page(0)).await;
-        assert_eq!((first.header("x-pagination-total"), first.header("x-pagination-next")), (Some("3"), Some("2")));
+        assert_eq!(first.header("x-pagination-total"), Some("3"));
+        assert_eq!(first.header("x-pagination-next"), Some("2"));
         let second = client.post("/threads/search", page(2)).await;
-        assert_eq!((second.header("x-pagination-total"), second.header("x-pagination-next")), (Some("3"), None));
-        let (first, second) = (first.ok(), second.ok());
-        assert_eq!((ids(&first).len(), ids(&second).len()), (2, 1));
+        assert_eq!(second.header("x-pagination-total"), Some("3"));
+        assert_eq!(second.header("x-pagination-next"), None);
+        let first = first.ok();
+        let second = second.ok();
+        assert_eq!(ids(&first).len(), 2);
+        assert_eq!(ids(&second).len(), 1);
         assert!(!ids(&first).contains(&ids(&second)[0]));
         assert!(client.post("/threads/search", json!({"limit": 0})).await.status == 422);
         assert!(client.post("/threads/search", json!({"limit": 1001})).await.status == 422);
@@ -164,11 +175,13 @@ on_both_engines! {
         assert_eq!(thread["values"]["messages"][1]["content"], "hello");
         let assistant = thread["metadata"]["assistant_id"].as_str().unwrap();
         let card = server.client().get(&format!("/assistants/{assistant}")).await.ok();
-        assert_eq!((&card["graph_id"], &card["name"]), (&json!("agent"), &json!("main-agent")));
+        assert_eq!(&card["graph_id"], &json!("agent"));
+        assert_eq!(&card["name"], &json!("main-agent"));
     }
 
     async fn what_is_no_thread_is_refused_by_name(server: TestServer) {
-        let (client, nowhere) = (server.client(), Uuid::new_v4());
+        let client = server.client();
+        let nowhere = Uuid::new_v4();
         assert_eq!(client.get("/threads/nope").await.refused(422), "Invalid thread ID: must be a UUID");
         let unknown = client.get(&format!("/threads/{nowhere}")).await;
         assert_eq!(unknown.refused(404), format!("Thread with ID {nowhere} not found"));
@@ -181,12 +194,14 @@ on_both_engines! {
     }
 
     async fn a_copy_goes_its_own_way(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
         let id = copy["thread_id"].as_str().unwrap();
         assert_ne!(copy["thread_id"], alice.record().await["thread_id"]);
-        assert_eq!((&copy["status"], &copy["values"]), (&json!("idle"), &alice.state().await["values"]));
+        assert_eq!(&copy["status"], &json!("idle"));
+        assert_eq!(&copy["values"], &alice.state().await["values"]);
         alice.says("two").await;
         let history = client.post(&format!("/threads/{id}/history"), json!({"limit": 50})).await.ok();
         assert_eq!(history.as_array().unwrap().len(), 3);
@@ -198,7 +213,8 @@ on_both_engines! {
     }
 
     async fn the_ids_of_checkpoints_name_the_same_states_in_a_copy(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
         let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
@@ -206,12 +222,15 @@ on_both_engines! {
         let ids = |history: &[Value]| -> Vec<Value> {
             history.iter().map(|state| json!([state["checkpoint_id"], state["parent_checkpoint_id"]])).collect()
         };
-        let (old, new) = (alice.history().await, bob.history().await);
+        let old = alice.history().await;
+        let new = bob.history().await;
         assert_eq!(ids(&new), ids(&old));
         let after_one = &old[3]["checkpoint_id"];
         let at = |who: &Human| format!("{}/{}", who.path("/state"), after_one.as_str().unwrap());
-        let (here, there) = (client.get(&at(&alice)).await.ok(), client.get(&at(&bob)).await.ok());
-        assert_eq!((&there["values"], &there["checkpoint"]["thread_id"]), (&here["values"], &json!(bob.thread)));
+        let here = client.get(&at(&alice)).await.ok();
+        let there = client.get(&at(&bob)).await.ok();
+        assert_eq!(&there["values"], &here["values"]);
+        assert_eq!(&there["checkpoint"]["thread_id"], &json!(bob.thread));
         assert_eq!(transcript(&there["values"]), ["human: one", "ai: echo: one"]);
 
         // A fork, a replay and a write from a stored id, each in the copy alone.
@@ -230,7 +249,8 @@ on_both_engines! {
     }
 
     async fn what_is_taken_from_a_thread_stays_in_its_copy_and_the_other_way_round(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("one").await;
         alice.says("two").await;
         let copies = [client.post(&alice.path("/copy"), json!({})).await.ok(), client.post(&alice.path("/copy"), json!({})).await.ok()];
@@ -240,19 +260,23 @@ on_both_engines! {
         let prune = json!({"thread_ids": [bob.thread], "strategy": "keep_latest"});
         assert_eq!(client.post("/threads/prune", prune).await.ok()["pruned_count"], 1);
         let said = ["human: one", "ai: echo: one", "human: two", "ai: echo: two"];
-        assert_eq!((ids(&bob.history().await), bob.transcript().await), (vec![all[0].clone()], said.map(str::to_owned).to_vec()));
-        assert_eq!((ids(&alice.history().await), ids(&carol.history().await)), (all.clone(), all.clone()));
+        assert_eq!(ids(&bob.history().await), vec![all[0].clone()]);
+        assert_eq!(bob.transcript().await, said.map(str::to_owned).to_vec());
+        assert_eq!(ids(&alice.history().await), all.clone());
+        assert_eq!(ids(&carol.history().await), all.clone());
         let undone = bob.asks(script().turn(json!({"text": "x y", "delay_ms": 3_600_000}))).await;
         undone.is_cancelled("rollback").await.ok();
         assert_eq!(ids(&alice.history().await), all);
         assert_eq!(client.delete(&alice.path("")).await.status, 204);
-        assert_eq!((ids(&carol.history().await), carol.transcript().await), (all, said.map(str::to_owned).to_vec()));
+        assert_eq!(ids(&carol.history().await), all);
+        assert_eq!(carol.transcript().await, said.map(str::to_owned).to_vec());
         let on = transcript(&bob.says("three").await);
         assert_eq!(on[4..], ["human: three", "ai: echo: three"]);
     }
 
     async fn a_copy_made_while_a_subagent_waits_delegates_to_one_of_its_own(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let mailer = script().calls(mail("m1", "bob")).says("sent");
         let run = alice.asks(script().calls(task("t1", "mailer", mailer)).says("done")).await;
         run.finishes().await;
@@ -260,22 +284,28 @@ on_both_engines! {
         let bob = alice.on(copy["thread_id"].as_str().unwrap());
         let own = bob.starts(json!({"input": null})).await;
         own.finishes().await;
-        let (here, there) = (alice.question().await, bob.question().await);
+        let here = alice.question().await;
+        let there = bob.question().await;
         assert_ne!(here.id(), there.id());
         assert_ne!(run.children().await[0]["run_id"], own.children().await[0]["run_id"]);
         bob.approves(&there).await.finishes().await;
-        assert_eq!((bob.transcript().await.pop().unwrap(), alice.status().await.as_str()), ("ai: done".to_owned(), "interrupted"));
+        assert_eq!(bob.transcript().await.pop().unwrap(), "ai: done".to_owned());
+        assert_eq!(alice.status().await.as_str(), "interrupted");
         alice.approves(&here).await.finishes().await;
         assert_eq!(alice.transcript().await.pop().unwrap(), "ai: done");
         let calls = server.tools.calls_of("send_email");
-        assert_eq!((calls.len(), &calls[0]["thread_id"], &calls[1]["thread_id"]), (2, &json!(bob.thread), &json!(alice.thread)));
+        assert_eq!(calls.len(), 2);
+        assert_eq!(&calls[0]["thread_id"], &json!(bob.thread));
+        assert_eq!(&calls[1]["thread_id"], &json!(alice.thread));
     }
 
     async fn the_copy_of_a_waiting_thread_asks_for_itself(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
         let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
-        assert_eq!((&copy["status"], &copy["interrupts"]), (&json!("interrupted"), &json!({})));
+        assert_eq!(&copy["status"], &json!("interrupted"));
+        assert_eq!(&copy["interrupts"], &json!({}));
         let runs = format!("/threads/{}/runs/wait", copy["thread_id"].as_str().unwrap());
         let asked = client.post(&runs, json!({"assistant_id": "agent"})).await.ok();
         let question = alice.question().await;

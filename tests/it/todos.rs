@@ -39,7 +39,8 @@ on_both_engines! {
     }
 
     async fn only_agents_that_plan_can_plan(server: TestServer) {
-        let (alice, bob) = (server.human("agent").await, server.human("planner").await);
+        let alice = server.human("agent").await;
+        let bob = server.human("planner").await;
         let echo = script().turn(json!({"echo_tools": true}));
         assert!(!crate::support::transcript(&alice.says(&echo).await)[1].contains("write_todos"));
         assert!(crate::support::transcript(&bob.says(&echo).await)[1].contains("write_todos"));

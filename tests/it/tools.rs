@@ -15,7 +15,8 @@ on_both_engines! {
         assert_eq!(said[2], text);
         assert!(said[3].contains("- `why`: is required, but missing"), "{}", said[3]);
         assert_eq!(said[4], "ai: sorry");
-        assert_eq!((server.tools.calls_of("lookup"), server.tools.calls_of("fail")), (vec![], vec![]));
+        assert!(server.tools.calls_of("lookup").is_empty());
+        assert!(server.tools.calls_of("fail").is_empty());
     }
 
     async fn a_failing_tool_is_reported_and_its_siblings_go_on(server: TestServer) {
@@ -134,7 +135,8 @@ on_both_engines! {
         let alice = server.human("agent").await;
         alice.says(script().calls(call("n1", "note", json!({"update": {"topic": "fish"}}))).says("done")).await;
         let values = alice.state().await["values"].clone();
-        assert_eq!((&values["topic"], &values["messages"][2]["content"]), (&json!("fish"), &json!("noted")));
+        assert_eq!(&values["topic"], &json!("fish"));
+        assert_eq!(&values["messages"][2]["content"], &json!("noted"));
         assert_eq!(values["messages"][2]["artifact"], Value::Null);
     }
 }

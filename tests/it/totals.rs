@@ -30,8 +30,10 @@ on_both_engines! {
         let stream = alice.listens(research(), modes).await;
         let run = alice.run_of_id(&stream.run_id());
         let frames = stream.rest().await;
-        let (last, record) = (frames.last().unwrap(), run.record().await);
-        assert_eq!((last.event.as_str(), &last.data["run_id"]), ("usage", &json!(run.id)));
+        let last = frames.last().unwrap();
+        let record = run.record().await;
+        assert_eq!(last.event.as_str(), "usage");
+        assert_eq!(&last.data["run_id"], &json!(run.id));
         assert_eq!(last.data["usage"], record["usage"]);
         assert_eq!(counts(&last.data["tree_usage"]), counts(&record["tree_usage"]));
         assert_eq!(counts(&last.data["tree_usage"])[..2], [4, 2]);
@@ -50,22 +52,28 @@ on_both_engines! {
         let run = alice.run_of_id(&stream.run_id());
         let frames = stream.rest().await;
         let [.., told, error] = frames.as_slice() else { panic!("{frames:?}") };
-        assert_eq!((told.event.as_str(), error.event.as_str()), ("usage", "error"), "an error is the last event");
-        assert_eq!((&error.data["error"], counts(&error.data["usage"])[1]), (&json!("ModelRefusedError"), 1));
-        assert_eq!((&error.data["usage"], &told.data["usage"]), (&told.data["usage"], &run.record().await["usage"]));
+        assert_eq!(told.event.as_str(), "usage", "an error is the last event");
+        assert_eq!(error.event.as_str(), "error", "an error is the last event");
+        assert_eq!(&error.data["error"], &json!("ModelRefusedError"));
+        assert_eq!(counts(&error.data["usage"])[1], 1);
+        assert_eq!(&error.data["usage"], &told.data["usage"]);
+        assert_eq!(&told.data["usage"], &run.record().await["usage"]);
     }
 
     async fn the_second_wire_tells_at_the_end_what_each_agent_has_used(server: TestServer) {
         let alice = server.human("agent").await;
         let run = alice.asks(research()).await;
         run.finishes().await;
-        let (record, child) = (run.record().await, run.children().await.remove(0));
+        let record = run.record().await;
+        let child = run.children().await.remove(0);
         let frames = Viewer::of(&server, &alice.thread).looks_back(1).await;
         let end = data(frames.last().unwrap());
-        assert_eq!((&end["event"], &end["usage"]), (&json!("completed"), &record["usage"]));
+        assert_eq!(&end["event"], &json!("completed"));
+        assert_eq!(&end["usage"], &record["usage"]);
         assert_eq!(counts(&end["tree_usage"]), counts(&record["tree_usage"]));
         let below = frames.iter().find(|frame| depth(frame) == 1 && data(frame)["event"] == "completed").unwrap();
-        assert_eq!((&data(below)["usage"], &data(below)["tree_usage"]), (&child["usage"], &Value::Null));
+        assert_eq!(&data(below)["usage"], &child["usage"]);
+        assert_eq!(&data(below)["tree_usage"], &Value::Null);
         server.is_stopped_and_started_again().await;
         let again = Viewer::of(&server, &alice.thread).looks_back(1).await;
         assert_eq!(data(again.last().unwrap()), end, "replays show the same");
@@ -80,8 +88,10 @@ on_both_engines! {
         run.is_cancelled("interrupt").await;
         server.tools.let_go("lookup");
         let frames = Viewer::of(&server, &alice.thread).looks().await.until(is_terminal).await;
-        let (end, record) = (data(frames.last().unwrap()), run.record().await);
-        assert_eq!((&end["event"], &end["usage"]), (&json!("interrupted"), &record["usage"]));
+        let end = data(frames.last().unwrap());
+        let record = run.record().await;
+        assert_eq!(&end["event"], &json!("interrupted"));
+        assert_eq!(&end["usage"], &record["usage"]);
         assert_eq!(counts(&end["tree_usage"]), counts(&record["tree_usage"]));
         assert_eq!(counts(&end["tree_usage"])[0], 2, "{end}");
     }
@@ -99,8 +109,10 @@ on_both_engines! {
         let task = the_task(&alice).await;
         let there = Human::at(peer.server.client(), "agent", task["thread_id"].as_str().unwrap());
         let used = counts(&there.run(&there.runs().await[0]).record().await["usage"]);
-        let (own, all) = (counts(&run.record().await["usage"]), tree().await);
-        assert_eq!((all[2], all[3]), (own[2] + used[2], own[3] + used[3]), "tokens");
+        let own = counts(&run.record().await["usage"]);
+        let all = tree().await;
+        assert_eq!(all[2], own[2] + used[2], "tokens");
+        assert_eq!(all[3], own[3] + used[3], "tokens");
         // It is told again by whoever looks, also after a restart, and counts no more than before.
         server.is_stopped_and_started_again().await;
         let check = call("a2", "check_async_task", json!({"task_id": task["task_id"]}));
@@ -148,7 +160,8 @@ on_both_engines! {
         let courier = worker(&alice, &task);
         eventually(async || courier.status().await == "idle").await;
         let record = run.record().await;
-        assert_eq!((counts(&record["usage"])[..2].to_vec(), counts(&record["tree_usage"])[..2].to_vec()), (vec![2, 1], vec![4, 2]));
+        assert_eq!(counts(&record["usage"])[..2].to_vec(), vec![2, 1]);
+        assert_eq!(counts(&record["tree_usage"])[..2].to_vec(), vec![4, 2]);
         let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
         assert_eq!(counts(&tree["tree_usage"]), counts(&record["tree_usage"]));
         // Told once more of a later run of the conversation: its own tree, not the one before.

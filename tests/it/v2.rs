@@ -26,10 +26,8 @@ fn check_order(frames: &[Frame]) {
     let names: HashSet<&str> = frames.iter().map(name).collect();
     assert_eq!(names.len(), frames.len());
     for frame in frames {
-        assert_eq!(
-            (&frame.data["type"], &frame.data["method"]),
-            (&json!("event"), &json!(frame.event))
-        );
+        assert_eq!(&frame.data["type"], &json!("event"));
+        assert_eq!(&frame.data["method"], &json!(frame.event));
         assert_eq!(frame.id.as_deref(), Some(seq(frame).to_string().as_str()));
         assert!(
             frame.data["params"]["timestamp"]
@@ -166,7 +164,8 @@ on_both_engines! {
                 .collect();
             let started = find(&own, "lifecycle");
             assert_eq!(data(started)["cause"], json!({"type": "toolCall", "tool_call_id": call}));
-            assert_eq!((&data(started)["event"], &data(started)["graph_name"]), (&json!("started"), &json!("researcher")));
+            assert_eq!(&data(started)["event"], &json!("started"));
+            assert_eq!(&data(started)["graph_name"], &json!("researcher"));
             let namespace = &started.data["params"]["namespace"];
             assert_eq!(namespace, &data(started)["namespace"]);
             assert_eq!(namespace[0], format!("tools:{}", data(started)["trigger_call_id"].as_str().unwrap()));
@@ -379,7 +378,8 @@ on_both_engines! {
     async fn too_many_streams_are_refused_and_say_so(server: TestServer) {
         server.is_configured("max_streams_per_thread = 2").await;
         let viewer = Viewer::of_new(&server);
-        let (first, _second) = (viewer.looks().await, viewer.looks().await);
+        let first = viewer.looks().await;
+        let _second = viewer.looks().await;
         let path = format!("/threads/{}/stream/events", viewer.thread);
         let opens = async || server.client().post(&path, json!({"channels": ["values"]})).await;
         let refused = opens().await;
@@ -396,7 +396,8 @@ on_both_engines! {
 
     async fn bad_commands_are_refused_with_the_codes_of_the_protocol(server: TestServer) {
         let viewer = Viewer::of_new(&server);
-        let (client, path) = (server.client(), format!("/threads/{}/commands", viewer.thread));
+        let client = server.client();
+        let path = format!("/threads/{}/commands", viewer.thread);
         let text = client.request(reqwest::Method::POST, &path).header("content-type", "application/json").body("{nope");
         assert_eq!(crate::support::client::reply(text).await.refused(400), "Invalid JSON body");
         for (body, id) in [
@@ -406,8 +407,10 @@ on_both_engines! {
             (json!([]), Value::Null),
         ] {
             let reply = client.post(&path, body).await;
-            assert_eq!((reply.status, &reply.body["error"]), (400, &json!("invalid_argument")));
-            assert_eq!((&reply.body["type"], &reply.body["id"]), (&json!("error"), &id));
+            assert_eq!(reply.status, 400);
+            assert_eq!(&reply.body["error"], &json!("invalid_argument"));
+            assert_eq!(&reply.body["type"], &json!("error"));
+            assert_eq!(&reply.body["id"], &id);
         }
         for (method, params, code) in [
             ("no.such", json!({}), "unknown_command"),
@@ -428,7 +431,8 @@ on_both_engines! {
         assert_eq!(result["replayed_events"], 0);
         let nowhere = Viewer::of(&server, "not-a-uuid");
         let answer = nowhere.commands("run.start", json!({"assistant_id": "agent", "input": {}})).await;
-        assert_eq!((&answer["error"], &answer["message"]), (&json!("unknown_error"), &json!("422: Invalid thread ID")));
+        assert_eq!(&answer["error"], &json!("unknown_error"));
+        assert_eq!(&answer["message"], &json!("422: Invalid thread ID"));
         let stream = format!("/threads/{}/stream/events", viewer.thread);
         for body in [json!({}), json!({"channels": []}), json!({"channels": ["values", "debug"]})] {
             assert!(client.post(&stream, body).await.refused(400).starts_with("channels"));
@@ -440,9 +444,12 @@ on_both_engines! {
         viewer.starts("agent", delegation()).await;
         viewer.looks_back(1).await;
         let tree = viewer.obeyed("agent.getTree", json!({})).await["tree"].clone();
-        assert_eq!((&tree["namespace"], &tree["graph_name"], &tree["status"]), (&json!([]), &json!("agent"), &json!("completed")));
+        assert_eq!(&tree["namespace"], &json!([]));
+        assert_eq!(&tree["graph_name"], &json!("agent"));
+        assert_eq!(&tree["status"], &json!("completed"));
         let child = &tree["children"][0];
-        assert_eq!((&child["graph_name"], &child["status"]), (&json!("researcher"), &json!("completed")));
+        assert_eq!(&child["graph_name"], &json!("researcher"));
+        assert_eq!(&child["status"], &json!("completed"));
         assert!(child["namespace"][0].as_str().unwrap().starts_with("tools:"));
     }
 }

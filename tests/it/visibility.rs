@@ -239,7 +239,8 @@ on_both_engines! {
 
     async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
         server.is_configured_with(CURTAIN).await;
-        let (client, alice) = (server.client(), server.human("curtain").await);
+        let client = server.client();
+        let alice = server.human("curtain").await;
         let work = || {
             let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
             script().turn(musing).calls(mail("m1", "bob")).says("done")

@@ -52,10 +52,12 @@ async fn clocked(server: &TestServer) -> ManualClock {
 
 on_both_engines! {
     async fn the_end_of_a_run_is_told_with_the_run_and_its_values(server: TestServer) {
-        let (alice, ear) = (server.human("agent").await, Ear::opens().await);
+        let alice = server.human("agent").await;
+        let ear = Ear::opens().await;
         let run = asks(&alice, &ear, "hello").await;
         let heard = ear.hears(1).await.remove(0);
-        assert_eq!((heard.path.as_str(), heard.header("content-type")), ("/hook?x=1", "application/json"));
+        assert_eq!(heard.path.as_str(), "/hook?x=1");
+        assert_eq!(heard.header("content-type"), "application/json");
         let mut told = heard.body();
         let fields = told.as_object_mut().unwrap();
         for time in ["run_started_at", "run_ended_at", "webhook_sent_at"] {
@@ -73,14 +75,18 @@ on_both_engines! {
 
     async fn what_went_wrong_and_what_is_asked_is_told_too(server: TestServer) {
         let ear = Ear::opens().await;
-        let (alice, bob, carol) = (server.human("agent").await, server.human("agent").await, server.human("agent").await);
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
+        let carol = server.human("agent").await;
         asks(&alice, &ear, script().fails(400)).await;
         let failed = ear.hears(1).await[0].body();
-        assert_eq!((&failed["status"], &failed["error"]), (&json!("error"), &alice.record().await["error"]));
+        assert_eq!(&failed["status"], &json!("error"));
+        assert_eq!(&failed["error"], &alice.record().await["error"]);
         assert!(failed["error"]["error"].is_string());
         asks(&bob, &ear, script().calls(mail("m1", "a@b.c")).says("sent")).await;
         let asking = ear.hears(2).await[1].body();
-        assert_eq!((&asking["status"], asking.get("error")), (&json!("success"), None));
+        assert_eq!(&asking["status"], &json!("success"));
+        assert_eq!(asking.get("error"), None);
         assert_eq!(asking["values"]["messages"][1]["tool_calls"][0]["name"], "send_email");
         server.tools.hold("lookup");
         let run = asks(&carol, &ear, script().calls(lookup("c1", "x")).says("done")).await;
@@ -88,18 +94,22 @@ on_both_engines! {
         server.tools.called("lookup", 1).await;
         waiting.is_cancelled("interrupt").await.ok();
         let never = ear.hears(3).await[2].body();
-        assert_eq!((&never["status"], &never["run_started_at"]), (&json!("interrupted"), &json!(null)));
+        assert_eq!(&never["status"], &json!("interrupted"));
+        assert_eq!(&never["run_started_at"], &json!(null));
         run.is_cancelled("interrupt").await.ok();
         let stopped = ear.hears(4).await[3].body();
-        assert_eq!((&stopped["run_id"], &stopped["status"]), (&json!(run.id), &json!("interrupted")));
+        assert_eq!(&stopped["run_id"], &json!(run.id));
+        assert_eq!(&stopped["status"], &json!("interrupted"));
         server.tools.let_go("lookup");
     }
 
     async fn a_report_is_signed_and_has_the_headers_of_the_owner(server: TestServer) {
-        let (alice, ear) = (server.human("agent").await, Ear::opens().await);
+        let alice = server.human("agent").await;
+        let ear = Ear::opens().await;
         asks(&alice, &ear, "hello").await;
         let heard = ear.hears(1).await.remove(0);
-        let (id, second) = (heard.header("webhook-id"), heard.header("webhook-timestamp"));
+        let id = heard.header("webhook-id");
+        let second = heard.header("webhook-timestamp");
         let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
         let mut hash = Hmac::<Sha256>::new_from_slice(&key).unwrap();
         hash.update(format!("{id}.{second}.{}", heard.text).as_bytes());
@@ -110,17 +120,22 @@ on_both_engines! {
 
     async fn a_report_is_tried_again_ever_more_rarely_and_given_up(server: TestServer) {
         let clock = clocked(&server).await;
-        let (client, alice, ear) = (server.client(), server.human("agent").await, Ear::opens().await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let ear = Ear::opens().await;
         ear.answers(&[500, 302, 404]);
         asks(&alice, &ear, "hello").await;
         let first = becomes(&client, "pending", 1).await;
-        assert_eq!((&first["response_status"], &first["next_attempt_at"]), (&json!(500), &json!("2026-11-21T12:01:00.000000+00:00")));
+        assert_eq!(&first["response_status"], &json!(500));
+        assert_eq!(&first["next_attempt_at"], &json!("2026-11-21T12:01:00.000000+00:00"));
         clock.advance(Duration::from_secs(60));
         let second = becomes(&client, "pending", 2).await;
-        assert_eq!((&second["response_status"], &second["next_attempt_at"]), (&json!(302), &json!("2026-11-21T12:04:00.000000+00:00")));
+        assert_eq!(&second["response_status"], &json!(302));
+        assert_eq!(&second["next_attempt_at"], &json!("2026-11-21T12:04:00.000000+00:00"));
         clock.advance(Duration::from_secs(180));
         let third = becomes(&client, "dead", 3).await;
-        assert_eq!((&third["response_status"], &third["finished_at"]), (&json!(404), &json!("2026-11-21T12:04:00.000000+00:00")));
+        assert_eq!(&third["response_status"], &json!(404));
+        assert_eq!(&third["finished_at"], &json!("2026-11-21T12:04:00.000000+00:00"));
         let heard = ear.heard();
         assert!(heard.iter().all(|heard| heard.path == "/hook?x=1"), "a redirect is not followed: {heard:#?}");
         assert_eq!(heard.len(), 3);
@@ -128,18 +143,22 @@ on_both_engines! {
     }
 
     async fn a_dead_report_can_be_sent_again(server: TestServer) {
-        let (client, alice, ear) = (server.client(), server.human("agent").await, Ear::opens().await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let ear = Ear::opens().await;
         ear.answers(&[410]);
         let run = asks(&alice, &ear, "hello").await;
         let dead = becomes(&client, "dead", 1).await;
         let path = format!("/webhooks/deliveries/{}", dead["delivery_id"].as_str().unwrap());
         let again = client.post(&format!("{path}/redeliver"), json!({})).await.ok();
-        assert_eq!((&again["status"], &again["delivery_id"]), (&json!("pending"), &dead["delivery_id"]));
+        assert_eq!(&again["status"], &json!("pending"));
+        assert_eq!(&again["delivery_id"], &dead["delivery_id"]);
         let heard = ear.hears(2).await;
         assert_eq!(heard[0].header("webhook-id"), heard[1].header("webhook-id"));
         becomes(&client, "delivered", 1).await;
         let whole = client.get(&path).await.ok();
-        assert_eq!((&whole["payload"]["run_id"], &whole["response_status"]), (&json!(run.id), &json!(200)));
+        assert_eq!(&whole["payload"]["run_id"], &json!(run.id));
+        assert_eq!(&whole["response_status"], &json!(200));
         client.post(&format!("{path}/redeliver"), json!({})).await.ok();
         ear.hears(3).await;
         becomes(&client, "delivered", 1).await;
@@ -149,7 +168,10 @@ on_both_engines! {
     }
 
     async fn deliveries_are_listed_by_run_thread_and_status(server: TestServer) {
-        let (client, alice, bob, ear) = (server.client(), server.human("agent").await, server.human("agent").await, Ear::opens().await);
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
+        let ear = Ear::opens().await;
         let mut runs = vec![];
         for human in [&alice, &bob, &alice] {
             let run = asks(human, &ear, "hello").await;
@@ -166,7 +188,8 @@ on_both_engines! {
         assert_eq!(runs_of(&format!("?thread_id={}&status=delivered", alice.thread)).await, [2, 0]);
         assert_eq!(runs_of("?status=dead").await, [0_usize; 0]);
         let page = client.get("/webhooks/deliveries?limit=1&offset=1").await;
-        assert_eq!((page.header("x-pagination-total"), page.header("x-pagination-next")), (Some("3"), Some("2")));
+        assert_eq!(page.header("x-pagination-total"), Some("3"));
+        assert_eq!(page.header("x-pagination-next"), Some("2"));
         assert_eq!(page.ok()[0]["payload"], json!(null));
         for wrong in ["?status=odd", "?run_id=x", "?limit=0"] {
             client.get(&format!("/webhooks/deliveries{wrong}")).await.refused(422);
@@ -176,7 +199,8 @@ on_both_engines! {
     }
 
     async fn a_run_without_a_thread_is_told_of_though_its_thread_is_gone(server: TestServer) {
-        let (client, ear) = (server.client(), Ear::opens().await);
+        let client = server.client();
+        let ear = Ear::opens().await;
         ear.answers(&[500]);
         let clock = clocked(&server).await;
         let wish = json!({"assistant_id": "agent", "webhook": ear.base, "input": {"messages": [{"role": "user", "content": "hi"}]}});
@@ -191,7 +215,8 @@ on_both_engines! {
     }
 
     async fn what_is_inside_cannot_be_named(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         for url in ["/hook", "ftp://example.org/", "http://localhost:1/", "http://[::1]/", "http://10.0.0.1/",
             "http://169.254.169.254/latest/meta-data", "http://[::ffff:127.0.0.1]/", "http://0x7f000002/"] {
             let wish = alice.wish("hello", json!({"webhook": url}));
@@ -206,12 +231,14 @@ on_both_engines! {
                 assert!(detail.contains("webhook: "), "{path}: {detail}");
             }
         }
-        assert_eq!((alice.runs().await.len(), deliveries(&client, "").await.len()), (0, 0));
+        assert_eq!(alice.runs().await.len(), 0);
+        assert_eq!(deliveries(&client, "").await.len(), 0);
     }
 
     async fn a_report_outlives_a_kill(server: TestServer) {
         server.moves_into_a_process().await;
-        let (client, ear) = (server.client(), Ear::opens().await);
+        let client = server.client();
+        let ear = Ear::opens().await;
         ear.holds();
         let mut ids = vec![];
         for _ in 0..5 {
@@ -236,7 +263,8 @@ on_both_engines! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_on_one_database_tell_once() {
     play(Engine::Postgres, async |server: TestServer| {
-        let (twin, ear) = (server.gets_a_twin().await, Ear::opens().await);
+        let twin = server.gets_a_twin().await;
+        let ear = Ear::opens().await;
         for _ in 0..20 {
             let human = server.human("agent").await;
             asks(&human, &ear, "hello").await;

@@ -92,7 +92,8 @@ struct Kind {
 
 impl Kind {
     fn drawn(dice: &mut Dice, number: usize) -> Self {
-        let (main, below) = (Limits::drawn(dice, &[]), Limits::drawn(dice, &[]));
+        let main = Limits::drawn(dice, &[]);
+        let below = Limits::drawn(dice, &[]);
         // Time is limited for every third kind; its models take theirs.
         let more: &[(&'static str, f64)] = if number % 3 == 2 {
             &[("wall_s", 0.6)]
@@ -114,12 +115,11 @@ impl Kind {
             below,
             tree,
         } = self;
-        let (tree, below) = (format!("tree = {}", tree.toml("")), below.toml(""));
+        let tree = format!("tree = {}", tree.toml(""));
+        let below = below.toml("");
         let main = main.toml(&tree);
-        let (tools, model) = (
-            r#"tools = ["lookup", "spawn", "hand_over", "docs/*"]"#,
-            "model = \"scripted:mock\"",
-        );
+        let tools = r#"tools = ["lookup", "spawn", "hand_over", "docs/*"]"#;
+        let model = "model = \"scripted:mock\"";
         let one = |agent: &str| {
             format!(
                 "[[agents.{agent}.subagents]]\nname = \"one\"\ndescription = \"One of them.\"\nsystem_prompt = \"One.\"\n\
@@ -235,7 +235,8 @@ async fn all_in(human: &Human, run: &Run, kind: &Kind, above: u64, seen: &mut Ve
             .iter()
             .filter(|message| message["content"].to_string().contains("is reached."))
             .count();
-        let (limits, level) = (kind.limits_of(&node), above + node["depth"].as_u64().expect("a depth"));
+        let limits = kind.limits_of(&node);
+        let level = above + node["depth"].as_u64().expect("a depth");
         seen.push(Seen {
             limits,
             level,
@@ -286,7 +287,8 @@ fn within(limits: &Limits, name: &str, used: f64, who: &str) {
 /// Sees to it that each agent has kept to its own limits.
 fn each_keeps(seen: &[Seen], tasks: &[Value], told: &str) {
     for Seen { node, limits, path, .. } in seen {
-        let (usage, who) = (&node["usage"], format!("{path} of {told}"));
+        let usage = &node["usage"];
+        let who = format!("{path} of {told}");
         within(limits, "model_calls", number(usage, "model_calls"), &who);
         within(limits, "tool_calls", number(usage, "tool_calls"), &who);
         within(limits, "depth", f64::from(levels_below(node)), &who);
@@ -301,7 +303,8 @@ fn each_keeps(seen: &[Seen], tasks: &[Value], told: &str) {
 /// Sees to it that one tree, with the background tasks below it, has kept to all limits; how many agents were at work, and
 /// how often one was told that a limit was reached.
 async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (usize, usize) {
-    let (mut seen, mut tasks) = (vec![], vec![]);
+    let mut seen = vec![];
+    let mut tasks = vec![];
     all_in(human, run, kind, 0, &mut seen, &mut tasks).await;
     let told = format!("seed {seed}: {kind:#?}");
     each_keeps(&seen, &tasks, &told);
@@ -347,7 +350,8 @@ async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (
 async fn those_asked_from_afar_keep_to_them(server: &TestServer, kind: &Kind, seed: u64) -> usize {
     let wanted = json!({"metadata": {"graph_id": format!("{}er", kind.name)}, "limit": 100});
     let threads = server.client().post("/threads/search", wanted).await.ok();
-    let (mut seen, mut tasks) = (vec![], vec![]);
+    let mut seen = vec![];
+    let mut tasks = vec![];
     for thread in threads.as_array().expect("a list") {
         let worker = server
             .human(&kind.name)
@@ -409,7 +413,9 @@ on_both_engines! {
             }
         }
         all_is_over(&server).await;
-        let (mut agents, mut told, mut asked) = (0, 0, 0);
+        let mut agents = 0;
+        let mut told = 0;
+        let mut asked = 0;
         for (human, run, kind) in &grown {
             let (at_work, refused) = has_kept_to_them(human, run, kind, seed).await;
             (agents, told) = (agents + at_work, told + refused);

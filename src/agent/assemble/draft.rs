@@ -6,12 +6,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{Delegating, Shares};
-use crate::domain::background::BackgroundAgent;
-use crate::domain::definition::enclosed::seen;
-use crate::domain::definition::mcp::McpOwner;
-use crate::domain::definition::{
+use crate::definition::enclosed::seen;
+use crate::definition::mcp::McpOwner;
+use crate::definition::{
     self, ApprovalRule, Enclosed, Permission, SkillSource, StoreRule, SubagentDefinition, SystemPrompt, UntilTool,
 };
+use crate::domain::background::BackgroundAgent;
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::middleware::Middleware;
@@ -121,7 +121,8 @@ impl Draft {
 
     /// The policies of what it knows: its skills and its memory.
     pub(super) fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
-        let (own, has_files) = (self.own_files(), self.files == definition::Workspace::State);
+        let own = self.own_files();
+        let has_files = self.files == definition::Workspace::State;
         let mut policies: Vec<Arc<dyn Middleware>> = vec![];
         if !self.skills.is_empty() {
             let skills = Skills::new(&self.skills, Arc::clone(&own), &self.skill_tools);

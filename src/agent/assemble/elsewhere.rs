@@ -7,7 +7,7 @@ use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop, plan};
 use crate::agent::{Agent, Forks, Shares};
-use crate::domain::definition::{Mode, SubagentDefinition, SystemPrompt};
+use crate::definition::{Mode, SubagentDefinition, SystemPrompt};
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::middleware::Middleware;
 use crate::middleware::limits::Counted;

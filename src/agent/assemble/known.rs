@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use crate::agent::Agent;
-use crate::domain::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
+use crate::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
 use crate::domain::id::AssistantId;
 use crate::domain::run::Run;
 use crate::domain::thread::Thread;

@@ -8,7 +8,7 @@ use serde_json::Map;
 
 use super::{STEP_LIMIT, Unusable, Workshop};
 use crate::agent::{Agent, Forks, Runnable, Shares};
-use crate::domain::definition::{AgentDefinition, AnswerFormat, Mode, SubagentDefinition, SystemPrompt};
+use crate::definition::{AgentDefinition, AnswerFormat, Mode, SubagentDefinition, SystemPrompt};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, Plan};
 use crate::domain::state::{State, Update};

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use crate::agent::assemble::plan;
 use crate::agent::roster::{Build, Roster};
 use crate::agent::{Agent, Shares};
+use crate::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::call::Answer;
-use crate::domain::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{Failure, Moment};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -153,7 +153,8 @@ impl Tool for Act {
             }));
         }
         if self.asks() && scope.answer.is_none() {
-            let (kind, calls) = (QuestionKind::Question, vec![call.id.clone()]);
+            let kind = QuestionKind::Question;
+            let calls = vec![call.id.clone()];
             return Err(Halt::Ask(Box::new(Question {
                 kind,
                 value: json!(call.id),

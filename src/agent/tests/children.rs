@@ -32,10 +32,8 @@ fn file(path: &str) -> Value {
 #[tokio::test]
 async fn of_two_children_one_may_fail_and_the_other_reports() {
     let (stage, _) = stage(1);
-    let (bad, good) = (
-        r#"{"script": [{"error": 400}]}"#,
-        r#"{"script": [{"text": "found it "}]}"#,
-    );
+    let bad = r#"{"script": [{"error": 400}]}"#;
+    let good = r#"{"script": [{"text": "found it "}]}"#;
     let ending = stage
         .hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]]))
         .await;
@@ -68,9 +66,10 @@ async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
     let children = stage.store.children();
     assert_eq!(children.len(), 2);
     let (deepest, lineage) = children.iter().max_by_key(|(_, lineage)| lineage.depth).unwrap();
+    assert_eq!(lineage.depth, 2);
     assert_eq!(
-        (lineage.depth, &lineage.path),
-        (2, &vec!["main".to_owned(), "one".to_owned(), "one".to_owned()])
+        &lineage.path,
+        &vec!["main".to_owned(), "one".to_owned(), "one".to_owned()]
     );
     let said = stage.store.machine(Lane::Child(*deepest)).state;
     assert!(
@@ -156,15 +155,12 @@ async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
     let asked = questions(&waits);
     assert_eq!(asked.len(), 2);
     let still = stage.is_answered(&asked[1], json!(5)).await;
-    assert_eq!(
-        (questions(&still), world.happened("x"), world.happened("y")),
-        (vec![asked[0].clone()], 0, 1)
-    );
+    assert_eq!(questions(&still), vec![asked[0].clone()]);
+    assert_eq!(world.happened("x"), 0);
+    assert_eq!(world.happened("y"), 1);
     assert_eq!(stage.is_answered(&asked[0], json!(6)).await, Ending::Done);
-    assert_eq!(
-        (stage.results(), stage.store.children().len()),
-        (vec!["done".to_owned(), "done".to_owned()], 2)
-    );
+    assert_eq!(stage.results(), vec!["done".to_owned(), "done".to_owned()]);
+    assert_eq!(stage.store.children().len(), 2);
 }
 
 #[tokio::test]
@@ -175,14 +171,16 @@ async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
     let second = script(&[&[("b", "task", work(&third))]]);
     let waits = stage.hears(script(&[&[("a", "task", work(&second))]])).await;
     let asked = questions(&waits);
-    assert_eq!((asked.len(), world.happened("pay")), (1, 0));
+    assert_eq!(asked.len(), 1);
+    assert_eq!(world.happened("pay"), 0);
     assert_eq!(
         stage
             .is_answered(&asked[0], json!({"decisions": [{"type": "approve"}]}))
             .await,
         Ending::Done
     );
-    assert_eq!((world.happened("pay"), stage.store.children().len()), (1, 2));
+    assert_eq!(world.happened("pay"), 1);
+    assert_eq!(stage.store.children().len(), 2);
 }
 
 #[tokio::test]
@@ -195,10 +193,8 @@ async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
         Some(Fact::Ended { status, .. }) => status,
         other => panic!("{other:?}"),
     };
-    assert_eq!(
-        (last(lane), last(Lane::Main)),
-        (RunStatus::Interrupted, RunStatus::Success)
-    );
+    assert_eq!(last(lane), RunStatus::Interrupted);
+    assert_eq!(last(Lane::Main), RunStatus::Success);
     stage.is_answered(&questions(&waits)[0], json!(1)).await;
     assert_eq!(last(lane), RunStatus::Success);
 }
@@ -218,10 +214,8 @@ async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() 
         );
         stage.revives(None);
         assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
-        assert_eq!(
-            (stage.results(), stage.store.children().len()),
-            (vec!["done".to_owned(); 2], 2)
-        );
+        assert_eq!(stage.results(), vec!["done".to_owned(); 2]);
+        assert_eq!(stage.store.children().len(), 2);
     }
 }
 
@@ -231,10 +225,8 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
     for last in 1..30 {
         let (stage, _) = stage(1);
         let count = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("again", COUNT, json!({}))]]));
-        let (run, wish) = (
-            RunId::mint(),
-            says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]])),
-        );
+        let run = RunId::mint();
+        let wish = says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]]));
         stage.revives(Some(Death::Before(last)));
         let _ = stage.attempt(run, &wish).await;
         let children = stage.store.children();
@@ -255,7 +247,8 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
         let results = stage.results();
         let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
         assert_eq!(results, [cancelled, "done"], "after {last}");
-        let (status, error) = (RunStatus::Interrupted, Some(Failure::cancelled()));
+        let status = RunStatus::Interrupted;
+        let error = Some(Failure::cancelled());
         let ended = Fact::Ended {
             status,
             error,

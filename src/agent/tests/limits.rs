@@ -80,7 +80,8 @@ fn scripted(plot: &Plot, place: &str) -> String {
 fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     let policies = || vec![Arc::new(Counted) as Arc<dyn Middleware>];
     let builders = ["one", "two"].map(|name| {
-        let (world, limits) = (Arc::clone(world), below.clone());
+        let world = Arc::clone(world);
+        let limits = below.clone();
         let build: Build = Box::new(move |roster, _| Agent {
             limits: limits.clone(),
             ..agent_of(name, &world, roster, policies())
@@ -160,7 +161,8 @@ proptest! {
         let main = Limits { tree: Some(Box::new(tree.clone())), ..main };
         let world = Arc::new(World::default());
         let stage = Stage::new(agent(&world, &main, &below));
-        let (run, wish) = (RunId::mint(), says(scripted(&plot, "m")));
+        let run = RunId::mint();
+        let wish = says(scripted(&plot, "m"));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut ending = Err(crate::agent::Stop::LeaseLost);
         if let Some(at) = death {

@@ -133,7 +133,7 @@ impl Stage {
             subagent: None,
             visibility: lineage.visibility,
             context: Arc::default(),
-            context_scoping: crate::domain::definition::ContextScoping::default(),
+            context_scoping: crate::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             tasks: Arc::new(crate::tool::background::NoTasks),
             store: Arc::new(crate::tool::items::ItemsInMemory::default()),

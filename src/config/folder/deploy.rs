@@ -10,7 +10,7 @@ use super::place::Place;
 use super::{Role, Search};
 use crate::config::document;
 use crate::config::problem::{Places, Problem};
-use crate::domain::definition::FieldPath;
+use crate::definition::FieldPath;
 
 /// The model of an agent of this layout that names none.
 pub(super) const DEFAULT_MODEL: &str = "anthropic:claude-sonnet-4-6";

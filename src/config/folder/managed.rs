@@ -7,7 +7,7 @@ use super::deploy::DEFAULT_MODEL;
 use super::place::Place;
 use super::{Role, Search};
 use crate::config::problem::Places;
-use crate::domain::definition::FieldPath;
+use crate::definition::FieldPath;
 
 const AGENT_KEYS: [&str; 8] = [
     "name",

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use crate::config::problem::Problem;
-use crate::domain::definition::Severity;
+use crate::definition::Severity;
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 1024 * 1024;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::place::Place;
 use super::{Search, markdown};
 use crate::config::problem::{Origin, Problem};
-use crate::domain::definition::{FieldPath, SubagentDefinition, read};
+use crate::definition::{FieldPath, SubagentDefinition, read};
 
 /// Adds the subagents of a project's folder to those of an agent, which holds them in `list`. Returns which file holds what
 /// of the agent.

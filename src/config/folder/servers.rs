@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::Search;
 use super::place::Place;
 use crate::config::problem::Places;
-use crate::domain::definition::FieldPath;
+use crate::definition::FieldPath;
 
 /// How such a file may be called.
 pub(super) const FILES: [&str; 2] = ["mcp.json", ".mcp.json"];

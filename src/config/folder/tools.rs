@@ -13,8 +13,8 @@ use super::Search;
 use super::place::Place;
 use super::servers;
 use crate::config::problem::Places;
-use crate::domain::definition::FieldPath;
-use crate::domain::definition::check::address_problem;
+use crate::definition::FieldPath;
+use crate::definition::check::address_problem;
 
 /// The longest name that a server is given.
 const LONGEST_NAME: usize = 32;

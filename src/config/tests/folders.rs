@@ -26,10 +26,9 @@ fn a_folder_is_an_agent() {
     let agents: Vec<&String> = loaded.config.agents.keys().collect();
     assert_eq!(agents, ["writer"]);
     let writer = &loaded.config.agents["writer"];
-    assert_eq!(
-        (writer.name.as_deref(), writer.todos, writer.system_prompt.parts()),
-        (None, true, vec!["You write."])
-    );
+    assert_eq!(writer.name.as_deref(), None);
+    assert_eq!(writer.todos, true);
+    assert_eq!(writer.system_prompt.parts(), vec!["You write."]);
     let subagents: Vec<_> = writer
         .subagents
         .iter()

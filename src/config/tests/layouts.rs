@@ -1,7 +1,7 @@
 //! Folders of agents as other programs lay them out.
 
 use super::*;
-use crate::domain::definition::{ApprovalRule, SkillSource};
+use crate::definition::{ApprovalRule, SkillSource};
 
 fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
     let subagents = agent.subagents.iter();
@@ -33,14 +33,10 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let writer = &loaded.config.agents["writer"];
-    assert_eq!(
-        (writer.name.as_deref(), writer.description.as_deref()),
-        (Some("Writer"), Some("Writes."))
-    );
-    assert_eq!(
-        (writer.model.as_str(), writer.system_prompt.parts()),
-        ("scripted:x", vec!["# You write."])
-    );
+    assert_eq!(writer.name.as_deref(), Some("Writer"));
+    assert_eq!(writer.description.as_deref(), Some("Writes."));
+    assert_eq!(writer.model.as_str(), "scripted:x");
+    assert_eq!(writer.system_prompt.parts(), vec!["# You write."]);
     assert_eq!(
         subagents(writer),
         [("finder", "Finds and weighs sources.", "You find.")]
@@ -135,20 +131,16 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
     let loaded = place.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
-    assert_eq!(
-        (agent.name.as_deref(), agent.model.as_str()),
-        (Some("my-agent"), "scripted:x")
-    );
+    assert_eq!(agent.name.as_deref(), Some("my-agent"));
+    assert_eq!(agent.model.as_str(), "scripted:x");
     assert_eq!(agent.tools, ["s/lookup"]);
     let rule = (&"s/lookup".to_owned(), &ApprovalRule::Switch(true));
     assert_eq!(agent.interrupt_on.iter().collect::<Vec<_>>(), [rule]);
     assert_eq!(agent.mcp_servers["s"].url.as_deref(), Some("https://example.com/mcp"));
     assert_eq!(subagents(agent), [("scout", "Finds and weighs sources.", "You find.")]);
     let scout = &agent.subagents[0];
-    assert_eq!(
-        (scout.model.as_deref(), scout.tools.as_deref()),
-        (Some("scripted:y"), Some([].as_slice()))
-    );
+    assert_eq!(scout.model.as_deref(), Some("scripted:y"));
+    assert_eq!(scout.tools.as_deref(), Some([].as_slice()));
 }
 
 #[test]
@@ -476,12 +468,11 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
         own.enclosed.all_paths().collect::<Vec<_>>(),
         ["/.agent/skills/digging/SKILL.md"]
     );
-    assert_eq!(
-        (skills(&deploy.skills), skills(&deploy.subagents[0].skills)),
-        (vec!["skills"], vec!["subagents/a/skills"])
-    );
+    assert_eq!(skills(&deploy.skills), vec!["skills"]);
+    assert_eq!(skills(&deploy.subagents[0].skills), vec!["subagents/a/skills"]);
     assert_eq!(deploy.enclosed.len(), 2);
-    assert_eq!((skills(&managed.skills), managed.enclosed.len()), (vec!["skills"], 2));
+    assert_eq!(skills(&managed.skills), vec!["skills"]);
+    assert_eq!(managed.enclosed.len(), 2);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The MCP servers of folders: `mcp.json`, `tools.json`.
 
 use super::*;
-use crate::domain::definition::mcp::{McpServerDefinition, McpTransport};
+use crate::definition::mcp::{McpServerDefinition, McpTransport};
 
 const DEPLOY: &str = "[agent]\nname = \"w\"\nmodel = \"scripted:x\"\n";
 
@@ -32,13 +32,12 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
     assert_eq!(agent.tools, ["search/*", "old/*", "plain/*", "files/*", "below/*"]);
     let servers = &agent.mcp_servers;
     assert_eq!(servers["search"].headers.0["x"], "Bearer key");
-    assert_eq!(
-        (servers["old"].transport, servers["plain"].transport),
-        (McpTransport::Sse, McpTransport::Http)
-    );
+    assert_eq!(servers["old"].transport, McpTransport::Sse);
+    assert_eq!(servers["plain"].transport, McpTransport::Http);
     assert_eq!(servers["plain"].disabled_tools, ["write_*"]);
     let files = &servers["files"];
-    assert_eq!((files.command.as_deref(), files.env["A"].as_str()), (Some("sh"), "b"));
+    assert_eq!(files.command.as_deref(), Some("sh"));
+    assert_eq!(files.env["A"].as_str(), "b");
     assert_eq!(files.allowed_tools.as_deref(), Some(["read".to_owned()].as_slice()));
     let ends =
         |server: &McpServerDefinition, end: &str| Path::new(server.cwd.as_deref().unwrap_or_default()).ends_with(end);

@@ -43,7 +43,9 @@ impl NamespaceSearch {
     }
 
     fn wants(&self, namespace: &Namespace) -> bool {
-        let (labels, prefix, suffix) = (namespace.labels(), self.prefix.labels(), self.suffix.labels());
+        let labels = namespace.labels();
+        let prefix = self.prefix.labels();
+        let suffix = self.suffix.labels();
         let alike = |(label, wanted): (&String, &String)| wanted == ANY || label == wanted;
         labels.len() >= prefix.len().max(suffix.len())
             && labels.iter().zip(prefix).all(alike)

@@ -87,7 +87,8 @@ impl Db {
 /// Replaces the vectors of an item that is there.
 pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> {
     const FORGET: &str = "delete from item_vectors where namespace = $1 and key = $2";
-    let (namespace, key) = (text_of(&draft.address.namespace), draft.address.key.as_str());
+    let namespace = text_of(&draft.address.namespace);
+    let key = draft.address.key.as_str();
     on_engine!(tx, |conn| query(FORGET)
         .bind(&namespace)
         .bind(key)
@@ -190,7 +191,9 @@ async fn compared_here(
 ) -> DbResult<Option<Vec<FoundItem>>> {
     let (from, to) = range(&wanted.prefix);
     let most = wanted.offset as usize + wanted.limit as usize;
-    let (mut position, mut compared, mut best) = ((from, String::new(), String::new()), 0, Vec::<Scored>::new());
+    let mut position = (from, String::new(), String::new());
+    let mut compared = 0;
+    let mut best = Vec::<Scored>::new();
     loop {
         let rows = vectors_after(tx, wanted, (&position, &to), now).await?;
         compared += rows.len();

@@ -248,7 +248,8 @@ pub async fn end_fenced(
 ) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
         usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
-    let (error, usage) = (error.map(encode).transpose()?, trace.usage.map(encode).transpose()?);
+    let error = error.map(encode).transpose()?;
+    let usage = trace.usage.map(encode).transpose()?;
     let held = on_engine!(tx, |conn| query(SQL)
         .bind(run.0)
         .bind(worker.0)

@@ -41,16 +41,17 @@ async fn is_stored_once_with_its_first_version(db: Db) {
         description: Some("what for".to_owned()),
     };
     let assistant = Assistant::new(AssistantId::mint(), settings, Timestamp(7));
-    let (first, again, id) = (assistant.clone(), assistant.clone(), assistant.id);
+    let first = assistant.clone();
+    let again = assistant.clone();
+    let id = assistant.id;
     assert!(write!(db, |tx| assistants::insert(tx, &first)));
     assert!(!write!(db, |tx| assistants::insert(tx, &again)));
     assert_eq!(read!(db, |tx| assistants::find(tx, id)), Some(assistant.clone()));
     assert_eq!(write!(db, |tx| assistants::lock(tx, id)), Some(assistant.clone()));
     let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
-    assert_eq!(
-        (version.number, version.settings, version.created_at),
-        (1, assistant.settings, Timestamp(7))
-    );
+    assert_eq!(version.number, 1);
+    assert_eq!(version.settings, assistant.settings);
+    assert_eq!(version.created_at, Timestamp(7));
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 1);
     assert_eq!(read!(db, |tx| assistants::find(tx, AssistantId::mint())), None);
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, AssistantId::mint())), 0);
@@ -58,7 +59,8 @@ async fn is_stored_once_with_its_first_version(db: Db) {
 
 async fn keeps_every_version(db: Db) {
     let mut assistant = named("one", "agent", 1);
-    let (id, first) = (assistant.id, assistant.clone());
+    let id = assistant.id;
+    let first = assistant.clone();
     write!(db, |tx| assistants::insert(tx, &first));
     for (number, name) in [(2, "two"), (3, "three")] {
         assistant.version = number;
@@ -74,10 +76,9 @@ async fn keeps_every_version(db: Db) {
     let taken = assistant.clone();
     write!(db, |tx| assistants::update(tx, &taken));
     let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
-    assert_eq!(
-        (found.version, found.settings.name.as_str(), found.updated_at),
-        (2, "two", Timestamp(9))
-    );
+    assert_eq!(found.version, 2);
+    assert_eq!(found.settings.name.as_str(), "two");
+    assert_eq!(found.updated_at, Timestamp(9));
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 3);
 
     let versions = async |metadata: Value, part: (i64, i64)| {
@@ -181,10 +182,9 @@ async fn is_renamed_in_its_only_version(db: Db) {
     write!(db, |tx| assistants::insert(tx, &assistant));
     write!(db, |tx| assistants::rename(tx, id, "New", Some("for tests")));
     let found = read!(db, |tx| assistants::find(tx, id)).expect("the assistant");
-    assert_eq!(
-        (found.settings.name.as_str(), found.version, found.updated_at),
-        ("New", 1, Timestamp(1))
-    );
+    assert_eq!(found.settings.name.as_str(), "New");
+    assert_eq!(found.version, 1);
+    assert_eq!(found.updated_at, Timestamp(1));
     let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
     assert_eq!(version.settings, found.settings);
     let by_name = AssistantSearch {

@@ -103,7 +103,8 @@ async fn fold_as_the_machine_does(db: Db) {
         ],
         vec![remove(REMOVE_ALL), say("b", "again"), say("a", "anew")],
     ];
-    let (mut expected, mut parent) = (State::default(), None);
+    let mut expected = State::default();
+    let mut parent = None;
     for (at, writes) in (1_i64..).zip(steps) {
         let mut entry = saying("", parent, at);
         entry.writes = writes;
@@ -114,8 +115,11 @@ async fn fold_as_the_machine_does(db: Db) {
         let id = entry.id;
         db.states().clear();
         let found = read!(db, |tx| checkpoints::get(tx, thread, id)).expect("the checkpoint");
-        assert_eq!((found.state, found.entry, found.seq), (expected.clone(), entry, at));
-        assert_eq!((found.position.taken, found.created_at), (3, Timestamp(at)));
+        assert_eq!(found.state, expected.clone());
+        assert_eq!(found.entry, entry);
+        assert_eq!(found.seq, at);
+        assert_eq!(found.position.taken, 3);
+        assert_eq!(found.created_at, Timestamp(at));
     }
 }
 
@@ -146,16 +150,19 @@ async fn make_segments(db: Db) {
     assert_eq!(said_at(&db, thread, other_fork.id).await, ["a", "g"]);
     assert_eq!(said_at(&db, thread, b.id).await, ["a", "b"]);
     let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a head");
-    assert_eq!((head.id, head.seq, head.segment, head.step), (other_fork.id, 9, 9, 0));
-    assert_eq!(
-        (head.parent, head.run, head.created_at),
-        (Some(a.id), None, Timestamp(9))
-    );
+    assert_eq!(head.id, other_fork.id);
+    assert_eq!(head.seq, 9);
+    assert_eq!(head.segment, 9);
+    assert_eq!(head.step, 0);
+    assert_eq!(head.parent, Some(a.id));
+    assert_eq!(head.run, None);
+    assert_eq!(head.created_at, Timestamp(9));
 }
 
 async fn fork(db: Db) {
     let thread = stored_thread(&db).await;
-    let (mut parent, mut trunk) = (None, vec![]);
+    let mut parent = None;
+    let mut trunk = vec![];
     for seq in 1..=20 {
         let entry = saying(&format!("t{seq}"), parent, seq);
         parent = Some(entry.id);
@@ -238,7 +245,9 @@ async fn keep_lanes_apart(db: Db) {
     let stored = position.clone();
     db.write(move |tx| {
         Box::pin(async move {
-            let (entry, position, at) = (&inner, &stored, Timestamp(2));
+            let entry = &inner;
+            let position = &stored;
+            let at = Timestamp(2);
             let placed = Placed {
                 thread,
                 lane,
@@ -255,10 +264,10 @@ async fn keep_lanes_apart(db: Db) {
     .await
     .expect("a write");
     let head = read!(db, |tx| checkpoints::head(tx, thread, lane)).expect("a head");
-    assert_eq!(
-        (head.id, head.lane, head.run, head.position),
-        (id, lane, Some(run), position)
-    );
+    assert_eq!(head.id, id);
+    assert_eq!(head.lane, lane);
+    assert_eq!(head.run, Some(run));
+    assert_eq!(head.position, position);
     assert_eq!(said_at(&db, thread, id).await, ["inner"]);
     assert_eq!(
         read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id),
@@ -306,7 +315,8 @@ async fn are_remembered(db: Db) {
     for (seq, entry) in (1..).zip([&a, &b, &c]) {
         add(&db, thread, seq, entry).await;
     }
-    let (id, middle) = (c.id, b.id);
+    let id = c.id;
+    let middle = b.id;
     assert!(db.states().get(id).is_none());
     let made_up = State {
         fields: [("from".to_owned(), json!("memory"))].into(),
@@ -314,10 +324,8 @@ async fn are_remembered(db: Db) {
     };
     db.states().put(middle, Arc::new(made_up));
     let state = read!(db, |tx| state_at(tx, thread, id));
-    assert_eq!(
-        (said(&state), state.fields["from"].clone()),
-        (vec!["c".to_owned()], json!("memory"))
-    );
+    assert_eq!(said(&state), vec!["c".to_owned()]);
+    assert_eq!(state.fields["from"].clone(), json!("memory"));
     assert!(db.states().get(id).is_some());
     db.states().clear();
     for _ in 0..600 {
@@ -350,7 +358,8 @@ async fn come_in_batches(db: Db) {
         Box::pin(async move {
             let position = Position::default();
             let place = |(seq, entry)| {
-                let (lane, at) = (Lane::Main, Timestamp(seq));
+                let lane = Lane::Main;
+                let at = Timestamp(seq);
                 Placed {
                     thread,
                     lane,
@@ -376,12 +385,15 @@ async fn come_in_batches(db: Db) {
 
 async fn are_events(db: Db) {
     let thread = stored_thread(&db).await;
-    let (run, other) = (RunId::mint(), RunId::mint());
+    let run = RunId::mint();
+    let other = RunId::mint();
     let entries: Vec<Entry> = [2, 4].iter().map(|n| saying(&n.to_string(), None, *n)).collect();
-    let (first, second) = (entries[0].clone(), entries[1].clone());
+    let first = entries[0].clone();
+    let second = entries[1].clone();
     db.write(move |tx| {
         Box::pin(async move {
-            let (lane, position) = (Lane::Main, Position::default());
+            let lane = Lane::Main;
+            let position = Position::default();
             let facts = [1, 3, 5].map(|n| Fact::Custom { value: json!(n) });
             let fact = |seq: i64, run, fact| PlacedFact {
                 thread,
@@ -418,14 +430,12 @@ async fn are_events(db: Db) {
     let all = read!(db, |tx| events::read(tx, thread, 0, 10));
     assert_eq!(all.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
     assert_eq!(all[0].what, Logged::Fact(Fact::Custom { value: json!(1) }));
-    assert_eq!(
-        (&all[1].what, all[1].run, all[1].at),
-        (&Logged::Entry(first), Some(run), Timestamp(2))
-    );
-    assert_eq!(
-        (&all[3].what, all[3].run, all[3].lane),
-        (&Logged::Entry(second), None, Lane::Main)
-    );
+    assert_eq!(&all[1].what, &Logged::Entry(first));
+    assert_eq!(all[1].run, Some(run));
+    assert_eq!(all[1].at, Timestamp(2));
+    assert_eq!(&all[3].what, &Logged::Entry(second));
+    assert_eq!(all[3].run, None);
+    assert_eq!(all[3].lane, Lane::Main);
     let seqs = async |after: i64, limit: i64| {
         let page = read!(db, |tx| events::read(tx, thread, after, limit));
         page.iter().map(|event| event.seq).collect::<Vec<_>>()
@@ -439,11 +449,15 @@ async fn are_taken_back(db: Db) {
     let run = RunId::mint();
     let a = saying("a", None, -1);
     add(&db, thread, 1, &a).await;
-    let (undone, kept) = (saying("b", Some(a.id), 0), saying("c", Some(a.id), 0));
+    let undone = saying("b", Some(a.id), 0);
+    let kept = saying("c", Some(a.id), 0);
     db.write(move |tx| {
         Box::pin(async move {
-            let (lane, position, at) = (Lane::Main, Position::default(), Timestamp(2));
-            let (run, entry) = (Some(run), &undone);
+            let lane = Lane::Main;
+            let position = Position::default();
+            let at = Timestamp(2);
+            let run = Some(run);
+            let entry = &undone;
             let placed = Placed {
                 thread,
                 lane,

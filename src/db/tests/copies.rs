@@ -102,19 +102,21 @@ async fn have_the_history_with_its_branches(db: Db) {
     put(&db, original, child, 900, &saying("child", None, 0), ended()).await;
 
     let to = copy(&db, original).await;
-    let (old, new) = (history(&db, original).await, history(&db, to).await);
+    let old = history(&db, original).await;
+    let new = history(&db, to).await;
     assert_eq!(new.len(), 451);
     assert_eq!(said(&new[0].state), ["s0", "s1", "branch"]);
     for (old, new) in old.iter().zip(&new) {
-        assert_eq!((old.entry.id, old.entry.parent), (new.entry.id, new.entry.parent));
-        assert_eq!(
-            (&old.state, old.seq, old.created_at),
-            (&new.state, new.seq, new.created_at)
-        );
+        assert_eq!(old.entry.id, new.entry.id);
+        assert_eq!(old.entry.parent, new.entry.parent);
+        assert_eq!(&old.state, &new.state);
+        assert_eq!(old.seq, new.seq);
+        assert_eq!(old.created_at, new.created_at);
     }
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
     assert_eq!(copied.metadata, object(json!({"k": "v"})));
-    assert_eq!((copied.status, copied.created_at), (ThreadStatus::Idle, Timestamp(90)));
+    assert_eq!(copied.status, ThreadStatus::Idle);
+    assert_eq!(copied.created_at, Timestamp(90));
 
     assert!(write!(db, |tx| threads::delete(tx, original)));
     db.states().clear();
@@ -165,7 +167,8 @@ async fn wait_for_nobody(db: Db) {
 
     let to = copy(&db, original).await;
     let position = history(&db, to).await.remove(0).position;
-    assert_eq!((position.asked, position.copied), (vec![], true));
+    assert_eq!(position.asked, vec![]);
+    assert_eq!(position.copied, true);
     let calls = vec![call("a", Fate::Ready), call("b", Fate::Ready), call("c", Fate::Started)];
     assert_eq!(position.phase, Phase::Tools { calls });
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
@@ -173,7 +176,8 @@ async fn wait_for_nobody(db: Db) {
 }
 
 async fn need_an_original(db: Db) {
-    let (from, to) = (ThreadId::mint(), ThreadId::mint());
+    let from = ThreadId::mint();
+    let to = ThreadId::mint();
     assert!(write!(db, |tx| copies::begin(tx, from, to, Timestamp(1))).is_none());
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
 }

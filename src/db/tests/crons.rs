@@ -152,7 +152,8 @@ async fn are_sorted(db: Db) {
     let mut ids = vec![];
     for now in 1..=3 {
         let thread = thread_at(now);
-        let (id, thread_is) = (thread.id, now != 2);
+        let id = thread.id;
+        let thread_is = now != 2;
         assert!(write!(db, |tx| threads::insert(tx, &thread)));
         let end = (now != 1).then_some(Timestamp(10 - now));
         let due_at = (now != 3).then_some(Timestamp(10 - now));

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{definitions, runs, threads};
-use crate::domain::definition::{AgentDefinition, Digest, Provenance};
+use crate::definition::{AgentDefinition, Digest, Provenance};
 use crate::domain::run::{Assigned, RunRequest, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -43,7 +43,8 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
     assert_eq!(kept(&db, "a", "one", 4).await, 3);
     assert_eq!(kept(&db, "b", "one", 5).await, 1);
     let file = Provenance::File("agents/a".to_owned());
-    let (definition, at) = (saying("one"), file.clone());
+    let definition = saying("one");
+    let at = file.clone();
     assert_eq!(
         write!(db, |tx| definitions::keep(tx, "a", &definition, &at, Timestamp(6))).number,
         4

@@ -49,8 +49,11 @@ fn attempt(status: DeliveryStatus, due: i64) -> Attempt {
 }
 
 async fn come_back_as_they_went(db: Db) {
-    let (first, second) = (stored(&db, 1).await, stored(&db, 2).await);
-    let (id, run, thread) = (first.id, first.run, second.thread);
+    let first = stored(&db, 1).await;
+    let second = stored(&db, 2).await;
+    let id = first.id;
+    let run = first.run;
+    let thread = second.thread;
     assert_eq!(read!(db, |tx| deliveries::find(tx, id)), Some(first.clone()));
     for (wanted, expected) in [
         (
@@ -93,7 +96,8 @@ async fn come_back_as_they_went(db: Db) {
             vec![],
         ),
     ] {
-        let (count, offset) = (wanted.clone(), wanted.offset);
+        let count = wanted.clone();
+        let offset = wanted.offset;
         assert_eq!(
             read!(db, |tx| deliveries::search(tx, &wanted, usize::MAX)).into_items(),
             expected
@@ -104,20 +108,25 @@ async fn come_back_as_they_went(db: Db) {
 }
 
 async fn are_claimed_by_one(db: Db) {
-    let (first, second) = (stored(&db, 1).await, stored(&db, 5).await);
-    let (one, other) = (WorkerId::mint(), WorkerId::mint());
+    let first = stored(&db, 1).await;
+    let second = stored(&db, 5).await;
+    let one = WorkerId::mint();
+    let other = WorkerId::mint();
     assert_eq!(claim(&db, one, 4).await, [first.id]);
     assert_eq!(claim(&db, other, 6).await, [second.id]);
     assert_eq!(claim(&db, other, 50).await, []);
     assert_eq!(claim(&db, other, 104).await, [first.id], "the claim has run out");
     let id = first.id;
     let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
-    assert_eq!((found.attempts, found.fence, found.worker), (2, 2, Some(other)));
+    assert_eq!(found.attempts, 2);
+    assert_eq!(found.fence, 2);
+    assert_eq!(found.worker, Some(other));
 }
 
 async fn are_freed_when_their_worker_dies(db: Db) {
     let delivery = stored(&db, 1).await;
-    let (one, other) = (WorkerId::mint(), WorkerId::mint());
+    let one = WorkerId::mint();
+    let other = WorkerId::mint();
     write!(db, |tx| workers::beat(tx, one, Duration::from_secs(1000)));
     assert_eq!(claim(&db, one, 4).await, [delivery.id]);
     // By whatever clock the other one lives: what counts is that of the database.
@@ -136,27 +145,27 @@ async fn are_freed_when_their_worker_dies(db: Db) {
 
 async fn are_settled_by_who_has_them(db: Db) {
     let delivery = stored(&db, 1).await;
-    let (id, worker) = (delivery.id, WorkerId::mint());
+    let id = delivery.id;
+    let worker = WorkerId::mint();
     claim(&db, worker, 2).await;
     let again = attempt(DeliveryStatus::Pending, 60);
     assert!(!write!(db, |tx| deliveries::settle(tx, (id, 0), &again, Timestamp(3))));
     let again = attempt(DeliveryStatus::Pending, 60);
     assert!(write!(db, |tx| deliveries::settle(tx, (id, 1), &again, Timestamp(3))));
     let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
-    assert_eq!(
-        (found.due_at, found.answer, found.error.as_deref()),
-        (Timestamp(60), Some(503), Some("no"))
-    );
-    assert_eq!((found.worker, found.finished_at), (None, None));
+    assert_eq!(found.due_at, Timestamp(60));
+    assert_eq!(found.answer, Some(503));
+    assert_eq!(found.error.as_deref(), Some("no"));
+    assert_eq!(found.worker, None);
+    assert_eq!(found.finished_at, None);
     claim(&db, worker, 60).await;
     let dead = attempt(DeliveryStatus::Dead, 60);
     assert!(write!(db, |tx| deliveries::settle(tx, (id, 2), &dead, Timestamp(61))));
     assert_eq!(claim(&db, worker, 1000).await, []);
     let renewed = write!(db, |tx| deliveries::renew(tx, id, Timestamp(70))).expect("it is there");
-    assert_eq!(
-        (renewed.status, renewed.attempts, renewed.finished_at),
-        (DeliveryStatus::Pending, 0, None)
-    );
+    assert_eq!(renewed.status, DeliveryStatus::Pending);
+    assert_eq!(renewed.attempts, 0);
+    assert_eq!(renewed.finished_at, None);
     assert_eq!(claim(&db, worker, 70).await, [id]);
     assert_eq!(
         write!(db, |tx| deliveries::renew(tx, DeliveryId::mint(), Timestamp(70))),
@@ -165,14 +174,17 @@ async fn are_settled_by_who_has_them(db: Db) {
 }
 
 async fn are_forgotten(db: Db) {
-    let (old, new, pending) = (stored(&db, 1).await, stored(&db, 1).await, stored(&db, 1).await);
+    let old = stored(&db, 1).await;
+    let new = stored(&db, 1).await;
+    let pending = stored(&db, 1).await;
     claim(&db, WorkerId::mint(), 2).await;
     for (id, now) in [(old.id, 10), (new.id, 20)] {
         let done = attempt(DeliveryStatus::Delivered, 1);
         assert!(write!(db, |tx| deliveries::settle(tx, (id, 1), &done, Timestamp(now))));
     }
     assert_eq!(write!(db, |tx| deliveries::sweep(tx, Timestamp(20), 10)), 1);
-    let (old, thread) = (old.id, new.thread);
+    let old = old.id;
+    let thread = new.thread;
     assert_eq!(read!(db, |tx| deliveries::find(tx, old)), None);
     write!(db, |tx| deliveries::forget_thread(tx, thread));
     let thread = pending.thread;

@@ -188,13 +188,12 @@ async fn are_gone_when_their_time_is_over(db: Db) {
     assert!(!write!(db, |tx| items::delete(tx, &gone, Timestamp(100))));
     put(&db, brief("n", "l"), 200).await;
     let anew = find(&db, "n", "l", 201).await.expect("it is there again");
-    assert_eq!(
-        (anew.created_at, anew.expires_at),
-        (Timestamp(200), Some(Timestamp(210)))
-    );
+    assert_eq!(anew.created_at, Timestamp(200));
+    assert_eq!(anew.expires_at, Some(Timestamp(210)));
     put(&db, draft("n", "l", json!({})), 205).await;
     let lasting = find(&db, "n", "l", 1000).await.expect("it stays");
-    assert_eq!((lasting.created_at, lasting.expires_at), (Timestamp(200), None));
+    assert_eq!(lasting.created_at, Timestamp(200));
+    assert_eq!(lasting.expires_at, None);
 }
 
 async fn stay_longer_when_they_are_read(db: Db) {
@@ -204,10 +203,8 @@ async fn stay_longer_when_they_are_read(db: Db) {
     let again = both.clone();
     write!(db, |tx| items::refresh(tx, &again, Timestamp(9)));
     let found = find(&db, "n", "k", 18).await.expect("it stays longer");
-    assert_eq!(
-        (found.expires_at, found.updated_at),
-        (Some(Timestamp(19)), Timestamp(0))
-    );
+    assert_eq!(found.expires_at, Some(Timestamp(19)));
+    assert_eq!(found.updated_at, Timestamp(0));
     write!(db, |tx| items::refresh(tx, &both, Timestamp(19)));
     assert_eq!(find(&db, "n", "k", 19).await, None);
     assert_eq!(find(&db, "n", "l", 19).await.and_then(|item| item.expires_at), None);
@@ -295,10 +292,9 @@ async fn have_more_namespaces_than_are_looked_up_at_once(db: Db) {
         ["users.0", "users.1", "users.2"]
     );
     let all = listed(&db, ["users", ""], None, (1000, 0)).await;
-    assert_eq!(
-        (all.len(), all[0].as_str(), all[599].as_str()),
-        (600, "users.0.000", "users.2.199")
-    );
+    assert_eq!(all.len(), 600);
+    assert_eq!(all[0].as_str(), "users.0.000");
+    assert_eq!(all[599].as_str(), "users.2.199");
     assert_eq!(
         listed(&db, ["users", "128"], None, (2, 1)).await,
         ["users.1.128", "users.2.128"]

@@ -51,7 +51,8 @@ async fn fill(db: &Db) {
              case when n <= 10 then {pair} else '{{\"graph_id\":\"agent\"}}' end, '{{}}', n, 200000 - n, n from {numbers};"
         )
     };
-    let (all, some) = (only_term(&many()).0, only_term(&few()).0);
+    let all = only_term(&many()).0;
+    let some = only_term(&few()).0;
     db.write(move |tx| {
         Box::pin(async move {
             match &mut tx.conn {
@@ -179,7 +180,8 @@ async fn pages_are_cut_from_an_index(db: Db) {
                 offset,
                 ..wanted.clone()
             };
-            let (about, asked) = (format!("{search:?}"), search.clone());
+            let about = format!("{search:?}");
+            let asked = search.clone();
             let plan = read!(db, |tx| plan(tx, &asked, way, Part::Page));
             assert_indexed(&plan, &about);
             // What is walked in its order is not sorted: at most the page is. Postgres may sort threads of one status.

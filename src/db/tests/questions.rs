@@ -43,7 +43,8 @@ fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
 }
 
 async fn are_asked_and_answered(db: Db) {
-    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
+    let one = stored_thread(&db).await;
+    let two = stored_thread(&db).await;
     let all = [
         question(one, Lane::Main, 3),
         question(one, Lane::Main, 1),
@@ -53,7 +54,8 @@ async fn are_asked_and_answered(db: Db) {
         write!(db, |tx| interrupts::insert(tx, &asked));
     }
     let [later, first, elsewhere] = all;
-    let (id, missing) = (first.interrupt.id.clone(), InterruptId("no".to_owned()));
+    let id = first.interrupt.id.clone();
+    let missing = InterruptId("no".to_owned());
     let wanted = id.clone();
     assert_eq!(read!(db, |tx| interrupts::find(tx, one, &wanted)), Some(first.clone()));
     let wanted = id.clone();

@@ -49,15 +49,14 @@ async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
 }
 
 async fn finds_what_is_over(db: Db) {
-    let (first, second, busy) = (
-        kept(1, 10),
-        kept(2, 5),
-        Thread {
-            status: ThreadStatus::Busy,
-            ..kept(1, 1)
-        },
-    );
-    let (one, two) = (first.id, second.id);
+    let first = kept(1, 10);
+    let second = kept(2, 5);
+    let busy = Thread {
+        status: ThreadStatus::Busy,
+        ..kept(1, 1)
+    };
+    let one = first.id;
+    let two = second.id;
     for thread in [first, second, busy, thread_at(1)] {
         write!(db, |tx| threads::insert(tx, &thread));
     }
@@ -72,7 +71,8 @@ async fn finds_what_is_over(db: Db) {
 
 async fn restarts_the_time_with_every_change(db: Db) {
     let thread = kept(1, 10);
-    let (id, ttl) = (thread.id, thread.ttl);
+    let id = thread.id;
+    let ttl = thread.ttl;
     write!(db, |tx| threads::insert(tx, &thread));
     let expires = async || read!(db, |tx| threads::find(tx, id)).and_then(|thread| thread.expires_at);
     assert_eq!(expires().await, Some(Timestamp(11)));
@@ -93,7 +93,8 @@ async fn restarts_the_time_with_every_change(db: Db) {
     assert_eq!(expires().await, Some(Timestamp(50)));
     let nothing = serde_json::Map::new();
     let patched = write!(db, |tx| threads::patch(tx, id, &nothing, None, Timestamp(60))).expect("the thread");
-    assert_eq!((patched.ttl, patched.expires_at), (ttl, Some(Timestamp(70))));
+    assert_eq!(patched.ttl, ttl);
+    assert_eq!(patched.expires_at, Some(Timestamp(70)));
     let other = stored_thread(&db).await;
     write!(db, |tx| threads::set(
         tx,
@@ -108,7 +109,8 @@ async fn restarts_the_time_with_every_change(db: Db) {
 }
 
 async fn finds_histories_that_are_old(db: Db) {
-    let (old, young) = (thread_at(1), thread_at(9));
+    let old = thread_at(1);
+    let young = thread_at(9);
     let id = old.id;
     for thread in [old, young] {
         write!(db, |tx| threads::insert(tx, &thread));
@@ -136,7 +138,8 @@ async fn keeps_the_newest_state(db: Db) {
         put(&db, id, seq, step).await;
     }
     let run = run_at(id, 1);
-    let (run_id, fact) = (run.id, Fact::Paused);
+    let run_id = run.id;
+    let fact = Fact::Paused;
     write!(db, |tx| runs::insert(tx, &run, None));
     write!(db, |tx| runs::set_status(
         tx,
@@ -164,7 +167,8 @@ async fn keeps_the_newest_state(db: Db) {
     };
     let history = read!(db, |tx| checkpoints::history(tx, id, Lane::Main, all));
     assert_eq!(history.len(), 1);
-    assert_eq!((history[0].entry.id, history[0].entry.parent), (steps[4].id, None));
+    assert_eq!(history[0].entry.id, steps[4].id);
+    assert_eq!(history[0].entry.parent, None);
     assert_eq!(said(&history[0].state), ["s0", "s1", "s2", "s3", "s4"]);
     // Numbers of the log are not given twice.
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 9);

@@ -9,8 +9,10 @@ async fn are_heard_by_another_process_once_they_are_durable() {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
-    let (here, there) = (open(&database.url).await, open(&database.url).await);
-    let (mut rings, undone) = (there.rings(), RunId::mint());
+    let here = open(&database.url).await;
+    let there = open(&database.url).await;
+    let mut rings = there.rings();
+    let undone = RunId::mint();
     let failed = here.write(move |tx| {
         Box::pin(async move {
             ring(tx, Ring::Cancel(undone)).await?;

@@ -56,7 +56,8 @@ async fn come_back_as_they_went(db: Db) {
     for run in [run.clone(), child.clone(), grandchild.clone()] {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
-    let (id, below) = (run.id, child.id);
+    let id = run.id;
+    let below = child.id;
     assert_eq!(read!(db, |tx| runs::find(tx, thread, id)), Some(run.clone()));
     assert_eq!(
         read!(db, |tx| runs::find(tx, crate::domain::id::ThreadId::mint(), id)),
@@ -106,10 +107,8 @@ async fn are_listed(db: Db) {
     };
     assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[2], ids[1]]);
     assert_eq!(listed[1].error, Some(Failure::new("E", "m")));
-    assert_eq!(
-        (listed[1].status, listed[1].updated_at),
-        (RunStatus::Error, Timestamp(50))
-    );
+    assert_eq!(listed[1].status, RunStatus::Error);
+    assert_eq!(listed[1].updated_at, Timestamp(50));
     let pending = {
         let wanted = runs::RunList {
             thread,
@@ -134,7 +133,9 @@ async fn are_listed(db: Db) {
         [ids[0], ids[2], ids[3]]
     );
     let counted = read!(db, |tx| runs::count_in_flight(tx, thread));
-    assert_eq!((counted.waiting, counted.at_work, counted.is_none()), (3, 0, false));
+    assert_eq!(counted.waiting, 3);
+    assert_eq!(counted.at_work, 0);
+    assert_eq!(counted.is_none(), false);
     assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),
@@ -146,16 +147,18 @@ async fn are_listed(db: Db) {
 async fn are_claimed_one_at_a_time(db: Db) {
     let thread = stored_thread(&db).await;
     let worker = WorkerId::mint();
-    let (first, second) = (run_at(thread, 1), run_at(thread, 2));
-    let (a, b) = (first.id, second.id);
+    let first = run_at(thread, 1);
+    let second = run_at(thread, 2);
+    let a = first.id;
+    let b = second.id;
     for run in [first, second] {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let claim = write!(db, |tx| runs::claim(tx, a, worker, Timestamp(3))).expect("a claim");
-    assert_eq!(
-        (claim.run.id, claim.run.status, claim.run.attempt, claim.fence),
-        (a, RunStatus::Running, 1, 1)
-    );
+    assert_eq!(claim.run.id, a);
+    assert_eq!(claim.run.status, RunStatus::Running);
+    assert_eq!(claim.run.attempt, 1);
+    assert_eq!(claim.fence, 1);
     assert_eq!(write!(db, |tx| runs::claim(tx, a, worker, Timestamp(4))), None);
     assert_eq!(write!(db, |tx| runs::claim(tx, b, worker, Timestamp(4))), None);
     write!(db, |tx| runs::set_status(tx, a, RunStatus::Success, None, Timestamp(5)));
@@ -176,7 +179,8 @@ async fn race_for_a_thread(db: Db) {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let claims = ids.iter().map(|id| {
-        let (db, id) = (db.clone(), *id);
+        let db = db.clone();
+        let id = *id;
         async move { write!(db, |tx| runs::claim(tx, id, WorkerId::mint(), Timestamp(9))) }
     });
     let won = futures::future::join_all(claims).await.into_iter().flatten().count();
@@ -184,12 +188,18 @@ async fn race_for_a_thread(db: Db) {
 }
 
 async fn are_due_in_order(db: Db) {
-    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
+    let one = stored_thread(&db).await;
+    let two = stored_thread(&db).await;
     let worker = WorkerId::mint();
-    let (first, second, other) = (run_at(one, 1), run_at(one, 2), run_at(two, 3));
+    let first = run_at(one, 1);
+    let second = run_at(one, 2);
+    let other = run_at(two, 3);
     let mut later = run_at(two, 0);
     later.due_at = Timestamp(1000);
-    let (a, b, c, d) = (first.id, second.id, other.id, later.id);
+    let a = first.id;
+    let b = second.id;
+    let c = other.id;
+    let d = later.id;
     for run in [first, second, other, later] {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
@@ -200,7 +210,8 @@ async fn are_due_in_order(db: Db) {
     write!(db, |tx| runs::claim(tx, a, worker, Timestamp(10)));
     assert_eq!(next(10).await, Some(c));
     write!(db, |tx| runs::claim(tx, c, worker, Timestamp(10)));
-    assert_eq!((next(2000).await, read!(db, |tx| runs::next_due_at(tx))), (None, None));
+    assert_eq!(next(2000).await, None);
+    assert_eq!(read!(db, |tx| runs::next_due_at(tx)), None);
     write!(db, |tx| runs::set_status(
         tx,
         a,
@@ -217,16 +228,17 @@ async fn are_due_in_order(db: Db) {
         None,
         Timestamp(13)
     ));
-    assert_eq!(
-        (next(10).await, read!(db, |tx| runs::next_due_at(tx))),
-        (None, Some(Timestamp(1000)))
-    );
+    assert_eq!(next(10).await, None);
+    assert_eq!(read!(db, |tx| runs::next_due_at(tx)), Some(Timestamp(1000)));
     assert_eq!(next(1000).await, Some(d));
 }
 
 async fn are_counted_while_they_wait(db: Db) {
-    let (one, two) = (stored_thread(&db).await, stored_thread(&db).await);
-    let (first, second, mut later) = (run_at(one, 1), run_at(one, 2), run_at(two, 0));
+    let one = stored_thread(&db).await;
+    let two = stored_thread(&db).await;
+    let first = run_at(one, 1);
+    let second = run_at(one, 2);
+    let mut later = run_at(two, 0);
     later.due_at = Timestamp(1000);
     let a = first.id;
     let child = child_of(&first, 3);
@@ -263,7 +275,9 @@ async fn are_counted_while_they_wait(db: Db) {
 
 async fn fence_off_the_past(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
-    let (id, old, new) = (run.id, WorkerId::mint(), WorkerId::mint());
+    let id = run.id;
+    let old = WorkerId::mint();
+    let new = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
     let claim = write!(db, |tx| runs::claim(tx, id, old, Timestamp(2))).expect("a claim");
     let fence = claim.fence;
@@ -308,14 +322,15 @@ async fn fence_off_the_past(db: Db) {
         runs::Trace::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
-    assert_eq!(
-        (ended.status, ended.error, ended.updated_at),
-        (failed.0, failed.1, Timestamp(7))
-    );
+    assert_eq!(ended.status, failed.0);
+    assert_eq!(ended.error, failed.1);
+    assert_eq!(ended.updated_at, Timestamp(7));
 }
 
 async fn are_adopted(db: Db) {
-    let (alive, dead, rescuer) = (WorkerId::mint(), WorkerId::mint(), WorkerId::mint());
+    let alive = WorkerId::mint();
+    let dead = WorkerId::mint();
+    let rescuer = WorkerId::mint();
     let mut ids = vec![];
     for (now, worker) in [
         (1, Some(alive)),
@@ -328,7 +343,8 @@ async fn are_adopted(db: Db) {
         ids.push(run.id);
         write!(db, |tx| runs::insert(tx, &run, worker));
     }
-    let (over, long) = (Duration::ZERO, Duration::from_secs(1000));
+    let over = Duration::ZERO;
+    let long = Duration::from_secs(1000);
     write!(db, |tx| workers::beat(tx, dead, long));
     write!(db, |tx| workers::beat(tx, dead, over));
     write!(db, |tx| workers::beat(tx, alive, long));
@@ -359,7 +375,8 @@ async fn are_adopted(db: Db) {
 async fn count_the_crashes_since_they_last_got_on(db: Db) {
     let mut run = run_at(stored_thread(&db).await, 1);
     run.status = RunStatus::Running;
-    let (id, mut worker) = (run.id, WorkerId::mint());
+    let id = run.id;
+    let mut worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, Some(worker)));
     let adopted = async |by: WorkerId| {
         let claims = write!(db, |tx| runs::adopt_orphans(tx, by, Timestamp(2), 9));
@@ -390,7 +407,8 @@ async fn count_the_crashes_since_they_last_got_on(db: Db) {
 
 async fn are_cancelled(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
-    let (id, worker) = (run.id, WorkerId::mint());
+    let id = run.id;
+    let worker = WorkerId::mint();
     write!(db, |tx| runs::insert(tx, &run, None));
     write!(db, |tx| runs::claim(tx, id, worker, Timestamp(2)));
     assert_eq!(read!(db, |tx| runs::cancels_of(tx, worker)), []);
@@ -411,11 +429,15 @@ async fn are_cancelled(db: Db) {
 }
 
 async fn stop_with_what_is_below_them(db: Db) {
-    let (thread, worker, now) = (stored_thread(&db).await, WorkerId::mint(), Timestamp(9));
+    let thread = stored_thread(&db).await;
+    let worker = WorkerId::mint();
+    let now = Timestamp(9);
     let mut main = run_at(thread, 1);
     main.status = RunStatus::Running;
-    let (first, second) = (child_of(&main, 2), child_of(&main, 3));
-    let (below, deepest) = (child_of(&first, 4), child_of(&child_of(&first, 4), 5));
+    let first = child_of(&main, 2);
+    let second = child_of(&main, 3);
+    let below = child_of(&first, 4);
+    let deepest = child_of(&child_of(&first, 4), 5);
     let deepest = Run {
         lineage: Lineage {
             parent: Some(below.id),
@@ -429,13 +451,11 @@ async fn stop_with_what_is_below_them(db: Db) {
         write!(db, |tx| runs::insert(tx, &run, None));
     }
     let [first, second, below, deepest] = all.map(|run| run.id);
-    let (top, all) = (
-        read!(db, |tx| runs::get_by_id(tx, first))
-            .expect("it is there")
-            .lineage
-            .root,
-        10,
-    );
+    let top = read!(db, |tx| runs::get_by_id(tx, first))
+        .expect("it is there")
+        .lineage
+        .root;
+    let all = 10;
     let ids = |runs: Vec<Run>| runs.into_iter().map(|run| run.id).collect::<Vec<_>>();
     assert_eq!(
         ids(read!(db, |tx| runs::tree(tx, top, all))),

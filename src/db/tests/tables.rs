@@ -55,7 +55,6 @@ async fn are_the_same_on_both_engines() {
             "runs",
             "thread_terms",
             "threads",
-            "threads_to_index",
             "tree_shares",
             "trees",
             "unfinished_copies",
@@ -271,12 +270,16 @@ async fn are_searched_by_index_on_postgres() {
     const FILL: &str = "insert into threads (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
         select gen_random_uuid(), case n % 4 when 0 then 'busy' else 'idle' end, \
         jsonb_build_object('n', n), '{}', null, n, n, n from generate_series(1, 5000) n; \
-        insert into runs select gen_random_uuid(), thread_id, thread_id, gen_random_uuid(), gen_random_uuid(), 0, null, \
+        insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, path, status, \
+        request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, crashes) \
+        select gen_random_uuid(), thread_id, thread_id, gen_random_uuid(), gen_random_uuid(), 0, null, \
         '', '[]', case created_at % 10 when 0 then 'pending' when 1 then 'running' else 'success' end, '{}', '{}', null, \
-        1, null, 0, null, created_at, 0, 0 from threads; \
-        insert into checkpoints select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
+        1, null, 0, null, created_at, 0, 0, 0 from threads; \
+        insert into checkpoints (checkpoint_id, thread_id, lane, seq, segment, parent_id, step, source, node, run_id, \
+        writes, shown, position, created_at) select gen_random_uuid(), thread_id, thread_id, n, 1, null, 0, '', '', null, '', null, '', \
         0 from (select thread_id from threads limit 50) t, generate_series(1, 200) n; \
-        insert into interrupts select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
+        insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, task_call_id, status, \
+        interrupt, resolution, resumed_by, created_at, resolved_at, seq) select 'q' || created_at, thread_id, thread_id, thread_id, '', '[]', thread_id, null, \
         case created_at % 100 when 0 then 'pending' else 'resolved' end, '', null, null, created_at, null, 0 from threads; \
         insert into assistants values ('00000000-0000-7000-8000-000000000001', 1, '', '{}', '{}', '{}', '', '', null, 0, 0); \
         insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \

@@ -4,7 +4,7 @@ use super::{Db, object, on_both, read, run_at, saying, stored_thread, thread_at,
 use crate::db::checkpoints::{self, Placed};
 use crate::db::events::{self, PlacedFact};
 use crate::db::threads::{self, ThreadChange, ThreadSearch, ThreadSort};
-use crate::db::{DbError, DbResult, runs};
+use crate::db::{DbError, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::Filter;
@@ -19,7 +19,6 @@ on_both!(
     is_left,
     is_searched,
     contains_metadata,
-    is_found_by_what_was_stored_before_there_were_terms,
     goes_with_everything_on_it,
     is_stirred,
     is_fit
@@ -72,10 +71,8 @@ async fn is_set(db: Db) {
     assert_eq!(Value::Object(thread.config), json!({"c": 1}));
     assert_eq!(thread.error, Some(Failure::new("E", "m")));
     assert_eq!(Value::Object(thread.metadata), json!({"k": "v"}));
-    assert_eq!(
-        (thread.updated_at, thread.state_updated_at),
-        (Timestamp(5), Timestamp(5))
-    );
+    assert_eq!(thread.updated_at, Timestamp(5));
+    assert_eq!(thread.state_updated_at, Timestamp(5));
 
     assert!(write!(db, |tx| threads::set(
         tx,
@@ -85,10 +82,8 @@ async fn is_set(db: Db) {
     )));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
     assert_eq!(thread.error, Some(Failure::new("E", "m")));
-    assert_eq!(
-        (thread.updated_at, thread.state_updated_at),
-        (Timestamp(6), Timestamp(5))
-    );
+    assert_eq!(thread.updated_at, Timestamp(6));
+    assert_eq!(thread.state_updated_at, Timestamp(5));
     let forget = ThreadChange {
         error: Some(None),
         ..ThreadChange::default()
@@ -109,8 +104,10 @@ async fn is_set(db: Db) {
 
 async fn is_left(db: Db) {
     let id = stored_thread(&db).await;
-    let (ending, waiting) = (run_at(id, 1), run_at(id, 2));
-    let (run, error) = (ending.id, Some(Failure::new("E", "m")));
+    let ending = run_at(id, 1);
+    let waiting = run_at(id, 2);
+    let run = ending.id;
+    let error = Some(Failure::new("E", "m"));
     write!(db, |tx| runs::insert(tx, &ending, None));
     let left = threads::Left {
         run,
@@ -119,14 +116,10 @@ async fn is_left(db: Db) {
     };
     assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(5))));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
-    assert_eq!(
-        (thread.status, thread.error),
-        (ThreadStatus::Error, Some(Failure::new("E", "m")))
-    );
-    assert_eq!(
-        (thread.updated_at, thread.state_updated_at),
-        (Timestamp(5), Timestamp(5))
-    );
+    assert_eq!(thread.status, ThreadStatus::Error);
+    assert_eq!(thread.error, Some(Failure::new("E", "m")));
+    assert_eq!(thread.updated_at, Timestamp(5));
+    assert_eq!(thread.state_updated_at, Timestamp(5));
     write!(db, |tx| runs::insert(tx, &waiting, None));
     let left = threads::Left {
         run,
@@ -135,7 +128,8 @@ async fn is_left(db: Db) {
     };
     assert!(write!(db, |tx| threads::leave(tx, id, &left, Timestamp(6))));
     let thread = read!(db, |tx| threads::find(tx, id)).expect("the thread");
-    assert_eq!((thread.status, thread.error), (ThreadStatus::Busy, None));
+    assert_eq!(thread.status, ThreadStatus::Busy);
+    assert_eq!(thread.error, None);
 }
 
 fn filter(wanted: Value) -> Filter {
@@ -274,33 +268,6 @@ async fn contains_metadata(db: Db) {
     }
 }
 
-async fn is_found_by_what_was_stored_before_there_were_terms(db: Db) {
-    let mut thread = thread_at(1);
-    thread.metadata = object(json!({"colour": "red"}));
-    let id = thread.id;
-    write!(db, |tx| threads::insert(tx, &thread));
-    write!(db, |tx| async {
-        for sql in [
-            "delete from thread_terms",
-            "insert into threads_to_index select thread_id from threads",
-        ] {
-            crate::db::engine::on_engine!(tx, |conn| sqlx::query(sql).execute(conn).await.map(drop))?;
-        }
-        DbResult::Ok(())
-    });
-    let red = || ThreadSearch {
-        metadata: filter(json!({"colour": "red"})),
-        ..ThreadSearch::default()
-    };
-    let wanted = red();
-    assert_eq!(read!(db, |tx| threads::count(tx, &wanted)), 0);
-    assert_eq!(write!(db, |tx| threads::index_some(tx, 9)), 1);
-    assert_eq!(write!(db, |tx| threads::index_some(tx, 9)), 0);
-    let wanted = red();
-    let found = read!(db, |tx| threads::search(tx, &wanted));
-    assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [id]);
-}
-
 async fn goes_with_everything_on_it(db: Db) {
     let id = stored_thread(&db).await;
     let run = run_at(id, 1);
@@ -311,7 +278,8 @@ async fn goes_with_everything_on_it(db: Db) {
         Box::pin(async move {
             runs::insert(tx, &run, None).await?;
             let position = Position::default();
-            let (lane, at) = (Lane::Main, Timestamp(1));
+            let lane = Lane::Main;
+            let at = Timestamp(1);
             let run = Some(run_id);
             let placed = Placed {
                 thread: id,
@@ -368,7 +336,8 @@ async fn is_fit(db: Db) {
 }
 
 async fn is_stirred(db: Db) {
-    let (old, new) = (thread_at(7), thread_at(9));
+    let old = thread_at(7);
+    let new = thread_at(9);
     let ids = [old.id, new.id];
     assert!(write!(db, |tx| threads::insert(tx, &old)));
     assert!(write!(db, |tx| threads::insert(tx, &new)));
@@ -396,7 +365,9 @@ async fn is_stirred(db: Db) {
     );
     assert_ne!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
     assert_eq!(read!(db, |tx| events::reach(tx, id)), None);
-    let (run, lane, at) = (crate::domain::id::RunId::mint(), Lane::Main, Timestamp(9));
+    let run = crate::domain::id::RunId::mint();
+    let lane = Lane::Main;
+    let at = Timestamp(9);
     write!(db, |tx| {
         let facts = [3, 5].map(|seq| PlacedFact {
             thread: id,

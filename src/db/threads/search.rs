@@ -392,7 +392,9 @@ impl Page {
 /// The page of a search by values. States are summed up from what was written, so every thread that meets the other
 /// conditions is looked into; one state is in memory at a time.
 async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<ThreadPage> {
-    let (mut page, mut total, mut offset) = (Page::of(wanted, wanted.offset), 0, 0);
+    let mut page = Page::of(wanted, wanted.offset);
+    let mut total = 0;
+    let mut offset = 0;
     loop {
         let threads = read_page(tx, &wanted.page(AT_ONCE, offset), way).await?;
         let count = threads.len();

@@ -4,12 +4,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
-use super::TABLE;
 use crate::db::engine::on_engine;
-use crate::db::json::Cell;
 use crate::db::{DbError, DbResult, Tx};
 use crate::domain::filter::{Term, terms_of};
 use crate::domain::id::ThreadId;
@@ -30,27 +28,6 @@ pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<St
     let stored: BTreeSet<Term> = terms.into_iter().map(Term).collect();
     delete_terms(tx, thread, &stored.difference(&wanted).copied().collect()).await?;
     insert_terms(tx, thread, &wanted.difference(&stored).copied().collect()).await
-}
-
-/// Writes the terms of some threads that were stored before there were any. Returns how many threads there were.
-pub async fn index_some(tx: &mut Tx<'_>, limit: i64) -> DbResult<usize> {
-    const SOME: &str = "select thread_id, cast(metadata as text) as metadata from threads \
-        where thread_id in (select thread_id from threads_to_index order by thread_id limit $1)";
-    const DONE: &str = "delete from threads_to_index where thread_id = $1";
-    let rows: Vec<(Uuid, String)> = on_engine!(tx, |conn| query_as(SOME).bind(limit).fetch_all(conn).await)?;
-    for (id, metadata) in &rows {
-        let metadata: Map<String, Value> = Cell {
-            table: TABLE,
-            column: "metadata",
-            id,
-        }
-        .decode_or_default(metadata);
-        // What was stored once is kept, with the terms of as many values as there may be.
-        let terms = terms_of(&metadata).into_iter().take(MOST).collect();
-        insert_terms(tx, ThreadId(*id), &terms).await?;
-        on_engine!(tx, |conn| query(DONE).bind(*id).execute(conn).await.map(drop))?;
-    }
-    Ok(rows.len())
 }
 
 fn bounded(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {

@@ -22,7 +22,8 @@ pub struct Looks {
 
 impl Default for Looks {
     fn default() -> Self {
-        let (first, longest) = (Duration::from_secs(1), Duration::from_secs(30));
+        let first = Duration::from_secs(1);
+        let longest = Duration::from_secs(30);
         Self {
             first,
             longest,
@@ -102,7 +103,8 @@ impl RemoteWork {
             answered.question =
                 json!({"id": answered.question["id"], "value": "(The question was too large to be kept.)"});
         }
-        let (run, at) = (answered.resumed_by.clone(), answered.at);
+        let run = answered.resumed_by.clone();
+        let at = answered.at;
         all.push(answered);
         all.drain(..all.len().saturating_sub(MOST_ANSWERED));
         let seen = Sight {
@@ -211,9 +213,11 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 8, 8]);
         let other = after(&work, Ok(Sight::of("r2", TaskStatus::Running)), 9);
-        assert_eq!((other.looks, other.due_at), (0, Some(second(10))));
+        assert_eq!(other.looks, 0);
+        assert_eq!(other.due_at, Some(second(10)));
         let done = after(&other, Ok(Sight::of("r2", TaskStatus::Success)), 10);
-        assert_eq!((done.due_at, done.unwanted), (None, false));
+        assert_eq!(done.due_at, None);
+        assert_eq!(done.unwanted, false);
     }
 
     #[test]
@@ -222,7 +226,8 @@ mod tests {
         let work = after(&RemoteWork::default(), waits(), 0);
         assert!(work.due_at.is_some());
         let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
-        assert_eq!((unwanted.due_at, unwanted.unwanted), (None, false));
+        assert_eq!(unwanted.due_at, None);
+        assert_eq!(unwanted.unwanted, false);
     }
 
     #[test]
@@ -230,18 +235,15 @@ mod tests {
         let lost = || Err("it could not be reached".to_owned());
         let work = after(&RemoteWork::default(), Ok(Sight::of("r1", TaskStatus::Running)), 0);
         let work = after(&work, lost(), 10);
-        assert_eq!(
-            (work.lost_since, work.seen.as_ref().map(|seen| seen.status)),
-            (Some(second(10)), Some(TaskStatus::Running))
-        );
+        assert_eq!(work.lost_since, Some(second(10)));
+        assert_eq!(work.seen.as_ref().map(|seen| seen.status), Some(TaskStatus::Running));
         let back = after(&work, Ok(Sight::of("r1", TaskStatus::Running)), 50);
         assert_eq!(back.lost_since, None);
         let gone = after(&after(&back, lost(), 60), lost(), 160);
         let seen = gone.seen.expect("an outcome");
-        assert_eq!(
-            (seen.status, seen.run.as_str(), gone.due_at),
-            (TaskStatus::Error, "r1", None)
-        );
+        assert_eq!(seen.status, TaskStatus::Error);
+        assert_eq!(seen.run.as_str(), "r1");
+        assert_eq!(gone.due_at, None);
         assert!(seen.error.is_some_and(|error| error.contains("for 100 seconds")));
     }
 }

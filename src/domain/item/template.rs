@@ -90,7 +90,8 @@ impl NamespaceTemplate {
 fn pieces(label: &str) -> Result<Vec<Piece>, String> {
     check_label(label)?;
     let wrong = || format!("`{label}` must be a text in which `{{name}}` stands for what the run's context says");
-    let (mut pieces, mut rest) = (vec![], label);
+    let mut pieces = vec![];
+    let mut rest = label;
     while let Some((text, open)) = rest.split_once('{') {
         let (name, after) = open.split_once('}').ok_or_else(wrong)?;
         let is_name = !name.is_empty()

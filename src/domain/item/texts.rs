@@ -149,7 +149,8 @@ fn text_of(value: &Value) -> Option<String> {
 /// # Errors
 /// If there are too many.
 pub fn texts(value: &Map<String, Value>, paths: &[TextPath]) -> Result<Vec<(String, String)>, Invalid> {
-    let (whole, mut found) = (Value::Object(value.clone()), BTreeMap::new());
+    let whole = Value::Object(value.clone());
+    let mut found = BTreeMap::new();
     for path in paths {
         path.collect(&whole, &mut found);
     }

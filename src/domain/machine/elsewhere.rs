@@ -13,7 +13,8 @@ impl Machine {
         let task = TaskId::of_step(self.head, MODEL, 0);
         self.position.asked.clear();
         for (question, number) in questions.into_iter().zip(self.position.questions..) {
-            let (id, asker) = (InterruptId::of_task(task, number), Asker::Hook(MODEL.to_owned()));
+            let id = InterruptId::of_task(task, number);
+            let asker = Asker::Hook(MODEL.to_owned());
             self.position.asked.push(Interrupt {
                 id,
                 task,

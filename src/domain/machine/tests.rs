@@ -162,10 +162,8 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
     assert_eq!(asked.next(&plan()), Step::RunCalls(vec![0, 1]));
     let mut done = standing(Phase::Model, [Message::human("hi")]);
     done.model_done(&bare_plan(), Message::ai("done"), Update::none(), id());
-    assert_eq!(
-        (done.next(&bare_plan()), done.position.phase),
-        (Step::End, Phase::Ended)
-    );
+    assert_eq!(done.next(&bare_plan()), Step::End);
+    assert_eq!(done.position.phase, Phase::Ended);
 }
 
 #[test]
@@ -345,7 +343,8 @@ fn a_call_may_run_by_its_fate() {
 
 #[test]
 fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
-    let (first, second) = (RunId::mint(), RunId::mint());
+    let first = RunId::mint();
+    let second = RunId::mint();
     let mut machine = in_tools(&["a", "b"]);
     machine.set_fate(
         0,
@@ -470,7 +469,8 @@ fn ids_survive_a_reload() {
 #[test]
 fn asking_anew_after_a_reload_gives_the_same_question_and_in_another_step_another_one() {
     let machine = in_tools(&["a"]);
-    let (mut lived, mut reborn) = (machine.clone(), reloaded(&machine));
+    let mut lived = machine.clone();
+    let mut reborn = reloaded(&machine);
     assert_eq!(
         lived.call_asked(0, question()).cloned(),
         reborn.call_asked(0, question()).cloned()

@@ -76,13 +76,15 @@ mod tests {
         let mut machine = Machine::default();
         let ids = [CheckpointId::mint(), CheckpointId::mint()];
         machine.begin(&plan, Update::messages([Message::human("go")]), ids);
-        assert_eq!((machine.next(&plan), machine.work_was_begun()), (Step::Work, false));
+        assert_eq!(machine.next(&plan), Step::Work);
+        assert_eq!(machine.work_was_begun(), false);
         machine.work_begins();
         let stored = serde_json::to_value(&machine.position).expect("it can be stored");
         machine.position = serde_json::from_value::<Position>(stored).expect("it can be read");
         assert!(machine.work_was_begun());
         let entry = machine.work_done(Update::messages([Message::ai("done")]), CheckpointId::mint());
-        assert_eq!((entry.node.as_str(), machine.next(&plan)), (RUNNABLE, Step::End));
+        assert_eq!(entry.node.as_str(), RUNNABLE);
+        assert_eq!(machine.next(&plan), Step::End);
         assert_eq!(machine.state.messages.len(), 2);
     }
 
@@ -105,7 +107,8 @@ mod tests {
             .expect("it is asked")
             .id
             .clone();
-        assert_eq!((machine.next(&plan), machine.work_was_begun()), (Step::Park, true));
+        assert_eq!(machine.next(&plan), Step::Park);
+        assert_eq!(machine.work_was_begun(), true);
         assert!(machine.resolve(&about, json!("again")));
         assert_eq!(machine.take_verdict_on_work(), Some(json!("again")));
         assert_eq!(machine.take_verdict_on_work(), None, "it holds once");

@@ -75,7 +75,9 @@ fn updates_applied_one_by_one_and_merged_come_to_the_same() {
             ..Update::field("x", json!(2))
         },
     ];
-    let (mut one_by_one, mut merged, mut sum) = (State::default(), State::default(), Update::none());
+    let mut one_by_one = State::default();
+    let mut merged = State::default();
+    let mut sum = Update::none();
     for step in steps {
         one_by_one.apply(&step);
         sum.merge(step);

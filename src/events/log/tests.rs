@@ -39,7 +39,8 @@ fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
 fn events_are_visible_in_the_order_of_their_numbers_whichever_was_stored_first() {
     let log = ThreadLog::default();
     log.open(1);
-    assert_eq!((log.reserve(2), log.reserve(1)), (1, 3));
+    assert_eq!(log.reserve(2), 1);
+    assert_eq!(log.reserve(1), 3);
     publish(&log, [3]);
     assert_eq!(seen(&log, 0), Some(vec![]));
     publish(&log, [1, 2]);
@@ -77,7 +78,8 @@ fn what_was_reserved_when_the_run_left_holds_nobody_up() {
     log.reserve(1);
     log.say(event);
     log.close(0);
-    assert_eq!((seen(&log, 0), log.is_active()), (Some(vec![2]), false));
+    assert_eq!(seen(&log, 0), Some(vec![2]));
+    assert_eq!(log.is_active(), false);
 }
 
 #[test]
@@ -155,7 +157,9 @@ fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
 
 #[test]
 fn readers_of_a_fresh_run_need_no_database_and_others_do() {
-    let (log, run, other) = (ThreadLog::default(), RunId::mint(), RunId::mint());
+    let log = ThreadLog::default();
+    let run = RunId::mint();
+    let other = RunId::mint();
     assert_eq!(here(&log, run, 0), None);
     log.expect(run, true);
     assert_eq!(here(&log, run, 0), Some(vec![]));
@@ -170,7 +174,8 @@ fn readers_of_a_fresh_run_need_no_database_and_others_do() {
 
 #[test]
 fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
-    let (log, run) = (ThreadLog::default(), RunId::mint());
+    let log = ThreadLog::default();
+    let run = RunId::mint();
     log.expect(run, false);
     assert_eq!(here(&log, run, 0), None);
     log.open(41);
@@ -180,7 +185,8 @@ fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
 
 #[test]
 fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
-    let (log, run) = (ThreadLog::default(), RunId::mint());
+    let log = ThreadLog::default();
+    let run = RunId::mint();
     let first = log.expect(RunId::mint(), true);
     log.open(1);
     let second = log.expect(run, true);

@@ -72,7 +72,8 @@ impl Scene {
     }
 
     async fn ends(&self, run: &Run) {
-        let (id, status) = (run.id, RunStatus::Success);
+        let id = run.id;
+        let status = RunStatus::Success;
         let job = self.db.write(move |tx| {
             Box::pin(async move { db::runs::set_status(tx, id, status, None, Timestamp(1)).await.map(drop) })
         });
@@ -81,7 +82,9 @@ impl Scene {
 
     /// Stores facts under these numbers.
     async fn stores(&self, run: &Run, facts: &[(i64, Fact)]) {
-        let (thread, run, facts) = (self.thread, run.id, facts.to_vec());
+        let thread = self.thread;
+        let run = run.id;
+        let facts = facts.to_vec();
         let job = self.db.write(move |tx| {
             Box::pin(async move {
                 let placed = |(seq, fact)| PlacedFact {
@@ -203,10 +206,9 @@ async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_
     }
     scene.commits(&run, &[ended()]).await;
     let seqs = all(&mut tail).await;
-    assert_eq!(
-        (seqs[..2].to_vec(), seqs.len(), seqs.last()),
-        (vec![1, 3], 2 + 1024, Some(&1028))
-    );
+    assert_eq!(seqs[..2].to_vec(), vec![1, 3]);
+    assert_eq!(seqs.len(), 2 + 1024);
+    assert_eq!(seqs.last(), Some(&1028));
 }
 
 #[tokio::test]
@@ -263,7 +265,8 @@ async fn a_reader_follows_a_run_that_works_in_another_process() {
 #[tokio::test]
 async fn a_reader_does_not_get_the_events_of_other_runs() {
     let scene = Scene::new().await;
-    let (other, run) = (scene.run(RunStatus::Success).await, scene.run(RunStatus::Pending).await);
+    let other = scene.run(RunStatus::Success).await;
+    let run = scene.run(RunStatus::Pending).await;
     scene.log.open(1);
     scene.commits(&other, &[Fact::Paused, ended()]).await;
     scene.log.close(0);

@@ -47,7 +47,8 @@ impl Handover {
         service_fn(move |request: Request<Incoming>| {
             // To older clients an answer without a length is written otherwise, and `HEAD` gets none.
             let may_last = request.version() == Version::HTTP_11 && request.method() != Method::HEAD;
-            let (handover, answer) = (self.clone(), inner.call(request));
+            let handover = self.clone();
+            let answer = inner.call(request);
             async move {
                 let response = answer.await?;
                 if may_last && response.extensions().get::<Lasting>().is_some() {

@@ -115,10 +115,13 @@ async fn http_2_is_spoken_with_those_who_begin_with_it() {
 
 #[tokio::test]
 async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
-    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (told, waits) = (Arc::clone(&begun), Arc::clone(&go_on));
+    let begun = Arc::new(Notify::new());
+    let go_on = Arc::new(Notify::new());
+    let told = Arc::clone(&begun);
+    let waits = Arc::clone(&go_on);
     let slow = move || {
-        let (told, waits) = (Arc::clone(&told), Arc::clone(&waits));
+        let told = Arc::clone(&told);
+        let waits = Arc::clone(&waits);
         async move {
             told.notify_one();
             waits.notified().await;
@@ -126,7 +129,8 @@ async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
         }
     };
     let server = served(Router::new().route("/", get(slow))).await;
-    let (mut idle, mut busy) = (server.connect().await, server.connect().await);
+    let mut idle = server.connect().await;
+    let mut busy = server.connect().await;
     said(&mut busy, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     begun.notified().await;
     server.leaving.cancel();

@@ -270,7 +270,8 @@ mod tests {
             cursor: Cursor::after(12),
             said: vec![],
         };
-        assert_eq!((whole.to_string().as_str(), "12".parse()), ("12", Ok(whole)));
+        assert_eq!(whole.to_string().as_str(), "12");
+        assert_eq!("12".parse(), Ok(whole));
         let before = "-1".parse::<Place>().map(|place| place.cursor);
         assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
         for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x"] {

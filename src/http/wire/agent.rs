@@ -5,9 +5,9 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, json};
+use crate::definition::{AgentDefinition, DefinitionVersion, Headers, Judgement, Remark};
 use crate::domain::Invalid;
 use crate::domain::assistant::LONGEST_NAME;
-use crate::domain::definition::{AgentDefinition, DefinitionVersion, Headers, Judgement, Remark};
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};

@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_namespace_names_the_tasks_down_to_a_subagent() {
-        let (one, two) = (TaskId(Uuid::from_u128(1)), TaskId(Uuid::from_u128(2)));
+        let one = TaskId(Uuid::from_u128(1));
+        let two = TaskId(Uuid::from_u128(2));
         assert_eq!(namespace(None), Ok(vec![]));
         assert_eq!(namespace(Some("")), Ok(vec![]));
         assert_eq!(namespace(Some(&format!("tools:{one}|tools:{two}"))), Ok(vec![one, two]));

@@ -92,7 +92,8 @@ impl TtlView {
     /// How long `thread` is kept; none if it is for good.
     pub fn of(thread: &Thread) -> Option<Self> {
         let ttl = thread.ttl?;
-        let (strategy, ttl_minutes) = (ttl.strategy.into(), ttl.after.as_secs_f64() / 60.0);
+        let strategy = ttl.strategy.into();
+        let ttl_minutes = ttl.after.as_secs_f64() / 60.0;
         Some(Self {
             strategy,
             ttl_minutes,

@@ -127,7 +127,8 @@ impl Scene {
     /// Shows a checkpoint. `plan` and `agent_name` are those of the thread's agent.
     pub fn view(&self, moment: Moment, plan: Option<&Plan>, agent_name: &str) -> StateView {
         let id = moment.origin.id;
-        let (thread, parent) = (self.thread.id, moment.origin.parent);
+        let thread = self.thread.id;
+        let parent = moment.origin.parent;
         let tasks = match (moment.taken, &moment.position) {
             (Some(step), _) => self.finished_tasks(id, step),
             (None, Some(position)) => self.open_tasks(position, id, plan),

@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn the_texts_are_those_of_the_state_whatever_was_written_replaced_or_removed() {
-        let (mut state, mut writer) = (State::default(), ValuesWriter::default());
+        let mut state = State::default();
+        let mut writer = ValuesWriter::default();
         let with_id = |id: &str, text: &str| Message {
             id: Some(id.to_owned()),
             ..Message::human(text)

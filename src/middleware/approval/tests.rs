@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::definition::ApprovalChoices;
+use crate::definition::ApprovalChoices;
 use crate::domain::message::Role;
 use crate::domain::time::Timestamp;
 use crate::tool::{CallOutcome, Tool};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Contribution, Middleware, NextCall};
+use crate::definition::{TaskDialect, UnknownSubagent};
 use crate::domain::call::Answer;
-use crate::domain::definition::{TaskDialect, UnknownSubagent};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::Order;
 use crate::domain::state::State;
@@ -169,7 +169,8 @@ impl Task {
             .map(|key| format!("`{key}`"))
             .collect();
         if !unknown.is_empty() {
-            let (order, subagent) = (self.words.order, self.words.subagent);
+            let order = self.words.order;
+            let subagent = self.words.subagent;
             return Some(format!(
                 "Error: `task` has no argument {}. All instructions for the subagent belong in `{order}`. \
                  Nothing was run; call again with `{order}` and `{subagent}` only.",

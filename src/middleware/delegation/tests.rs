@@ -52,7 +52,8 @@ async fn outcome(call: ToolCall) -> CallOutcome {
 }
 
 async fn outcome_of(policy: &Subagents, call: ToolCall) -> CallOutcome {
-    let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+    let scope = Scope::sample(Timestamp(0));
+    let state = State::default();
     let make = |call: ToolCall| async { policy.task.call(&scope, &state, &{ call }).await }.boxed();
     let next = NextCall {
         rest: &[],
@@ -127,7 +128,8 @@ fn own_texts_take_the_place_of_the_standard_ones() {
 }
 
 fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
-    let (task_description, task_system_prompt) = (Some(description.to_owned()), prompt.map(str::to_owned));
+    let task_description = Some(description.to_owned());
+    let task_system_prompt = prompt.map(str::to_owned);
     Subagents::new(&Menu {
         task_description,
         task_system_prompt,

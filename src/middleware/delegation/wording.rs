@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{GUIDE, Menu, TASK};
-use crate::domain::definition::TaskDialect;
+use crate::definition::TaskDialect;
 use crate::model::ToolSpec;
 
 /// Where the list of subagents goes in a text.

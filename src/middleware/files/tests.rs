@@ -121,5 +121,6 @@ fn blocks_that_are_not_text_stay() {
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };
-    assert_eq!((blocks.len(), &blocks[1]), (2, &image));
+    assert_eq!(blocks.len(), 2);
+    assert_eq!(&blocks[1], &image);
 }

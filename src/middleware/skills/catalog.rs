@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::domain::definition::{Enclosed, SkillSource};
+use crate::definition::{Enclosed, SkillSource};
 use crate::domain::path::below;
 use crate::domain::skill::{FILE, Skill};
 use crate::domain::state::{Encoding, State};

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::definition::mcp::ToolNames;
+use crate::definition::{Enclosed, SkillSource};
 use crate::domain::call::Answer;
-use crate::domain::definition::mcp::ToolNames;
-use crate::domain::definition::{Enclosed, SkillSource};
 use crate::domain::field::{FieldRule, Merge, Visibility};
 use crate::domain::graph::Field;
 use crate::domain::machine::Moment;
@@ -90,7 +90,8 @@ impl Skills {
         let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else {
             return Update::none();
         };
-        let (known, mut seen) = (skills(state), BTreeSet::new());
+        let known = skills(state);
+        let mut seen = BTreeSet::new();
         let mut update = Update::field(PINNED_SKILLS, Value::Null);
         for name in names.iter().filter_map(Value::as_str).filter(|name| seen.insert(*name)) {
             let Some(skill) = known.iter().find(|skill| skill.name == name) else {

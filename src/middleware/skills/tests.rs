@@ -205,7 +205,8 @@ async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conv
 #[tokio::test]
 async fn a_call_of_a_tool_that_no_skill_has_disclosed_is_one_of_an_unknown_tool() {
     let policy = policy(json!(["/s"]), &["publish"]);
-    let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+    let scope = Scope::sample(Timestamp(0));
+    let state = State::default();
     let make = |call: ToolCall| {
         async move {
             Ok(CallOutcome::Answer(Answer::message(Message::tool(

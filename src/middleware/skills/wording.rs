@@ -71,13 +71,16 @@ fn entry(skill: &Skill) -> String {
     } else {
         format!(" ({})", plain(&notes.join("; ")))
     };
-    let (name, about, path) = (plain(&skill.name), plain(&skill.description), plain(&skill.path));
+    let name = plain(&skill.name);
+    let about = plain(&skill.description);
+    let path = plain(&skill.path);
     format!("- {name}: {about}{notes}\n  Read `{path}`")
 }
 
 /// The message that a pinned skill becomes.
 pub(super) fn pinned(skill: &Skill, text: &str) -> String {
-    let (name, path) = (plain(&skill.name), plain(&skill.path));
+    let name = plain(&skill.name);
+    let path = plain(&skill.path);
     let body = instructions(text);
     let head = format!("Follow the skill `{name}` (`{path}`):");
     match body.char_indices().nth(LONGEST_PINNED) {

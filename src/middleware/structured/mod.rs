@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::reminder::Reminder;
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction, open_calls};
+use crate::definition::{AnswerFormat, HandleErrors, form_name};
 use crate::domain::call::Answer;
-use crate::domain::definition::{AnswerFormat, HandleErrors, form_name};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Jump, Moment};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};

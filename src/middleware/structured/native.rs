@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::super::reminder::Reminder;
 use super::{FAILURE, FIELD, OURS, has_answer};
-use crate::domain::definition::{AnswerFormat, HandleErrors};
+use crate::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Moment};
 use crate::domain::message::Message;
@@ -180,7 +180,8 @@ mod tests {
             }
             .boxed()
         };
-        let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+        let scope = Scope::sample(Timestamp(0));
+        let state = State::default();
         let next = NextModel {
             rest: &[],
             ask: &ask,

@@ -154,7 +154,8 @@ async fn the_model_must_call_a_tool() {
         }
         .boxed()
     };
-    let (scope, state) = (Scope::sample(Timestamp(0)), State::default());
+    let scope = Scope::sample(Timestamp(0));
+    let state = State::default();
     let next = NextModel {
         rest: &[],
         ask: &ask,
@@ -218,10 +219,13 @@ fn forms_are_named_by_title_or_by_a_hash_that_stays() {
 async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, Halt> {
     let format = json!({"schema": finding(), "handle_errors": errors, "tool_message_content": "Kept."});
     let policy = StructuredOutput::new(&AnswerFormat::of(&format));
-    let (scope, call) = (Scope::sample(Timestamp(0)), calls[0].clone());
+    let scope = Scope::sample(Timestamp(0));
+    let call = calls[0].clone();
     let state = state(vec![calling(calls)]);
     let make = |call: ToolCall| {
-        let (policy, scope, state) = (&policy, &scope, &state);
+        let policy = &policy;
+        let scope = &scope;
+        let state = &state;
         async move { policy.forms[0].call(scope, state, &call).await }.boxed()
     };
     policy

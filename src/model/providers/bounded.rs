@@ -80,7 +80,8 @@ impl BoundedClient {
             .headers(parts.headers)
             .body(body);
         let reader = PieceReader::open(request, self.limits.pieces).await.map_err(broken)?;
-        let (status, headers) = (reader.head().status(), reader.head().headers().clone());
+        let status = reader.head().status();
+        let headers = reader.head().headers().clone();
         if status.is_success() {
             return Ok(reader);
         }
@@ -132,7 +133,8 @@ impl HttpClientExt for BoundedClient {
         U: From<Bytes>,
         U: WasmCompatSend + 'static,
     {
-        let (client, request) = (self.clone(), request.map(Into::into));
+        let client = self.clone();
+        let request = request.map(Into::into);
         async move {
             let reader = client.open(request).await?;
             let head = head(reader.head());
@@ -158,7 +160,8 @@ impl HttpClientExt for BoundedClient {
     where
         T: Into<Bytes> + WasmCompatSend,
     {
-        let (client, request) = (self.clone(), request.map(Into::into));
+        let client = self.clone();
+        let request = request.map(Into::into);
         async move {
             let reader = client.open(request).await?;
             let head = head(reader.head());
@@ -274,7 +277,8 @@ mod tests {
     fn units_are_handed_on_whole_however_they_are_cut() {
         let text = b"data: 1\n\ndata: 2\r\n\r\ndata: 3\ndata: 4";
         for size in 1..text.len() {
-            let (mut held, mut whole) = (vec![], vec![]);
+            let mut held = vec![];
+            let mut whole = vec![];
             for chunk in text.chunks(size) {
                 let from = held.len();
                 held.extend_from_slice(chunk);

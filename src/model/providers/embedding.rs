@@ -138,7 +138,8 @@ impl Remote {
     )]
     fn vector(&self, numbers: Vec<f64>) -> Result<Vec<f32>, ModelError> {
         if numbers.len() != self.dims {
-            let (name, dims) = (&self.name, self.dims);
+            let name = &self.name;
+            let dims = self.dims;
             let text = format!(
                 "`{name}` makes vectors of {} numbers, but dims is {dims}",
                 numbers.len()

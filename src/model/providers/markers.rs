@@ -6,7 +6,7 @@
 use rig_core::wire::Body;
 use serde_json::{Value, json};
 
-use crate::domain::definition::{MOST_MARKERS, PromptBlock};
+use crate::definition::{MOST_MARKERS, PromptBlock};
 
 const MARKER: &str = "cache_control";
 
@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn own_markers_come_first_and_those_of_the_library_fill_up_to_four() {
-        let (own, plain) = (|text| block(text, None), |text: &str| json!({"text": text}));
+        let own = |text| block(text, None);
+        let plain = |text: &str| json!({"text": text});
         assert_eq!(marked(json!([plain("a"), plain("b")])), ["tool 5m", "b 5m", "end 5m"]);
         assert_eq!(marked(json!([own("a"), plain("b")])), ["a 5m", "b 5m", "end 5m"]);
         assert_eq!(marked(json!([own("a"), own("b")])), ["a 5m", "b 5m", "end 5m"]);

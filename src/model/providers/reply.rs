@@ -87,7 +87,8 @@ fn image(block: &AssistantContent) -> Option<Value> {
 }
 
 fn calls(response: &CompletionResponse) -> (Vec<ToolCall>, Vec<InvalidToolCall>) {
-    let (mut calls, mut invalid) = (Vec::new(), Vec::new());
+    let mut calls = Vec::new();
+    let mut invalid = Vec::new();
     for call in response.tool_calls() {
         let id = call.id.wire().into_owned();
         let name = call.function.name.as_str().to_owned();
@@ -106,7 +107,8 @@ fn calls(response: &CompletionResponse) -> (Vec<ToolCall>, Vec<InvalidToolCall>)
 }
 
 fn usage(usage: &Usage) -> Option<Value> {
-    let (input, output) = (usage.input_tokens, usage.output_tokens);
+    let input = usage.input_tokens;
+    let output = usage.output_tokens;
     if input.is_none() && output.is_none() {
         return None;
     }
@@ -116,7 +118,8 @@ fn usage(usage: &Usage) -> Option<Value> {
             .filter_map(|(name, count)| Some(((*name).to_owned(), Value::from((*count)?))))
             .collect::<Map<_, _>>()
     };
-    let (input, output) = (input.unwrap_or(0), output.unwrap_or(0));
+    let input = input.unwrap_or(0);
+    let output = output.unwrap_or(0);
     Some(json!({
         "input_tokens": input,
         "output_tokens": output,

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::separators::Separator;
 use super::{Kind, content, native};
-use crate::domain::definition::{AnswerFormat, form_name, is_structural_setting};
+use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::{Kind, markers};
-use crate::domain::definition::PromptBlock;
+use crate::definition::PromptBlock;
 
 /// The ids of an answer's calls in the order in which they began.
 #[derive(Debug, Clone, Default)]
@@ -72,7 +72,8 @@ where
             separator.remove(&mut payload.request);
         }
         self.file_names.put(&mut payload.request);
-        let (kind, ids) = (self.kind, self.ids.clone());
+        let kind = self.kind;
+        let ids = self.ids.clone();
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
         Opening::new(async move {
             let opened = opening.await?;

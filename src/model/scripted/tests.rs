@@ -22,7 +22,8 @@ fn asked(messages: Vec<Message>, tools: &[(&str, Value)]) -> ModelRequest {
 
 async fn collect(model: &Scripted, request: ModelRequest) -> Result<(Vec<ModelEvent>, Option<ModelError>), ModelError> {
     let mut answer = model.ask(request).await?;
-    let (mut events, mut error) = (Vec::new(), None);
+    let mut events = Vec::new();
+    let mut error = None;
     while let Some(item) = answer.next().await {
         match item {
             Ok(event) => events.push(event),

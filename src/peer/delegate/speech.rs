@@ -179,10 +179,8 @@ mod tests {
         while let Some(Ok(event)) = heard.recv().await {
             all.push(event);
         }
-        let (message, text) = (
-            |id: &str| ModelEvent::Message(id.to_owned()),
-            |text: &str| ModelEvent::Text(text.to_owned()),
-        );
+        let message = |id: &str| ModelEvent::Message(id.to_owned());
+        let text = |text: &str| ModelEvent::Text(text.to_owned());
         let whole = ModelEvent::CallChunk {
             index: 0,
             id: Some("c1".to_owned()),

@@ -119,7 +119,8 @@ impl Runs {
                 PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;
-        let (at, resumed_by) = (self.0.clock.now(), run.run_id.to_string());
+        let at = self.0.clock.now();
+        let resumed_by = run.run_id.to_string();
         let question = record
             .remote
             .seen
@@ -190,7 +191,8 @@ fn asked(record: &TaskRecord) -> Vec<Asked> {
 fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: usize) -> Option<Asked> {
     let id = id_of(asked, record, at);
     let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
-    let (task, asker) = (TaskId(record.task.0), Asker::Hook(MODEL.to_owned()));
+    let task = TaskId(record.task.0);
+    let asker = Asker::Hook(MODEL.to_owned());
     Some(Asked {
         interrupt: Interrupt {
             id,

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::remote::{LOOKS_FOR, stop};
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::definition::SubagentDefinition;
+use crate::definition::SubagentDefinition;
 use crate::domain::errand::RemoteErrand;
 use crate::domain::run::{Assigned, Run};
 use crate::peer::{Workplace, delegate};
@@ -41,7 +41,9 @@ pub(in crate::runtime) async fn note(tx: &mut Tx<'_>, run: &Run, url: Option<&st
     else {
         return Ok(());
     };
-    let (agent, url, now) = (run.lineage.agent().to_owned(), url.to_owned(), run.created_at);
+    let agent = run.lineage.agent().to_owned();
+    let url = url.to_owned();
+    let now = run.created_at;
     let errand = RemoteErrand {
         run: run.id,
         graph_id,
@@ -90,7 +92,8 @@ impl Runs {
             Some(Ok(ended)) => ended,
             Some(Err(_)) => Err("its server took too long".to_owned()),
         };
-        let (now, looks) = (self.0.clock.now(), *self.0.registry.workshop.peers.looks());
+        let now = self.0.clock.now();
+        let looks = *self.0.registry.workshop.peers.looks();
         let since = errand.lost_since.unwrap_or(now);
         let is_over = match &ended {
             Ok(()) => true,
@@ -134,7 +137,9 @@ impl Runs {
         let known = match (now.filter(named), &errand.definition) {
             (Some(known), _) => Some(known),
             (None, Some(digest)) => {
-                let (registry, graph_id, digest) = (Arc::clone(registry), errand.graph_id.clone(), digest.clone());
+                let registry = Arc::clone(registry);
+                let graph_id = errand.graph_id.clone();
+                let digest = digest.clone();
                 let read = self
                     .0
                     .db

@@ -39,7 +39,8 @@ impl Runs {
             .webhooks
             .check(&wish.request)
             .map_err(|invalid| told(&invalid.into()))?;
-        let (asker, record) = (Asker::of(scope), record_of(scope, order, thread));
+        let asker = Asker::of(scope);
+        let record = record_of(scope, order, thread);
         self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
         })
@@ -134,7 +135,8 @@ impl Runs {
         J: Send + 'static,
     {
         let work = self.seen_through(move |runs| async move {
-            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let house = runs.0.house();
+            let (permit, occasion) = runs.occasion();
             let begun = runs.0.db.write(move |tx| job(tx, (house, occasion))).await?;
             runs.0.waker.arm();
             Ok(begun.map(|begun| match begun {

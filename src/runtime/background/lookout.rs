@@ -78,7 +78,8 @@ impl Runs {
 
     /// Takes up all that is due, as far as there is room. Returns when the next task is due, if there is any.
     async fn look_around(&self) -> DbResult<Option<Timestamp>> {
-        let (worker, slots) = (self.0.id, &self.0.waker.lookout.slots);
+        let worker = self.0.id;
+        let slots = &self.0.waker.lookout.slots;
         loop {
             let next = self
                 .0
@@ -120,7 +121,9 @@ impl Runs {
         let Some(work) = soft.run_until_cancelled(self.seen(&record)).await else {
             return;
         };
-        let (task, fence, noted) = (record.task, Some(record.remote.fence), record.clone());
+        let task = record.task;
+        let fence = Some(record.remote.fence);
+        let noted = record.clone();
         let has_come = work
             .as_ref()
             .and_then(|work| work.seen.as_ref())

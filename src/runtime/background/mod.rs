@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use super::{AssistantRef, Runs, StartError, Target, Wish};
 use crate::db::{self, DbError, DbResult, Tx};
+use crate::definition::UpdateStrategy;
 use crate::domain::background::{Ancestry, BackgroundTask, RemoteWork, Sight, Starter, TaskRecord, TaskRun};
-use crate::domain::definition::UpdateStrategy;
 use crate::domain::goto::Goto;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::END;

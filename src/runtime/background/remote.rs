@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::room::{self, Asker};
 use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
 use crate::db::{self, DbResult, Tx};
+use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord, TaskRun, TaskStatus};
-use crate::domain::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
@@ -40,7 +40,8 @@ impl Runs {
         let (task, _) = ids(scope)?;
         let mut record = record_of(scope, order, task);
         record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
-        let (asker, now) = (Asker::of(scope), scope.now());
+        let asker = Asker::of(scope);
+        let now = scope.now();
         let write = self
             .0
             .db
@@ -59,7 +60,8 @@ impl Runs {
             Ok((place, _)) => place,
             Err(reason) => return Err(self.not_begun(scope, &record, reason, true).await),
         };
-        let (request, notes) = (request(scope, order, &record), notes(scope, order));
+        let request = request(scope, order, &record);
+        let notes = notes(scope, order);
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
         match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
             Ok(run) => self.under_way(&record, run.sight()).await,
@@ -101,7 +103,9 @@ impl Runs {
             due_at,
             ..RemoteWork::default()
         };
-        let (asker, task, was_over) = (Asker::of(scope), record.task, is_over(before.as_ref()));
+        let asker = Asker::of(scope);
+        let task = record.task;
+        let was_over = is_over(before.as_ref());
         let write = self
             .0
             .db
@@ -261,7 +265,8 @@ impl Runs {
 
     /// Writes down that work is under way there. What came of it already is only told after a look, which brings the result.
     async fn under_way(&self, record: &TaskRecord, seen: Sight) -> Result<TaskRun, String> {
-        let (run, now) = (run_of(record, &seen), self.0.clock.now());
+        let run = run_of(record, &seen);
+        let now = self.0.clock.now();
         let has_come = seen.status.is_outcome();
         let seen = Sight {
             status: seen.status.untold(),
@@ -319,14 +324,16 @@ impl Runs {
             error: Some(text.clone()),
             ..Sight::of("", TaskStatus::Error)
         };
-        let (now, task) = (self.0.clock.now(), record.task);
+        let now = self.0.clock.now();
+        let task = record.task;
         let dropped = RemoteWork {
             seen: Some(error),
             unwanted: true,
             due_at: Some(now),
             ..RemoteWork::default()
         };
-        let (parent, budget) = (scope.thread, scope.budget.clone());
+        let parent = scope.thread;
+        let budget = scope.budget.clone();
         let write = self.0.db.write(move |tx| {
             Box::pin(async move {
                 match is_certain {

@@ -38,7 +38,8 @@ impl Runs {
         if next.is_none_or(|next| next > now) {
             return Ok(next);
         }
-        let (until, slots) = (now.plus(CLAIM), &self.0.waker.lookout.slots);
+        let until = now.plus(CLAIM);
+        let slots = &self.0.waker.lookout.slots;
         let limit = i64::try_from(slots.available_permits()).unwrap_or(i64::MAX);
         if limit == 0 {
             // Who has looked rings when there is room.
@@ -90,7 +91,8 @@ impl Runs {
             self.go_on_with(asked, child).await?;
         }
         // The longer it was waited, the seldomer it is looked.
-        let (now, looks) = (self.0.clock.now(), self.0.registry.workshop.peers.looks());
+        let now = self.0.clock.now();
+        let looks = self.0.registry.workshop.peers.looks();
         let pause = now.since(newest).clamp(looks.first, looks.longest);
         let look_at = now.plus(looks.spread(pause, child.0));
         self.0
@@ -102,7 +104,8 @@ impl Runs {
     /// Starts the run that goes on with a subagent whose questions were settled, unless somebody was quicker.
     async fn go_on_with(&self, asked: Vec<Asked>, child: RunId) -> DbResult<()> {
         let started = self.seen_through(move |runs| async move {
-            let (house, (permit, occasion)) = (runs.0.house(), runs.occasion());
+            let house = runs.0.house();
+            let (permit, occasion) = runs.occasion();
             let write = runs
                 .0
                 .db
@@ -169,7 +172,8 @@ async fn start(
     let wish = wish(thread, AssistantRef::Id(newest.assistant), asked, child);
     match admission::start(tx, &wish, house, occasion).await? {
         Ok(admitted) => {
-            let (answer, run) = (settled_elsewhere(), &admitted.run);
+            let answer = settled_elsewhere();
+            let run = &admitted.run;
             for asked in asked {
                 db::interrupts::resolve(tx, thread, &asked.interrupt.id, &answer, run.id, run.created_at).await?;
             }

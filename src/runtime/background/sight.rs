@@ -41,7 +41,8 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
             asked: vec![],
         });
     };
-    let (mut status, mut asked) = (TaskStatus::from(run.status), vec![]);
+    let mut status = TaskStatus::from(run.status);
+    let mut asked = vec![];
     if status == TaskStatus::Success {
         asked = interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
         if !asked.is_empty() {

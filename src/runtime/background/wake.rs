@@ -100,7 +100,8 @@ impl Runs {
     }
 
     async fn wake(&self, parent: ThreadId) -> DbResult<()> {
-        let (house, (permit, occasion)) = (self.0.house(), self.occasion());
+        let house = self.0.house();
+        let (permit, occasion) = self.occasion();
         let write = self
             .0
             .db
@@ -167,7 +168,8 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasi
 /// What is known of a task in the conversation: to the main agent, or else to the subagent that began it, and whose work is
 /// over by now.
 async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
-    let (task, starter) = (record.task.to_string(), record.ancestry.starter.as_ref());
+    let task = record.task.to_string();
+    let starter = record.ancestry.starter.as_ref();
     match (BackgroundTask::find(main, &task), starter) {
         (None, Some(starter)) => {
             let lane = Lane::Child(starter.run);
@@ -180,7 +182,8 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 
 /// A task that the state of its agent does not hold, since the run that began it broke off.
 fn unrecorded(record: &TaskRecord, seen: &Sight) -> BackgroundTask {
-    let (thread, run) = (record.task.to_string(), seen.run.clone());
+    let thread = record.task.to_string();
+    let run = seen.run.clone();
     BackgroundTask::begun(
         &record.agent,
         TaskRun {
@@ -218,7 +221,8 @@ fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, Ru
         multitask: Multitask::Reject,
         ..super::followed()
     };
-    let (parent, assistant) = (last.parent_thread, AssistantRef::Id(last.parent_assistant));
+    let parent = last.parent_thread;
+    let assistant = AssistantRef::Id(last.parent_assistant);
     Wish {
         target: Target::Thread(parent),
         ..wish(parent, assistant, request, metadata)

@@ -112,7 +112,9 @@ pub(super) async fn write_batch(
     before: &[i64],
 ) -> DbResult<Written> {
     turn.comes().await;
-    let (thread, root, at) = (desk.run.thread, desk.run.id, batch.at);
+    let thread = desk.run.thread;
+    let root = desk.run.id;
+    let at = batch.at;
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
@@ -231,7 +233,8 @@ async fn end_child(
     (status, error): (RunStatus, Option<&Failure>),
     at: Timestamp,
 ) -> DbResult<()> {
-    let (thread, root) = (desk.run.thread, desk.run.id);
+    let thread = desk.run.thread;
+    let root = desk.run.id;
     db::runs::set_child_status(tx, run, (status, error), root, at).await?;
     if let (RunStatus::Interrupted, Some(_)) = (status, error) {
         db::runs::caller_told(tx, run).await?;

@@ -60,7 +60,8 @@ impl Worker {
             if free == 0 || self.shutdown.soft().is_cancelled() {
                 return Ok(());
             }
-            let (now, limit) = (self.clock.now(), i64::try_from(free).unwrap_or(i64::MAX));
+            let now = self.clock.now();
+            let limit = i64::try_from(free).unwrap_or(i64::MAX);
             let until = now.plus(self.webhooks.timeout + MARGIN);
             let claimed = self
                 .db
@@ -101,7 +102,8 @@ impl Worker {
                 due_at: now,
             },
         };
-        let (id, run) = (delivery.id, delivery.run);
+        let id = delivery.id;
+        let run = delivery.run;
         if attempt.status == DeliveryStatus::Dead {
             tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
         }

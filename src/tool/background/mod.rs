@@ -208,7 +208,9 @@ impl BackgroundTool {
                 },
             )
             .await?;
-        let (run_id, status, now) = (run.run, run.status.untold(), scope.now().to_second());
+        let run_id = run.run;
+        let status = run.status.untold();
+        let now = scope.now().to_second();
         let task = BackgroundTask {
             status,
             last_updated_at: now,
@@ -226,7 +228,8 @@ impl BackgroundTool {
     async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
         let task = self.known(state, call)?;
         let seen = scope.tasks.cancel(scope, &task).await?;
-        let (id, status) = (&task.task_id, seen.status.word());
+        let id = &task.task_id;
+        let status = seen.status.word();
         let text = if let (TaskStatus::Cancelled, Some(lost)) = (seen.status, &seen.lost) {
             format!("The background task {id} is cancelled. Its server is told as soon as it can be reached ({lost}).")
         } else if seen.status == TaskStatus::Cancelled {

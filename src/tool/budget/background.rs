@@ -46,7 +46,8 @@ impl Budget {
             meter: whole,
             pool: _,
         } = &*self.tree;
-        let (own, all) = (self.meter.counts().under_way, whole.counts().under_way);
+        let own = self.meter.counts().under_way;
+        let all = whole.counts().under_way;
         room(false, &self.limits, own + not_over)?;
         room(true, limits, all + not_over)
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{StateFiles, Workspace};
-use crate::domain::definition::Enclosed;
-use crate::domain::definition::enclosed::{FOLDER, is_enclosed};
+use crate::definition::Enclosed;
+use crate::definition::enclosed::{FOLDER, is_enclosed};
 use crate::domain::path::below;
 use crate::domain::state::{File, State, Update};
 

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
+use crate::definition::{FileOperation, FileRules};
 use crate::domain::call::Answer;
-use crate::domain::definition::{FileOperation, FileRules};
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::path;
 use crate::domain::pattern::Pattern;
@@ -224,7 +224,8 @@ impl Operation {
     ];
 
     fn tool(self, workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Arc<dyn Tool> {
-        let (workspace, rules) = (Arc::clone(workspace), rules.clone());
+        let workspace = Arc::clone(workspace);
+        let rules = rules.clone();
         Arc::new(FileTool {
             spec: Arc::new(self.spec()),
             operation: self,

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Desk, Found, LONGEST_RESULT, file_path, normalise};
-use crate::domain::definition::FileOperation;
+use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
 
@@ -72,7 +72,8 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
         ));
     }
     let mut shown = String::new();
-    let (mut count, mut chars) = (0, 0);
+    let mut count = 0;
+    let mut chars = 0;
     for line in text.split_inclusive('\n').skip(offset).take(limit) {
         chars += line.chars().count();
         if chars > LONGEST_RESULT && count > 0 {

@@ -171,7 +171,8 @@ pub(super) async fn grep(desk: &Desk<'_>, wish: Grep) -> Result<Found, String> {
 async fn hits(desk: &Desk<'_>, wish: &Grep, most: usize) -> Result<(Vec<Hits>, bool), String> {
     let root = normalise(wish.path.as_deref().unwrap_or("/"))?;
     let filter = wish.glob.as_deref().map(|glob| pattern(glob, &root)).transpose()?;
-    let (mut hits, mut left) = (vec![], most);
+    let mut hits = vec![];
+    let mut left = most;
     for path in desk.visible(&root).await? {
         // A file that is named itself lies in no directory: its name stands for it.
         let place = below(&path, &root).unwrap_or_else(|| path.rsplit('/').next().unwrap_or(&path));

@@ -82,7 +82,8 @@ impl Session {
 
     async fn answer_in_stream(&self, id: u64, mut response: PieceReader) -> Result<Value, WireError> {
         let most = self.limits.max_message_bytes;
-        let (mut frames, mut length) = (Frames::up_to(most), 0);
+        let mut frames = Frames::up_to(most);
+        let mut length = 0;
         while let Some(chunk) = response.next().await? {
             length += chunk.len();
             if length > most {

@@ -12,8 +12,8 @@ use reqwest::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::{Tool, ToolSource};
+use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers};
 use crate::domain::Invalid;
-use crate::domain::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedServers};
 use crate::model::pieces::PieceLimits;
 
 mod http;
@@ -66,13 +66,15 @@ impl McpGround {
 
     /// Starts the keeper of a server, which stands in the place of `old` from now on.
     fn start(&self, name: &str, definition: &McpServerDefinition, old: Option<Running>) -> Result<Running, Invalid> {
-        let (spawn, stop) = (&self.spawn, self.soft.child_token());
+        let spawn = &self.spawn;
+        let stop = self.soft.child_token();
         let place = self.place(name, definition)?;
         let server = McpServer::new(name, definition, (place, self.limits), Arc::clone(spawn));
         let server = Arc::new(server);
         spawn(Box::pin(Arc::clone(&server).keep(stop.clone())));
         let before = old.map(|old| {
-            let (new, left) = (Arc::clone(&server), old.stop);
+            let new = Arc::clone(&server);
+            let left = old.stop;
             spawn(Box::pin(async move {
                 new.tried().await;
                 left.cancel();

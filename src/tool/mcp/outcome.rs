@@ -100,7 +100,8 @@ fn block(block: Value) -> Option<Value> {
             Some(json!({"type": kind, "base64": word(&block, "data")?, "mime_type": mime}))
         }
         "resource_link" => {
-            let (uri, name) = (word(&block, "uri")?, word(&block, "name").unwrap_or_default());
+            let uri = word(&block, "uri")?;
+            let name = word(&block, "name").unwrap_or_default();
             Some(text(format!("{name} {uri}").trim()))
         }
         "resource" => {

@@ -17,9 +17,9 @@ use super::stdio::{Pipes, Program};
 use super::tool::McpTool;
 use super::wire::{Wire, WireError};
 use super::{McpLimits, Spawn, http, message, sse};
+use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
+use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
-use crate::domain::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
-use crate::domain::definition::{AfterCrash, OnError};
 use crate::domain::machine::Failure;
 use crate::tool::remote;
 
@@ -63,7 +63,8 @@ impl Place {
             (Some(command), _) => {
                 let mut env = inherited.clone();
                 env.extend(definition.env.clone());
-                let (command, args) = (command.clone(), definition.args.clone());
+                let command = command.clone();
+                let args = definition.args.clone();
                 let folder = definition.cwd.as_ref().map(PathBuf::from);
                 Ok(Self::Program(Program {
                     command,
@@ -234,7 +235,8 @@ impl McpServer {
 
     /// Asks for the tools, part by part.
     async fn list(self: &Arc<Self>, wire: &dyn Wire) -> Result<(), WireError> {
-        let (mut tools, mut params) = (vec![], json!({}));
+        let mut tools = vec![];
+        let mut params = json!({});
         for _ in 0..MOST_PAGES {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let page = wire.ask(id, &message::request(id, "tools/list", &params)).await?;

@@ -77,9 +77,13 @@ impl Pipes {
             }
             WireError::Unreachable(format!("the program `{}` is not in PATH", program.command))
         })?;
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take();
+        let stderr = child.stderr.take();
         let (lines, unread) = mpsc::channel(UNREAD);
-        let (waiting, signs, child) = (Waiting::new(limits.pieces), Signs::default(), Mutex::new(Some(child)));
+        let waiting = Waiting::new(limits.pieces);
+        let signs = Signs::default();
+        let child = Mutex::new(Some(child));
         let max_message = limits.max_message_bytes;
         let shared = Shared {
             waiting,
@@ -99,7 +103,8 @@ impl Pipes {
             made.map(drop).map_err(|_| cannot("no thread for"))
         };
         start("in", Box::new(move || write_lines(stdin, unread)))?;
-        let (shared, answers) = (Arc::clone(&pipes.shared), pipes.lines.downgrade());
+        let shared = Arc::clone(&pipes.shared);
+        let answers = pipes.lines.downgrade();
         start("out", Box::new(move || read_lines(stdout, &shared, &answers)))?;
         let name = name.to_owned();
         start(

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::outcome::outcome;
 use super::server::McpServer;
+use crate::definition::{AfterCrash, OnError, mcp};
 use crate::domain::call::Answer;
-use crate::domain::definition::{AfterCrash, OnError, mcp};
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;

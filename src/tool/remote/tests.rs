@@ -9,7 +9,7 @@ use serde_json::Map;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::domain::definition::ToolKind;
+use crate::definition::ToolKind;
 use crate::domain::time::Timestamp;
 use crate::tool::Word;
 
@@ -20,7 +20,7 @@ fn definition(url: String) -> ToolDefinition {
         description: "Looks a fact up.".to_owned(),
         url,
         parameters: json!({"type": "object"}),
-        headers: crate::domain::definition::Headers(BTreeMap::from([(
+        headers: crate::definition::Headers(BTreeMap::from([(
             "authorization".to_owned(),
             "Bearer hush-hush".to_owned(),
         )])),
@@ -233,7 +233,7 @@ async fn a_run_that_was_told_to_stop_does_not_wait() {
 #[test]
 fn a_definition_that_cannot_work_is_refused_by_field() {
     let good = definition("http://example.org/x".to_owned());
-    let header = |name: &str| crate::domain::definition::Headers(BTreeMap::from([(name.to_owned(), String::new())]));
+    let header = |name: &str| crate::definition::Headers(BTreeMap::from([(name.to_owned(), String::new())]));
     let cases = [
         (
             "url",

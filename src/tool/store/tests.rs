@@ -59,10 +59,8 @@ async fn what_is_put_is_part_of_the_answer_and_can_be_read_then() {
     );
     let found = desk.calls("store_search", json!({})).await.expect("it works").0;
     let found: Value = serde_json::from_str(&found).expect("JSON");
-    assert_eq!(
-        (&found[0]["namespace"], &found[0]["key"]),
-        (&json!(["facts"]), &json!("food"))
-    );
+    assert_eq!(&found[0]["namespace"], &json!(["facts"]));
+    assert_eq!(&found[0]["key"], &json!("food"));
     desk.calls("store_delete", get.clone()).await.expect("it works");
     assert_eq!(
         desk.calls("store_get", get).await.expect("it works").0,

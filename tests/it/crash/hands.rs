@@ -23,7 +23,8 @@ async fn no_call_is_in_doubt(engine: Engine) {
     let right = measured(&house, Chance::of(1, 0)).await;
     for calls in 1..=right.seen.called {
         house.desk.forgets();
-        let (mut client, mark) = (somebody(&house), format!("m{calls}"));
+        let mut client = somebody(&house);
+        let mark = format!("m{calls}");
         let wish = scene::wish(&mark);
         let leaving = {
             let house = Arc::clone(&house);
@@ -76,7 +77,8 @@ async fn another_server_goes_on_with_the_runs_of_a_dead_one() {
     };
     let right = measured(&first, Chance::of(1, 0)).await;
     first.desk.forgets();
-    let (mut client, wish) = (somebody(&first), scene::wish("m1"));
+    let mut client = somebody(&first);
+    let wish = scene::wish("m1");
     client.makes_a_thread().await.expect("nobody disturbs");
     client.begins(&wish).await.expect("nobody disturbs");
     first.desk.waits_for(|seen| seen.called >= 3).await;
@@ -102,7 +104,8 @@ async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
         first.forgets_what_it_said();
         // However slow this machine is, the server has work left when it falls asleep.
         first.desk.holds_back_from(calls);
-        let (mut client, mark) = (somebody(&first), format!("m{calls}"));
+        let mut client = somebody(&first);
+        let mark = format!("m{calls}");
         let wish = scene::wish(&mark);
         client.makes_a_thread().await.expect("nobody disturbs");
         // Both hear of a run that waits; it has to be the first one's.

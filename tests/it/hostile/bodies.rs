@@ -45,7 +45,8 @@ fn metadata(bytes: usize) -> Value {
 
 on_both_engines! {
     async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let large = metadata((64 << 10) + 1);
         let input = json!({"messages": [{"role": "user", "content": "hi"}]});
         let run = json!({"assistant_id": "agent", "input": input, "metadata": large});

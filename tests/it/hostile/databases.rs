@@ -133,7 +133,8 @@ async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_whe
         server.configuration_changes(&straight, &door.url);
         server.is_stopped_and_started_again().await;
         server.tools.hold("slow");
-        let (client, alice) = (server.client(), server.human("plain").await);
+        let client = server.client();
+        let alice = server.human("plain").await;
         let run = alice
             .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
             .await;
@@ -199,7 +200,8 @@ async fn a_full_disk_is_told_by_the_check_of_the_database_and_everything_goes_on
     play(Engine::Sqlite, async |server: TestServer| {
         let process = server.moves_into_a_process_that_outlives_a_full_disk().await;
         server.tools.hold("slow");
-        let (client, alice) = (server.client(), server.human("plain").await);
+        let client = server.client();
+        let alice = server.human("plain").await;
         let run = alice
             .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
             .await;

@@ -66,7 +66,8 @@ on_both_engines! {
     async fn the_bounds_of_files_and_states_are_settings(server: TestServer) {
         server.configuration_changes("[runtime]\n", "[runtime]\nmax_file_bytes = 1000\nmax_state_bytes = 20000\n");
         server.is_stopped_and_started_again().await;
-        let (client, alice) = (server.client(), server.human("plain").await);
+        let client = server.client();
+        let alice = server.human("plain").await;
         let write = |id: &str, length: usize| {
             call(id, "write_file", json!({"file_path": format!("/{id}"), "content": "a".repeat(length)}))
         };

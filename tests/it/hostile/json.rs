@@ -323,7 +323,8 @@ on_both_engines! {
     }
 
     async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
-        let (client, thread) = (server.client(), server.client().thread().await);
+        let client = server.client();
+        let thread = server.client().thread().await;
         let url = client.base().replacen("http", "ws", 1);
         let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
         for (odd, expected) in [
@@ -354,7 +355,9 @@ on_both_engines! {
 
     async fn what_was_accepted_can_be_read_back(server: TestServer) {
         server.is_configured_with(&boss("")).await;
-        let (client, mut dice, ear) = (server.client(), Dice(11), Ear::opens().await);
+        let client = server.client();
+        let mut dice = Dice(11);
+        let ear = Ear::opens().await;
         let mut paths = vec![];
         for round in 0..8 {
             let made = client.post("/threads", body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
@@ -422,11 +425,9 @@ on_both_engines! {
     }
 
     async fn an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result(server: TestServer) {
-        let (tool, agent) = (
-            format!("[tools.nested]\nkind = \"http\"\ndescription = \"Nests.\"\nurl = \"{}/nested\"\n\
-                parameters = {{ type = \"object\", properties = {{ levels = {{ type = \"integer\" }} }} }}\n", server.tools.base),
-            "[agents.nester]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You nest.\"\ntools = [\"nested\"]\n",
-        );
+        let tool = format!("[tools.nested]\nkind = \"http\"\ndescription = \"Nests.\"\nurl = \"{}/nested\"\n\
+                parameters = {{ type = \"object\", properties = {{ levels = {{ type = \"integer\" }} }} }}\n", server.tools.base);
+        let agent = "[agents.nester]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You nest.\"\ntools = [\"nested\"]\n";
         server.is_configured_with(&format!("{tool}{agent}")).await;
         let alice = server.human("nester").await;
         let nest = |id: &str, levels: usize| call(id, "nested", json!({"levels": levels}));
@@ -436,7 +437,8 @@ on_both_engines! {
         let results: Vec<_> = said.iter().filter(|line| line.starts_with("nested")).collect();
         assert_eq!(results[0], "nested: made\u{fffd}", "{said:#?}");
         assert!(results[1..].iter().all(|line| line.contains("nests deeper than 64 levels")), "{said:#?}");
-        assert_eq!((results.len(), said.last().unwrap().as_str()), (4, "ai: done"));
+        assert_eq!(results.len(), 4);
+        assert_eq!(said.last().unwrap().as_str(), "ai: done");
         server.is_stopped_and_started_again().await;
         let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
         all_is_shown(&server.client(), &paths).await;

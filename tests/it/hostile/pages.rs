@@ -121,7 +121,8 @@ on_both_engines! {
     }
 
     async fn json_has_many_content_types_and_an_empty_body_needs_none(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         for kind in ["application/json; charset=utf-8", "Application/JSON", "application/merge-patch+json"] {
             let request = client.request(Method::PATCH, &alice.path("")).header("content-type", kind);
             assert_eq!(reply(request.body(r#"{"metadata": {}}"#)).await.status, 200, "{kind}");

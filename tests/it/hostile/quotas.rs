@@ -72,7 +72,8 @@ on_both_engines! {
             assert_eq!(put_off(&server, &server.human("agent").await).await, 200);
         }
         let refusal = server.client().post(&alice.path("/runs"), alice.wish("hello", json!({}))).await;
-        assert_eq!((refusal.status, &refusal.body["code"]), (429, &json!("queue_full")), "{refusal:?}");
+        assert_eq!(refusal.status, 429, "{refusal:?}");
+        assert_eq!(&refusal.body["code"], &json!("queue_full"), "{refusal:?}");
         assert!(refusal.headers.contains_key("retry-after"));
         let wish = || json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
         assert_eq!(server.client().post("/runs/batch", json!([wish(), wish()])).await.status, 429);
@@ -92,7 +93,8 @@ on_both_engines! {
             is_bounded(&server, &format!("{limit} = 1")).await;
             server.goes_away().await;
             let (process, mut log) = Process::with_a_pipe(&server, "info");
-            let (client, alice) = (server.client(), server.human("agent").await);
+            let client = server.client();
+            let alice = server.human("agent").await;
             assert_eq!(put_off(&server, &alice).await, 200);
             let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "multitask_strategy": "enqueue",
                 "input": {"messages": [{"role": "user", "content": "by the clock"}]}});
@@ -125,7 +127,8 @@ on_both_engines! {
 
     async fn a_full_queue_gives_a_kept_answer_again(server: TestServer) {
         is_bounded(&server, "max_queued_runs = 1").await;
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let keyed = async |path: &str, key: &str, body: &Value| {
             let request = client.request(reqwest::Method::POST, path).header("Idempotency-Key", key);
             reply(request.json(body)).await
@@ -142,8 +145,10 @@ on_both_engines! {
 
     async fn the_queue_of_a_thread_is_bounded(server: TestServer) {
         is_bounded(&server, "max_queued_runs_per_thread = 2").await;
-        let (alice, bob) = (server.human("agent").await, server.human("agent").await);
-        assert_eq!((put_off(&server, &alice).await, put_off(&server, &alice).await), (200, 200));
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
+        assert_eq!(put_off(&server, &alice).await, 200);
+        assert_eq!(put_off(&server, &alice).await, 200);
         assert_eq!(put_off(&server, &alice).await, 429);
         assert_eq!(put_off(&server, &bob).await, 200);
         let displacing = alice.wish("now", json!({"multitask_strategy": "interrupt"}));
@@ -167,7 +172,8 @@ on_both_engines! {
     }
 
     async fn clients_write_no_files_where_those_of_definitions_lie(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         alice.says("hello").await;
         for path in ["/.agent/AGENTS.md", ".agent/x", "/a/../.agent/x", "/../../etc/passwd", "", "/", "~/x"] {
             let files = json!({"files": {path: "mine"}});

@@ -34,7 +34,8 @@ fn unreadable() -> String {
 
 /// Changes the database behind the server's back. Returns how many rows that concerned.
 async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
-    let (url, text) = (server.database_url(), AssertSqlSafe(text.into()));
+    let url = server.database_url();
+    let text = AssertSqlSafe(text.into());
     match server.engine {
         Engine::Sqlite => {
             let mut conn = SqliteConnection::connect(&url).await.unwrap();
@@ -115,8 +116,10 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
 /// rest. Returns the threads.
 async fn seed(server: &TestServer, ear: &Ear) -> Vec<String> {
     let client = server.client();
-    let (done, asks) = (server.human("agent").await, server.human("agent").await);
-    let (waits, waits_longer) = (server.human("agent").await, server.human("agent").await);
+    let done = server.human("agent").await;
+    let asks = server.human("agent").await;
+    let waits = server.human("agent").await;
+    let waits_longer = server.human("agent").await;
     done.says(script().calls(lookup("c1", "x")).says("done")).await;
     asks.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let answered = server.human("agent").await;
@@ -227,11 +230,9 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
 
 /// Everybody else is served: runs at once and later, crons, lists, reports, background tasks, and the sweeper.
 async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: &[String]) {
-    let (client, now, later) = (
-        server.client(),
-        server.human("agent").await,
-        server.human("agent").await,
-    );
+    let client = server.client();
+    let now = server.human("agent").await;
+    let later = server.human("agent").await;
     let in_time = json!({"after_seconds": 0.05, "webhook": ear.base});
     let queued = later.starts(later.wish("in time", in_time)).await;
     let short = client
@@ -330,7 +331,9 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
 
 on_both_engines! {
     async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServer) {
-        let (alice, bob, client) = (server.human("agent").await, server.human("agent").await, server.client());
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
+        let client = server.client();
         let poisoned = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
         let of_bob = bob.starts(bob.wish("after it", json!({"after_seconds": 3600}))).await;
         let changed = format!("update runs set request = '{}' where run_id = {}", unreadable(), id_of(&server, &poisoned.id));
@@ -375,7 +378,8 @@ on_both_engines! {
     async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over(server: TestServer) {
         server.moves_into_a_process().await;
         server.tools.hold("lookup");
-        let (alice, bob) = (server.human("agent").await, server.human("agent").await);
+        let alice = server.human("agent").await;
+        let bob = server.human("agent").await;
         let text = || script().calls(lookup("c1", "x")).says("done");
         let poisoned = alice.asks(text()).await;
         let other = bob.asks(text()).await;
@@ -408,7 +412,8 @@ on_both_engines! {
     }
 
     async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestServer) {
-        let (alice, client) = (server.human("agent").await, server.client());
+        let alice = server.human("agent").await;
+        let client = server.client();
         alice.says("hello").await;
         poison(&server, "checkpoints", "position").await;
         poison(&server, "checkpoints", "writes").await;
@@ -424,7 +429,8 @@ on_both_engines! {
     }
 
     async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone(server: TestServer) {
-        let (alice, client) = (server.human("agent").await, server.client());
+        let alice = server.human("agent").await;
+        let client = server.client();
         server.tools.hold("lookup");
         let below = script().calls(mail("m1", "bob")).calls(lookup("l1", "x")).says("sent by child");
         alice.says(script().calls(task("t1", "mailer", below)).says("done")).await;
@@ -435,7 +441,8 @@ on_both_engines! {
         assert_eq!(run.is_cancelled("rollback").await.status, 200);
         client.get(&run.path).await.refused(404);
         server.tools.let_go("lookup");
-        let (bob, after) = (server.human("agent").await, alice.asks("again").await);
+        let bob = server.human("agent").await;
+        let after = alice.asks("again").await;
         assert_eq!(transcript(&bob.says("hello").await).last().unwrap(), "ai: echo: hello");
         after.finishes().await;
         assert!(matches!(after.status().await.as_str(), "success" | "error"), "it comes to an end");
@@ -443,7 +450,8 @@ on_both_engines! {
     }
 
     async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
-        let (client, ear) = (server.client(), Ear::opens().await);
+        let client = server.client();
+        let ear = Ear::opens().await;
         for way in ["cancel", "all", "run", "thread"] {
             let alice = server.human("agent").await;
             alice.says("hello").await;

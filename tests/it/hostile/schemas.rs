@@ -21,7 +21,9 @@ fn definition(more: Value) -> Value {
 on_both_engines! {
     async fn a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings(server: TestServer) {
         server.moves_into_a_process().await;
-        let (client, before, begun) = (server.client(), server.peak_memory().await, Instant::now());
+        let client = server.client();
+        let before = server.peak_memory().await;
+        let begun = Instant::now();
         for (field, more) in [
             ("context_schema", json!({"context_schema": doubling(24)})),
             ("state.notes.schema", json!({"state": {"notes": {"schema": doubling(24)}}})),
@@ -37,7 +39,8 @@ on_both_engines! {
 
     async fn a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast(server: TestServer) {
         server.moves_into_a_process().await;
-        let (client, before) = (server.client(), server.peak_memory().await);
+        let client = server.client();
+        let before = server.peak_memory().await;
         client.put("/agents/many", definition(json!({"context_schema": doubling(7)}))).await.ok();
         let begun = Instant::now();
         let many: Vec<u32> = vec![7; 20_000];

@@ -102,7 +102,8 @@ on_both_engines! {
     }
 
     async fn lists_of_large_rows_end_early_and_say_where_to_go_on(server: TestServer) {
-        let (client, alice) = (server.client(), server.human("agent").await);
+        let client = server.client();
+        let alice = server.human("agent").await;
         let note = |at: usize| json!({"note": "x".repeat(20_000), "at": at});
         for at in 0..6 {
             client.post("/assistants", json!({"graph_id": "agent", "name": "large", "metadata": note(at)})).await.ok();
@@ -127,7 +128,9 @@ on_both_engines! {
             }
         };
         for list in ["runs", "assistants", "crons", "items"] {
-            let (mut all, mut pages, mut offset) = (vec![], 0, 0);
+            let mut all = vec![];
+            let mut pages = 0;
+            let mut offset = 0;
             loop {
                 let page = page(list, offset).await;
                 let next = page.headers.get("x-pagination-next").map(|next| next.to_str().unwrap().parse().unwrap());

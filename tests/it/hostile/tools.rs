@@ -122,7 +122,8 @@ on_both_engines! {
 
     async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second(server: TestServer) {
         let Some(program) = mcp::program(&server) else { return };
-        let (command, script_of_it) = (program["command"].as_str().unwrap(), program["args"][0].as_str().unwrap());
+        let command = program["command"].as_str().unwrap();
+        let script_of_it = program["args"][0].as_str().unwrap();
         let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
         // The one who floods ends with the program, of whose group it is.
         let line = format!(
@@ -160,7 +161,8 @@ on_both_engines! {
     async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
         let Some(program) = mcp::program(&server) else { return };
         let place = std::env::temp_dir().join(format!("adjutant-grandchild-{}", server.client().base().replace(['/', ':'], "-")));
-        let (command, script) = (program["command"].as_str().unwrap(), program["args"][0].as_str().unwrap());
+        let command = program["command"].as_str().unwrap();
+        let script = program["args"][0].as_str().unwrap();
         let line = format!("sleep 1000 & echo $! > {}; exec {command} {script} {}", place.display(), server.tools.base);
         let path = std::env::var("PATH").unwrap_or_default();
         let section = format!(

@@ -107,7 +107,8 @@ impl Client {
 /// Sends the request and reads the whole answer.
 pub(crate) async fn reply(request: RequestBuilder) -> Reply {
     let response = request.send().await.expect("an answer");
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let status = response.status().as_u16();
+    let headers = response.headers().clone();
     let text = response.text().await.expect("a whole answer");
     let body = match text.trim() {
         "" => Value::Null,

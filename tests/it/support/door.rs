@@ -35,8 +35,10 @@ impl Door {
     pub(crate) async fn before(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let (way, around) = (Arc::new(watch::Sender::new(Way::Open)), Shutdown::default());
-        let (ways, tasks) = (Arc::clone(&way), around.clone());
+        let way = Arc::new(watch::Sender::new(Way::Open));
+        let around = Shutdown::default();
+        let ways = Arc::clone(&way);
+        let tasks = around.clone();
         around.spawn("door", async move {
             while let Ok((visitor, _)) = listener.accept().await {
                 tasks.spawn("visitor", lead(visitor, client.clone(), Arc::clone(&ways)));
@@ -88,7 +90,8 @@ async fn lead(mut visitor: TcpStream, client: Client, ways: Arc<watch::Sender<Wa
 
 /// Leads a visitor, one request at a time, until one wants a run begun; that is passed on, and the answer is lost. True then.
 async fn forgets(visitor: &mut TcpStream, server: &mut TcpStream) -> bool {
-    let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+    let mut asked = vec![0; 65_536];
+    let mut answered = vec![0; 65_536];
     loop {
         tokio::select! {
             read = visitor.read(&mut asked) => {

@@ -58,7 +58,8 @@ impl Ear {
     pub(crate) async fn opens() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let (desk, around) = (Arc::new(Desk::default()), Shutdown::new(Duration::from_secs(1)));
+        let desk = Arc::new(Desk::default());
+        let around = Shutdown::new(Duration::from_secs(1));
         let router = Router::new().fallback(hear).with_state(Arc::clone(&desk));
         around.spawn("ear", async move { axum::serve(listener, router).await });
         Self { base, desk, around }

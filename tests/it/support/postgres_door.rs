@@ -57,11 +57,10 @@ impl PostgresDoor {
             mark: mark.as_bytes(),
             broken: AtomicUsize::new(0),
         });
-        let (around, url) = (
-            Shutdown::default(),
-            format!("{before}?host={}", folder.path().display()),
-        );
-        let (tasks, of_all) = (around.clone(), Arc::clone(&desk));
+        let around = Shutdown::default();
+        let url = format!("{before}?host={}", folder.path().display());
+        let tasks = around.clone();
+        let of_all = Arc::clone(&desk);
         around.spawn("door", async move {
             while let Ok((visitor, _)) = listener.accept().await {
                 tasks.spawn("visitor", lead(visitor, Arc::clone(&of_all)));
@@ -120,9 +119,10 @@ async fn carry(visitor: UnixStream, desk: &Desk) {
     let Ok(server) = UnixStream::connect(&desk.server).await else {
         return;
     };
-    let ((mut from_visitor, mut to_visitor), (mut from_server, mut to_server)) =
-        (visitor.into_split(), server.into_split());
-    let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+    let (mut from_visitor, mut to_visitor) = visitor.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let mut asked = vec![0; 65_536];
+    let mut answered = vec![0; 65_536];
     let mut is_marked = false;
     loop {
         tokio::select! {

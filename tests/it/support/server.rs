@@ -113,7 +113,8 @@ impl TestServer {
         let folder = tempfile::tempdir().expect("a directory");
         let database = Database::fresh(engine, folder.path()).await?;
         let around = Shutdown::new(Duration::from_secs(30));
-        let (tools, models) = (Tools::start(&around).await, Provider::start(&around).await);
+        let tools = Tools::start(&around).await;
+        let models = Provider::start(&around).await;
         let agents = include_str!("agents.toml")
             .replace("DATABASE", &database.url())
             .replace("TOOLS", &tools.base)

@@ -43,7 +43,8 @@ impl Sse {
             .and_then(|kind| kind.to_str().ok())
             .unwrap_or_default();
         if !kind.starts_with("text/event-stream") {
-            let (status, text) = (response.status(), response.text().await.unwrap());
+            let status = response.status();
+            let text = response.text().await.unwrap();
             panic!("not a stream: {status} {text}");
         }
         Self {

@@ -53,22 +53,16 @@ impl Viewer {
     /// Gives a command that is obeyed; the result.
     pub(crate) async fn obeyed(&self, method: &str, params: Value) -> Value {
         let answer = self.commands(method, params).await;
-        assert_eq!(
-            (&answer["type"], &answer["id"]),
-            (&json!("success"), &json!(7)),
-            "{answer}"
-        );
+        assert_eq!(&answer["type"], &json!("success"), "{answer}");
+        assert_eq!(&answer["id"], &json!(7), "{answer}");
         answer["result"].clone()
     }
 
     /// The code with which a command is refused.
     pub(crate) async fn refused(&self, method: &str, params: Value) -> String {
         let answer = self.commands(method, params).await;
-        assert_eq!(
-            (&answer["type"], answer["message"].is_string()),
-            (&json!("error"), true),
-            "{answer}"
-        );
+        assert_eq!(&answer["type"], &json!("error"), "{answer}");
+        assert_eq!(answer["message"].is_string(), true, "{answer}");
         answer["error"].as_str().unwrap().to_owned()
     }
 

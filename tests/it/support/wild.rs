@@ -29,10 +29,8 @@ impl Wild {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let (asked, shutdown) = (
-            Arc::<Mutex<Vec<String>>>::default(),
-            Shutdown::new(Duration::from_secs(1)),
-        );
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let shutdown = Shutdown::new(Duration::from_secs(1));
         let router = Router::new()
             .fallback(serve)
             .with_state((base.clone(), Arc::clone(&asked)));

@@ -15,16 +15,16 @@ fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
     let mut machine = Machine::default();
     let input = Update::messages([Message::human("hi")]);
     let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
-    assert_eq!(
-        (before.step, before.source, before.writes, before.parent),
-        (-1, Source::Input, vec![], None)
-    );
-    assert_eq!(
-        (after.step, after.source, after.parent),
-        (0, Source::Loop, Some(before.id))
-    );
+    assert_eq!(before.step, -1);
+    assert_eq!(before.source, Source::Input);
+    assert_eq!(before.writes, vec![]);
+    assert_eq!(before.parent, None);
+    assert_eq!(after.step, 0);
+    assert_eq!(after.source, Source::Loop);
+    assert_eq!(after.parent, Some(before.id));
     assert_eq!(after.writes, [input]);
-    assert_eq!((machine.head, machine.step), (Some(after.id), Some(0)));
+    assert_eq!(machine.head, Some(after.id));
+    assert_eq!(machine.step, Some(0));
     assert_eq!(machine.next(&plan()), Step::RunHook(Moment::BeforeAgent, 0));
 }
 
@@ -62,7 +62,8 @@ fn a_moment_without_hooks_is_passed_over() {
 fn what_policies_write_beside_an_answer_is_part_of_its_step() {
     let mut machine = standing(Phase::Model, []);
     let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
-    assert_eq!((entry.node.as_str(), entry.writes.len()), (MODEL, 1));
+    assert_eq!(entry.node.as_str(), MODEL);
+    assert_eq!(entry.writes.len(), 1);
     assert_eq!(machine.state.fields["count"], json!(1));
 }
 
@@ -83,10 +84,9 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
         let mut machine = standing(Phase::Model, [Message::ai("done")]);
         let head = machine.head;
         let entry = machine.written(&plan(), Source::Update, node, Update::field("x", json!(1)), id());
-        assert_eq!(
-            (entry.parent, entry.node.as_str(), entry.source),
-            (head, node, Source::Update)
-        );
+        assert_eq!(entry.parent, head);
+        assert_eq!(entry.node.as_str(), node);
+        assert_eq!(entry.source, Source::Update);
         assert_eq!(
             machine.position,
             Position {
@@ -105,10 +105,8 @@ fn a_note_changes_the_state_and_not_the_place() {
     let asked = machine.call_asked(0, question()).unwrap().clone();
     let position = machine.position.clone();
     machine.noted(&plan(), Update::field("x", json!(1)), id());
-    assert_eq!(
-        (machine.state.fields["x"].clone(), &machine.position),
-        (json!(1), &position)
-    );
+    assert_eq!(machine.state.fields["x"].clone(), json!(1));
+    assert_eq!(&machine.position, &position);
     assert!(machine.resolve(&asked.id, json!("yes")));
 }
 
@@ -128,10 +126,8 @@ fn who_is_sent_to_the_end_has_nothing_left_to_do() {
     let mut machine = in_tools(&["a"]);
     machine.call_asked(0, question());
     machine.go_to(&plan(), &Destination::End);
-    assert_eq!(
-        (machine.next(&plan()), machine.open_questions().count()),
-        (Step::End, 0)
-    );
+    assert_eq!(machine.next(&plan()), Step::End);
+    assert_eq!(machine.open_questions().count(), 0);
 }
 
 #[test]
@@ -154,10 +150,8 @@ fn a_client_may_bring_calls_of_its_own() {
             sent: sent.clone(),
         },
     );
-    assert_eq!(
-        (machine.call(0), machine.next(&plan())),
-        (Some(sent[0].clone()), Step::RunCalls(vec![0]))
-    );
+    assert_eq!(machine.call(0), Some(sent[0].clone()));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
     machine.go_to(&plan(), &Destination::Tools { own: true, sent });
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0, 1]));
 }
@@ -177,8 +171,6 @@ fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
     machine.set_fate(0, Fate::Started);
     machine.set_fate(1, answered("b"));
     machine.go_to(&plan(), &TO_TOOLS);
-    assert_eq!(
-        (machine.fate(0), machine.next(&plan())),
-        (Some(&Fate::Started), Step::RunCalls(vec![0]))
-    );
+    assert_eq!(machine.fate(0), Some(&Fate::Started));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
 }

@@ -267,7 +267,8 @@ impl Answer {
             let whole = String::from_utf8(json(&call.args)).unwrap_or_default();
             let said = self.args_of(&call.id);
             if let Some(rest) = partial::remainder(said.unwrap_or_default(), &whole) {
-                let (said, rest) = (said.is_some(), rest.to_owned());
+                let said = said.is_some();
+                let rest = rest.to_owned();
                 self.complete_call(&call.id, &call.name, said, rest, out);
             }
         }
@@ -276,7 +277,8 @@ impl Answer {
             let said = self.args_of(id);
             let whole = call.args.as_deref().unwrap_or_default();
             if let Some(rest) = whole.strip_prefix(said.unwrap_or_default()) {
-                let (said, rest) = (said.is_some(), rest.to_owned());
+                let said = said.is_some();
+                let rest = rest.to_owned();
                 self.complete_call(id, call.name.as_deref().unwrap_or_default(), said, rest, out);
             }
         }
@@ -329,13 +331,11 @@ impl Answer {
 
     /// Takes in a piece and shows it.
     fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
-        let (first, before) = (
-            out.len(),
-            Said {
-                answer: self.key(),
-                much: self.said().map_or(0, |said| said.much),
-            },
-        );
+        let first = out.len();
+        let before = Said {
+            answer: self.key(),
+            much: self.said().map_or(0, |said| said.much),
+        };
         match chunk {
             Chunk::Begin => {
                 self.begun = true;
@@ -364,7 +364,8 @@ impl Answer {
             }
             Chunk::Call { index, id, name, args } => {
                 self.take_call(*index, id.as_ref(), name.as_ref(), args);
-                let (name, id) = (name.as_deref(), id.as_deref());
+                let name = name.as_deref();
+                let id = id.as_deref();
                 let chunks = [CallChunk {
                     name,
                     args,

@@ -195,7 +195,8 @@ impl Presenter {
         if self.modes.tell_steps() {
             self.begin_tasks(event, &mut out);
         }
-        let (asked, modes) = (self.modes, self.modes_for(&event.origin));
+        let asked = self.modes;
+        let modes = self.modes_for(&event.origin);
         if modes == Modes::default() {
             self.note_askers(event);
             return out;

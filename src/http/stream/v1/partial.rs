@@ -127,7 +127,8 @@ pub(super) fn remainder<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
         return Some("");
     }
     let mut rest = whole;
-    let (mut in_text, mut escaped) = (false, false);
+    let mut in_text = false;
+    let mut escaped = false;
     for letter in said.chars() {
         if !in_text && letter.is_ascii_whitespace() {
             continue;

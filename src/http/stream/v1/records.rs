@@ -210,7 +210,8 @@ fn class_of(provider: &str) -> String {
 /// A task that wrote something all at once.
 pub(super) fn hook(facts: &Facts, view: &LaneView, node: &str, update: &Update, out: &mut Vec<Frame>) {
     let task = Running::task(facts, &view.source(node, 0));
-    let (input, output) = (view.state.clone().unwrap_or_default(), Public(update));
+    let input = view.state.clone().unwrap_or_default();
+    let output = Public(update);
     out.push(task.began("on_chain_start", &input));
     out.push(task.said("on_chain_stream", &output));
     out.push(task.ended("on_chain_end", &output, &input));

@@ -116,7 +116,8 @@ impl Filter {
         if unknown.is_empty() {
             return Ok(filter);
         }
-        let (unknown, allowed) = (unknown.join(", "), CHANNELS.join(", "));
+        let unknown = unknown.join(", ");
+        let allowed = CHANNELS.join(", ");
         Err(format!(
             "channels contains unsupported entries: {unknown}. Allowed: {allowed}, or any `custom:<name>`."
         ))

@@ -92,7 +92,8 @@ fn input_beside_an_update_is_refused_unless_it_is_empty() {
         refused.starts_with("input: cannot be given together with `command.update`"),
         "{refused}"
     );
-    assert_eq!((beside(json!({})), beside(Value::Null)), (None, None));
+    assert_eq!(beside(json!({})), None);
+    assert_eq!(beside(Value::Null), None);
 }
 
 #[test]

@@ -33,7 +33,8 @@ impl History {
             [CheckpointId::mint(), CheckpointId::mint()],
         );
         history.keep(before, State::default(), Position::default());
-        let (state, position) = (history.machine.state.clone(), history.machine.position.clone());
+        let state = history.machine.state.clone();
+        let position = history.machine.position.clone();
         history.keep(after, state, position);
         history
     }
@@ -42,7 +43,8 @@ impl History {
         let entry = self
             .machine
             .model_done(&self.plan, message, Update::none(), CheckpointId::mint());
-        let (state, position) = (self.machine.state.clone(), self.machine.position.clone());
+        let state = self.machine.state.clone();
+        let position = self.machine.position.clone();
         self.keep(entry, state, position);
         self
     }
@@ -238,13 +240,18 @@ fn the_step_after_the_page_is_known_too() {
 fn a_page_keeps_the_newest_that_fit_and_at_least_one() {
     let page = History::after_input("hello").says(Message::ai("hi")).page();
     let (whole, is_cut) = page.moments(usize::MAX);
-    assert_eq!((whole.len(), is_cut), (3, false));
+    assert_eq!(whole.len(), 3);
+    assert_eq!(is_cut, false);
     let newest = whole[0].origin.id;
     let sizes: Vec<usize> = whole.iter().map(|moment| moment.bytes).collect();
     let (two, is_cut) = page.moments(sizes[0] + sizes[1]);
-    assert_eq!((two.len(), is_cut, two[0].origin.id), (2, true, newest));
+    assert_eq!(two.len(), 2);
+    assert_eq!(is_cut, true);
+    assert_eq!(two[0].origin.id, newest);
     let (one, is_cut) = page.moments(1);
-    assert_eq!((one.len(), is_cut, one[0].origin.id), (1, true, newest));
+    assert_eq!(one.len(), 1);
+    assert_eq!(is_cut, true);
+    assert_eq!(one[0].origin.id, newest);
 }
 
 #[test]

@@ -72,12 +72,11 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
             assert_eq!(answer.tool_calls()[1].id, calls[1].0);
             assert_ne!(calls[0].0, calls[1].0);
         } else {
-            assert_eq!((calls[0].0.as_str(), calls[1].0.as_str()), ("call_a", "call_b"));
+            assert_eq!(calls[0].0.as_str(), "call_a");
+            assert_eq!(calls[1].0.as_str(), "call_b");
             let broken = &answer.invalid_tool_calls()[0];
-            assert_eq!(
-                (broken.args.as_deref(), broken.id.as_deref()),
-                (Some("{broken"), Some("call_b"))
-            );
+            assert_eq!(broken.args.as_deref(), Some("{broken"));
+            assert_eq!(broken.id.as_deref(), Some("call_b"));
         }
         let Role::Ai {
             usage_metadata: Some(usage),
@@ -86,11 +85,8 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
         else {
             panic!("{kind}: no usage")
         };
-        assert_eq!(
-            (&usage["input_tokens"], &usage["output_tokens"]),
-            (&json!(9), &json!(4)),
-            "{kind}"
-        );
+        assert_eq!(&usage["input_tokens"], &json!(9), "{kind}");
+        assert_eq!(&usage["output_tokens"], &json!(4), "{kind}");
         assert_eq!(usage["input_token_details"]["cache_read"], 5, "{kind}");
         let metadata = json!({"finish_reason": "tool_calls", "model_name": "m-1", "model_provider": kind.as_str()});
         for (name, value) in metadata.as_object().unwrap() {
@@ -131,14 +127,10 @@ async fn requests_carry_key_system_tools_and_settings() {
         match kind {
             Kind::Anthropic => {
                 assert_eq!(header("x-api-key").as_deref(), Some("sk-secret"));
-                assert_eq!(
-                    (&body["max_tokens"], &body["tool_choice"]["type"]),
-                    (&json!(77), &json!("any"))
-                );
-                assert_eq!(
-                    (&body["tools"][0]["name"], &body["temperature"]),
-                    (&json!("look"), &json!(0.5))
-                );
+                assert_eq!(&body["max_tokens"], &json!(77));
+                assert_eq!(&body["tool_choice"]["type"], &json!("any"));
+                assert_eq!(&body["tools"][0]["name"], &json!("look"));
+                assert_eq!(&body["temperature"], &json!(0.5));
             }
             Kind::GoogleGenAi => {
                 assert_eq!(header("x-goog-api-key").as_deref(), Some("sk-secret"));
@@ -147,14 +139,10 @@ async fn requests_carry_key_system_tools_and_settings() {
             }
             _ => {
                 assert_eq!(header("authorization").as_deref(), Some("Bearer sk-secret"));
-                assert_eq!(
-                    (&body["max_tokens"], &body["messages"][0]["content"][0]["text"]),
-                    (&json!(77), &json!("be brief"))
-                );
-                assert_eq!(
-                    (&body["tool_choice"], &body["stream"]),
-                    (&json!("required"), &json!(true))
-                );
+                assert_eq!(&body["max_tokens"], &json!(77));
+                assert_eq!(&body["messages"][0]["content"][0]["text"], &json!("be brief"));
+                assert_eq!(&body["tool_choice"], &json!("required"));
+                assert_eq!(&body["stream"], &json!(true));
             }
         }
     }
@@ -284,7 +272,8 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
     let (model, _) = fake(Kind::OpenAi, vec![Reply::stream(&frames)]).await;
     let answer = ask(&model, hello()).await.1.unwrap();
     assert_eq!(answer.response_metadata["finish_reason"], "length");
-    assert_eq!((answer.tool_calls().len(), answer.invalid_tool_calls().len()), (1, 1));
+    assert_eq!(answer.tool_calls().len(), 1);
+    assert_eq!(answer.invalid_tool_calls().len(), 1);
 }
 
 /// What a request says as the user, message by message, each with its blocks.

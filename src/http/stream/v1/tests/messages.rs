@@ -20,7 +20,8 @@ fn heard(frames: &[Frame]) -> BTreeMap<String, Heard> {
     let mut all: BTreeMap<String, Heard> = BTreeMap::new();
     for frame in frames.iter().filter(|frame| frame.event.word == "messages") {
         let data = data(frame);
-        let (piece, metadata) = (&data[0], &data[1]);
+        let piece = &data[0];
+        let metadata = &data[1];
         let heard = all
             .entry(piece["id"].as_str().unwrap_or_default().to_owned())
             .or_default();
@@ -236,7 +237,8 @@ fn an_answer_that_starts_over_leaves_no_end_behind() {
         .collect();
     play.events.splice(first..first, broken);
     let heard = heard(&play.all(&TUPLE, false));
-    assert_eq!((heard["m0"].text.as_str(), heard["m0"].last), ("oh ", 0));
+    assert_eq!(heard["m0"].text.as_str(), "oh ");
+    assert_eq!(heard["m0"].last, 0);
     assert_eq!(heard["m1"].text, "let me see");
 }
 
@@ -288,10 +290,8 @@ fn messages_of_subagents_tell_where_they_come_from() {
     };
     let metadata = &data(inner)[1];
     assert_eq!(metadata["checkpoint_ns"], json!(inner.event.namespace.as_deref()));
-    assert_eq!(
-        (&metadata["lc_agent_name"], &metadata["tool_call_id"]),
-        (&json!("researcher"), &json!("c1"))
-    );
+    assert_eq!(&metadata["lc_agent_name"], &json!("researcher"));
+    assert_eq!(&metadata["tool_call_id"], &json!("c1"));
     assert!(heard(&play.all(&TUPLE, false)).keys().all(|id| id == "m1"));
     let plain = play.all(&[Mode::Messages], true);
     assert!(

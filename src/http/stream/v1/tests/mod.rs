@@ -322,7 +322,8 @@ fn pieces(text: &str, calls: &[ToolCall], message: &Message) -> Vec<Chunk> {
     let mut pieces = vec![Chunk::Begin];
     pieces.extend(text.split_inclusive(' ').map(|word| Chunk::Text(word.to_owned())));
     for (index, call) in calls.iter().enumerate() {
-        let (id, name) = (Some(call.id.clone()), Some(call.name.clone()));
+        let id = Some(call.id.clone());
+        let name = Some(call.name.clone());
         pieces.push(Chunk::Call {
             index,
             id,

@@ -175,10 +175,8 @@ fn a_question_of_a_subagent_is_asked_there_and_once_more_by_its_caller() {
         "values 2 asks",
     ];
     assert_eq!(lines(&frames)[6..], expected);
-    let (inner, outer) = (
-        data(&frames[7])["__interrupt__"][0].clone(),
-        data(&frames[9])["__interrupt__"][0].clone(),
-    );
+    let inner = data(&frames[7])["__interrupt__"][0].clone();
+    let outer = data(&frames[9])["__interrupt__"][0].clone();
     assert_eq!(inner, outer, "the same question");
     assert_eq!(outer["response_schema"], Value::Null);
     assert_eq!(outer["agent_path"], json!(["main-agent", "researcher"]));

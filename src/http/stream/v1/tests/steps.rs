@@ -81,7 +81,8 @@ fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
             .filter(|frame| frame.event.word == word && frame.event.namespace.is_some() == depth);
         found.map(data).collect::<Vec<_>>()
     };
-    let (outer, inner) = (of("checkpoints", false), of("checkpoints", true));
+    let outer = of("checkpoints", false);
+    let inner = of("checkpoints", true);
     let caller = &outer[2]["config"]["configurable"]["checkpoint_id"];
     assert_eq!(&inner[1]["metadata"]["parents"][""], caller);
     assert_eq!(&inner[1]["config"]["configurable"]["checkpoint_map"][""], caller);

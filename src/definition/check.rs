@@ -1,0 +1,540 @@
+//! What makes no sense in a definition, although it has the right shape.
+//!
+//! Everything is told at once, each with the field it concerns. Nothing is looked up here: which tools are declared
+//! and which providers exist, the caller says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::answer;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::mcp::{McpReference, check_servers};
+use super::model_settings::check_settings;
+use super::{AgentDefinition, ApprovalRule, ClientRules, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
+use crate::domain::field::FieldDefinition;
+use crate::domain::limits::Limits;
+use crate::domain::schema::Schema;
+use crate::domain::state::is_private;
+
+mod names;
+mod policies;
+mod skills;
+mod tool;
+mod toolset;
+
+use skills::Knowledge;
+pub use tool::{check_tool, tool_name_problem};
+
+/// The tools that policies bring along; no declared tool may have their names.
+pub const POLICY_TOOLS: [&str; 20] = [
+    "task",
+    "get_task_instructions",
+    "write_todos",
+    "ls",
+    "read_file",
+    "write_file",
+    "edit_file",
+    "delete",
+    "glob",
+    "grep",
+    "execute",
+    "store_get",
+    "store_search",
+    "store_put",
+    "store_delete",
+    "start_async_task",
+    "check_async_task",
+    "update_async_task",
+    "cancel_async_task",
+    "list_async_tasks",
+];
+
+/// Those of them that work on files.
+const FILE_TOOLS: [&str; 8] = [
+    "ls",
+    "read_file",
+    "write_file",
+    "edit_file",
+    "delete",
+    "glob",
+    "grep",
+    "execute",
+];
+
+/// Those of them that an agent with background subagents has.
+pub const BACKGROUND_TOOLS: [&str; 5] = [
+    "start_async_task",
+    "check_async_task",
+    "update_async_task",
+    "cancel_async_task",
+    "list_async_tasks",
+];
+
+/// The fields that every state has, or policies keep.
+const STANDARD_FIELDS: [&str; 8] = [
+    "messages",
+    "files",
+    "todos",
+    "structured_response",
+    "skills_metadata",
+    "pinned_skills",
+    "async_tasks",
+    "jump_to",
+];
+
+/// The deepest nesting of delegations that may be asked for.
+pub const DEEPEST: u32 = 32;
+
+/// Descriptions of subagents shorter than this say too little to choose by.
+const SHORT_DESCRIPTION: usize = 20;
+
+/// What a definition may refer to.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// The declared tools.
+    pub tools: BTreeSet<String>,
+    /// The names that may stand before the colon of a model name.
+    pub providers: BTreeSet<String>,
+    /// The MCP servers.
+    pub mcp_servers: BTreeSet<String>,
+    /// The programs that subagents can be.
+    pub runnables: BTreeSet<String>,
+    /// The registered policies.
+    pub middleware: BTreeSet<String>,
+    /// The agents of this server, besides the one that is looked at.
+    pub agents: BTreeSet<String>,
+    /// What definitions may use that clients bring.
+    pub clients: ClientRules,
+}
+
+/// Checks the definition of an agent. The fields of the findings are relative to it.
+pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surroundings) -> Vec<Finding> {
+    let mut check = Check::new(around);
+    check.servers.extend(agent.mcp_servers.keys().cloned());
+    let top = FieldPath::default();
+    if let Some(problem) = names::graph_id_problem(graph_id) {
+        check.error(&top, problem);
+    }
+    check.names(agent);
+    check.not_blank(&top.then("name"), agent.name.as_deref());
+    check.not_blank(&top.then("description"), agent.description.as_deref());
+    check.model(&top.then("model"), &agent.model);
+    check
+        .findings
+        .extend(check_settings(&top.then("model_settings"), &agent.model_settings));
+    check
+        .findings
+        .extend(check_servers(&top.then("mcp_servers"), &agent.mcp_servers));
+    check.tools(&top.then("tools"), &agent.tools);
+    if let Some(schema) = &agent.context_schema {
+        check.schema(&top.then("context_schema"), schema);
+    }
+    check.not_blank(&top.then("task_description"), agent.task_description.as_deref());
+    check.not_blank(&top.then("task_system_prompt"), agent.task_system_prompt.as_deref());
+    check.steps(&top.then("recursion_limit"), agent.recursion_limit);
+    check.limits(&top.then("limits"), agent.limits.as_ref(), true);
+    if agent.max_subagent_depth.is_some_and(|depth| depth > DEEPEST) {
+        check.error(
+            &top.then("max_subagent_depth"),
+            format!("must be a whole number from 0 to {DEEPEST}"),
+        );
+    }
+    if agent.max_subagent_depth == Some(0) && !agent.subagents.is_empty() {
+        check.warn(
+            &top.then("max_subagent_depth"),
+            "is 0, so that the subagents are never called",
+        );
+    }
+    check.findings.extend(agent.store.check(&top.then("store")));
+    check.knowledge(&top, &Knowledge::of_agent(agent));
+    check.policies(agent);
+    check.state_fields(&top.then("state"), &agent.state);
+    check.general_purpose(agent, &agent.resolved());
+    if agent.unknown_subagent == Some(UnknownSubagent::Fallback) && agent.general_subagent().is_none() {
+        let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
+        check.error(&top.then("unknown_subagent"), message);
+    }
+    // What is written in other words counts as what it means.
+    let resolved = agent.resolved();
+    check.approvals(
+        &top.then("interrupt_on"),
+        &resolved.interrupt_on,
+        &toolset::approvable(&resolved),
+    );
+    let changed = (agent.excluded_tools.as_slice(), &agent.tool_description_overrides);
+    check.changed_tools(&top, changed, &toolset::approvable(&resolved));
+    check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
+    check.subagents(agent, &resolved);
+    check.locations(graph_id, agent);
+    check
+        .findings
+        .extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
+    check.findings
+}
+
+/// Checks the name of a model, which stands in `field`.
+pub fn check_model(field: &FieldPath, model: &str, around: &Surroundings) -> Vec<Finding> {
+    let mut check = Check::new(around);
+    check.model(field, model);
+    check.findings
+}
+
+/// Why `text` is no address that can be called; `None` when it is one.
+pub fn address_problem(text: &str) -> Option<String> {
+    match url::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
+        Ok(_) => Some("must begin with http:// or https:// and name a host".to_owned()),
+        Err(error) => Some(format!("is no address: {error}")),
+    }
+}
+
+/// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
+pub fn is_word(word: &str, most: usize, more: &str) -> bool {
+    (1..=most).contains(&word.len())
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
+}
+
+/// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
+pub(super) fn is_known_tool(name: &str, around: &Surroundings) -> bool {
+    POLICY_TOOLS.contains(&name)
+        || around.tools.contains(name)
+        || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
+}
+
+/// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
+fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
+    let Some(reference) = McpReference::read(tool) else {
+        return tools.contains(tool);
+    };
+    let all = format!("{}/", reference.server);
+    tools.contains(tool)
+        || tools.contains(format!("{all}*").as_str())
+        || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
+}
+
+struct Check<'a> {
+    around: &'a Surroundings,
+    /// The MCP servers whose tools can be named here.
+    servers: BTreeSet<String>,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Check<'a> {
+    fn new(around: &'a Surroundings) -> Self {
+        Self {
+            around,
+            servers: around.mcp_servers.clone(),
+            findings: Vec::new(),
+        }
+    }
+}
+
+impl Check<'_> {
+    fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::error(field.clone(), message));
+    }
+
+    fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
+        self.findings.push(Finding::warning(field.clone(), message));
+    }
+
+    fn not_blank(&mut self, field: &FieldPath, text: Option<&str>) {
+        if text.is_some_and(|text| text.trim().is_empty()) {
+            self.error(field, "must not be blank; leave it out for the default");
+        }
+    }
+
+    fn required(&mut self, field: &FieldPath, text: &str, purpose: &str) {
+        if text.trim().is_empty() {
+            self.error(field, format!("must be given: {purpose}"));
+        }
+    }
+
+    fn model(&mut self, field: &FieldPath, model: &str) {
+        if model.trim().is_empty() {
+            return self.error(field, "must be given, as `provider:model-name`");
+        }
+        match model.split_once(':') {
+            Some((provider, name)) if !provider.is_empty() && !name.is_empty() => {
+                if !self.around.providers.contains(provider) {
+                    let known = self.around.providers.iter().map(String::as_str);
+                    let known = suggestion(provider, known, "known are");
+                    let way_out = format!("a section `[providers.{provider}]` with its `kind` adds one");
+                    self.error(field, format!("there is no provider `{provider}`; {known}; {way_out}"));
+                }
+            }
+            Some(_) | None => self.error(field, format!("`{model}` must be `provider:model-name`")),
+        }
+    }
+
+    fn tools(&mut self, field: &FieldPath, tools: &[String]) {
+        let mut seen = BTreeSet::new();
+        for (at, tool) in tools.iter().enumerate() {
+            let field = field.then(at);
+            if !seen.insert(tool) {
+                self.warn(&field, format!("`{tool}` is listed twice"));
+            } else if tool == "write_todos" && !self.around.tools.contains(tool) {
+                self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
+            } else if STORE_TOOLS.contains(&tool.as_str()) {
+                self.error(
+                    &field,
+                    format!("`{tool}` is not declared but switched on: `store = true`"),
+                );
+            } else if POLICY_TOOLS.contains(&tool.as_str()) {
+                self.error(&field, format!("`{tool}` comes with the server and is not listed"));
+            } else if let Some(reference) = McpReference::read(tool) {
+                let problem = reference.problem(&self.servers);
+                problem.into_iter().for_each(|problem| self.error(&field, problem));
+            } else if !self.around.tools.contains(tool) {
+                let known = self.around.tools.iter().map(String::as_str);
+                let known = suggestion(tool, known, "declared are");
+                self.error(&field, format!("there is no tool `{tool}`; {known}"));
+            }
+        }
+    }
+
+    fn steps(&mut self, field: &FieldPath, limit: Option<u32>) {
+        if limit == Some(0) {
+            self.error(field, "must be a whole number from 1 up");
+        }
+    }
+
+    fn limits(&mut self, field: &FieldPath, limits: Option<&Limits>, has_tree: bool) {
+        let Some(limits) = limits else { return };
+        if limits.depth.is_some_and(|depth| depth > DEEPEST) {
+            self.error(
+                &field.then("depth"),
+                format!("must be a whole number from 0 to {DEEPEST}"),
+            );
+        }
+        let positive = [
+            ("model_calls", limits.model_calls),
+            ("tokens", limits.tokens),
+            ("children_at_once", limits.children_at_once),
+        ];
+        for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
+            self.error(&field.then(name), "must be a whole number from 1 up");
+        }
+        if limits
+            .wall_s
+            .is_some_and(|seconds| !seconds.is_finite() || seconds <= 0.0)
+        {
+            self.error(&field.then("wall_s"), "must be a number of seconds above 0");
+        }
+        match limits.tree.as_deref() {
+            Some(_) if !has_tree => self.error(&field.then("tree"), "is for the main agent, at the top of the tree"),
+            Some(tree) => {
+                if tree.repeated_failures.is_some() {
+                    let field = field.then("tree").then("repeated_failures");
+                    self.error(&field, "is counted in each run by itself; set it in `limits`");
+                }
+                self.limits(&field.then("tree"), Some(tree), false);
+            }
+            None => {}
+        }
+    }
+
+    fn state_fields(&mut self, section: &FieldPath, fields: &BTreeMap<String, FieldDefinition>) {
+        for (name, definition) in fields {
+            let field = section.then(name);
+            if !is_word(name, 64, "") {
+                self.error(&field, "must be 1 to 64 letters, digits, `_` or `-`");
+            } else if is_private(name) || STANDARD_FIELDS.contains(&name.as_str()) {
+                self.error(
+                    &field,
+                    format!("the name `{name}` belongs to the server; choose another"),
+                );
+            }
+            if let Some(Err(error)) = definition.schema.as_ref().map(Schema::compile) {
+                self.error(&field.then("schema"), format!("is not a JSON Schema: {error}"));
+            }
+        }
+    }
+
+    fn general_purpose(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
+        let field = FieldPath::of(["general_purpose_subagent"]);
+        let general = &agent.general_purpose_subagent;
+        self.not_blank(&field.then("name"), general.name.as_deref());
+        self.not_blank(&field.then("description"), general.description.as_deref());
+        if let Some(model) = &general.model {
+            self.model(&field.then("model"), model);
+        }
+        if let Some(tools) = &general.tools {
+            self.tools(&field.then("tools"), tools);
+        }
+        if let Some(rules) = &general.interrupt_on {
+            self.approvals(&field.then("interrupt_on"), rules, &toolset::of_general(resolved));
+        }
+    }
+
+    fn approvals(&mut self, field: &FieldPath, rules: &BTreeMap<String, ApprovalRule>, tools: &BTreeSet<&str>) {
+        for (tool, rule) in rules {
+            let field = field.then(tool);
+            if !is_among(tool, tools) {
+                let known = tools.iter().filter(|name| !POLICY_TOOLS.contains(*name)).copied();
+                let known = suggestion(tool, known, "it has");
+                self.error(&field, format!("the agent has no tool `{tool}`; {known}"));
+            }
+            let ApprovalRule::Choices(choices) = rule else { continue };
+            if choices.allowed_decisions.is_empty() {
+                let allowed = "must name at least one of approve, edit, reject, respond";
+                self.error(&field.then("allowed_decisions"), allowed);
+            }
+        }
+    }
+
+    fn subagents(&mut self, agent: &AgentDefinition, resolved: &AgentDefinition) {
+        let list = FieldPath::of(["subagents"]);
+        let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut descriptions: BTreeMap<&str, usize> = BTreeMap::new();
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = list.then(at);
+            self.required(&field.then("name"), &subagent.name, "the name it is called by");
+            self.required(
+                &field.then("description"),
+                &subagent.description,
+                "the delegating model chooses by it",
+            );
+            if let Some(first) = names.get(subagent.name.as_str()).filter(|_| !subagent.name.is_empty()) {
+                let message = format!("`{}` is already the name of subagents[{first}]", subagent.name);
+                self.error(&field.then("name"), message);
+            }
+            names.entry(&subagent.name).or_insert(at);
+            let description = subagent.description.trim();
+            if let Some(first) = descriptions.get(description).filter(|_| !description.is_empty()) {
+                let message = format!("is the same as that of subagents[{first}], so that no model can choose");
+                self.warn(&field.then("description"), message);
+            } else if (1..SHORT_DESCRIPTION).contains(&description.chars().count()) {
+                let message = format!("has less than {SHORT_DESCRIPTION} characters: a model can hardly choose by it");
+                self.warn(&field.then("description"), message);
+            }
+            descriptions.entry(description).or_insert(at);
+            self.subagent(&field, subagent, agent);
+            self.tools_of(&field, subagent, (&resolved.subagents[at], resolved));
+        }
+    }
+
+    /// Where subagents are defined, when not here.
+    fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
+        let mut agents = self.around.agents.clone();
+        agents.insert(graph_id.to_owned());
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            self.findings.extend(subagent.check_location(&field, &agents));
+        }
+        self.findings.extend(agent.check_background_names());
+    }
+
+    fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        let settings = subagent.model_settings.iter();
+        let settings = settings.flat_map(|settings| check_settings(&field.then("model_settings"), settings));
+        self.findings.extend(settings);
+        if let Some(model) = &subagent.model {
+            self.model(&field.then("model"), model);
+        }
+        self.findings
+            .extend(check_servers(&field.then("mcp_servers"), &subagent.mcp_servers));
+        let outer = self.servers.clone();
+        self.servers.extend(subagent.mcp_servers.keys().cloned());
+        if let Some(tools) = &subagent.tools {
+            self.tools(&field.then("tools"), tools);
+        }
+        self.knowledge(field, &Knowledge::of_subagent(subagent, parent));
+        self.servers = outer;
+        if let Some(store) = &subagent.store {
+            self.findings.extend(store.check(&field.then("store")));
+        }
+        self.steps(&field.then("recursion_limit"), subagent.recursion_limit);
+        self.limits(&field.then("limits"), subagent.limits.as_ref(), false);
+        self.not_blank(&field.then("use_instructions"), subagent.use_instructions.as_deref());
+        self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
+    }
+
+    /// What a subagent says about its tools, seen with all that it has.
+    fn tools_of(
+        &mut self,
+        field: &FieldPath,
+        own: &SubagentDefinition,
+        (subagent, parent): (&SubagentDefinition, &AgentDefinition),
+    ) {
+        if let Some(rules) = &subagent.interrupt_on {
+            // Those of its parent may concern tools that it does not have.
+            let is_parents = |name: &&String| own.inherit.interrupt_on && parent.interrupt_on.contains_key(*name);
+            let rules = rules.iter().filter(|(name, _)| !is_parents(name));
+            let rules = rules.map(|(name, rule)| (name.clone(), rule.clone())).collect();
+            let mut tools = toolset::of_subagent(subagent, parent);
+            tools.insert("task");
+            self.approvals(&field.then("interrupt_on"), &rules, &tools);
+        }
+        let tools = toolset::of_subagent(subagent, parent);
+        let changed = (subagent.excluded_tools.as_slice(), &subagent.tool_description_overrides);
+        self.changed_tools(field, changed, &tools);
+        self.answer(field, subagent.response_format.as_ref(), &tools);
+        self.until(&field.then("until_tool"), subagent, parent);
+    }
+
+    fn until(&mut self, field: &FieldPath, subagent: &SubagentDefinition, parent: &AgentDefinition) {
+        let Some(until) = &subagent.until_tool else { return };
+        if subagent.response_format.is_some() {
+            self.error(
+                field,
+                "goes without `response_format` only: both say what the result is",
+            );
+        }
+        if until.names().is_empty() {
+            self.error(field, "must name a tool; leave it out for none");
+        }
+        let tools = toolset::of_subagent(subagent, parent);
+        for name in until.names().iter().filter(|name| !is_among(name, &tools)) {
+            let known = suggestion(name, tools.iter().copied(), "it has");
+            self.error(field, format!("the subagent has no tool `{name}`; {known}"));
+        }
+    }
+
+    /// The form of the answer of an agent with these tools, which is told in `field`.
+    fn answer(&mut self, field: &FieldPath, format: Option<&Value>, tools: &BTreeSet<&str>) {
+        let field = field.then("response_format");
+        let found = format.map(|format| answer::check(&field, format, |name| tools.contains(name)));
+        self.findings.extend(found.unwrap_or_default());
+    }
+
+    /// What is said in `field` about single tools of an agent that has these.
+    fn changed_tools(
+        &mut self,
+        field: &FieldPath,
+        (excluded, described): (&[String], &BTreeMap<String, String>),
+        tools: &BTreeSet<&str>,
+    ) {
+        let names = described
+            .keys()
+            .map(|name| (field.then("tool_description_overrides").then(name), name));
+        let excluded = excluded.iter().enumerate();
+        let all = names.chain(excluded.map(|(at, name)| (field.then("excluded_tools").then(at), name)));
+        let is_task = |name: &str| matches!(name, "task" | "get_task_instructions");
+        for (place, name) in all.filter(|(_, name)| !is_among(name, tools) && !is_task(name)) {
+            let known = suggestion(name, tools.iter().copied(), "it has");
+            self.error(&place, format!("the agent has no tool `{name}`; {known}"));
+        }
+        for (name, text) in described {
+            self.required(
+                &field.then("tool_description_overrides").then(name),
+                text,
+                "the model chooses by it",
+            );
+        }
+    }
+
+    /// A schema that arguments of tools and contexts can have: a valid one, of an object.
+    fn schema(&mut self, field: &FieldPath, schema: &Value) {
+        if schema.get("type").and_then(Value::as_str) != Some("object") {
+            return self.error(
+                field,
+                "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …",
+            );
+        }
+        self.findings.extend(answer::schema_problem(field, schema));
+    }
+}

@@ -1,0 +1,121 @@
+//! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
+
+use super::super::policy::{self, APPROVAL};
+use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit, permission};
+use super::Check;
+
+impl Check<'_> {
+    pub(super) fn policies(&mut self, agent: &AgentDefinition) {
+        let resolved = agent.resolved();
+        self.findings.extend(agent.check_policies(self.around));
+        let permissions = FieldPath::of(["permissions"]);
+        self.findings
+            .extend(permission::check(&permissions, &agent.permissions));
+        let general = &agent.general_purpose_subagent;
+        let field = FieldPath::of(["general_purpose_subagent"]);
+        let fields = [(APPROVAL, "interrupt_on", general.interrupt_on.is_some())];
+        self.findings.extend(policy::check(
+            &field.then("middleware"),
+            &general.middleware,
+            &fields,
+            self.around,
+        ));
+        let from = (&general.inherit, general.block_middleware.as_slice());
+        self.findings
+            .extend(inherit::check(&field, from, &resolved, self.around));
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            self.findings.extend(subagent.check_policies(&field, self.around));
+            let from = (&subagent.inherit, subagent.block_middleware.as_slice());
+            self.findings
+                .extend(inherit::check(&field, from, &resolved, self.around));
+            let permissions = subagent.permissions.as_deref().unwrap_or_default();
+            self.findings
+                .extend(permission::check(&field.then("permissions"), permissions));
+            self.mode(&field, subagent);
+            self.findings.extend(subagent.check_initial(&field));
+        }
+    }
+
+    /// A fork is its caller but for a name, an order and a few words more.
+    fn mode(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
+        if subagent.mode != Mode::Fork {
+            return;
+        }
+        let given = [
+            ("initial_messages", !subagent.initial_messages.is_empty()),
+            ("skills", !subagent.skills.is_empty()),
+            ("skill_tools", !subagent.skill_tools.is_empty()),
+            ("mcp_servers", !subagent.mcp_servers.is_empty()),
+            ("memory", !subagent.memory.is_empty()),
+            ("excluded_tools", !subagent.excluded_tools.is_empty()),
+            (
+                "tool_description_overrides",
+                !subagent.tool_description_overrides.is_empty(),
+            ),
+            ("inherit", subagent.inherit != inherit::Inherit::default()),
+            ("block_middleware", !subagent.block_middleware.is_empty()),
+        ];
+        for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            self.error(
+                &field.then(name),
+                "goes without `mode = \"fork\"` only: a fork has what its caller has",
+            );
+        }
+        let costly = [("tools", subagent.tools.is_some()), ("model", subagent.model.is_some())];
+        for (name, _) in costly.into_iter().filter(|(_, is_given)| *is_given) {
+            let message = "differs from the caller's, so that no provider can reuse what it has read for the caller";
+            self.warn(&field.then(name), message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::definition::ClientRules;
+    use crate::definition::check::Surroundings;
+    use crate::definition::judge;
+
+    fn findings(mut subagent: Value) -> Vec<String> {
+        subagent["name"] = json!("twin");
+        subagent["description"] = json!("Goes on as its caller.");
+        let providers = ["scripted".to_owned()].into_iter().collect();
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
+        let body = json!({"model": "scripted:x", "subagents": [subagent]});
+        judge("a", body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn a_fork_has_what_its_caller_has() {
+        assert_eq!(findings(json!({"mode": "fork", "system_prompt": "Be brief."})), [""; 0]);
+        let told = findings(json!({"mode": "fork", "skills": ["/s"], "memory": ["/m.md"], "tools": []}));
+        assert!(
+            told[0].starts_with("subagents[0].memory: goes without `mode = \"fork\"` only"),
+            "{told:#?}"
+        );
+        assert!(told[1].starts_with("subagents[0].skills: goes without"), "{told:#?}");
+        assert!(
+            told[2].starts_with("subagents[0].tools: differs from the caller's"),
+            "{told:#?}"
+        );
+    }
+
+    #[test]
+    fn there_are_two_modes() {
+        let told = findings(json!({"mode": "other"}));
+        assert_eq!(
+            told,
+            ["subagents[0].mode: `other` is not allowed; allowed are: isolated, fork"]
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! What makes no sense in the definition of a tool.
+
+use super::{Check, POLICY_TOOLS, Surroundings, address_problem, is_word};
+use crate::definition::finding::{FieldPath, Finding, suggestion};
+use crate::definition::{BUILT_IN, ToolDefinition, ToolKind};
+
+/// The longest time-out of a tool, in seconds.
+const LONGEST_TIMEOUT_S: f64 = 86_400.0;
+
+/// Checks the definition of a tool. The fields of the findings are relative to it.
+pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
+    let around = Surroundings::default();
+    let mut check = Check::new(&around);
+    let top = FieldPath::default();
+    check
+        .findings
+        .extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
+    match tool.kind {
+        ToolKind::Http => check.remote_tool(tool),
+        ToolKind::Builtin => check.built_in_tool(tool),
+    }
+    if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
+        check.error(
+            &top.then("timeout_s"),
+            format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
+        );
+    }
+    check.findings
+}
+
+/// Why no declared tool can have this name; `None` when one can.
+pub fn tool_name_problem(name: &str) -> Option<String> {
+    if !is_word(name, 64, "") {
+        return Some(format!(
+            "the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"
+        ));
+    }
+    POLICY_TOOLS
+        .contains(&name)
+        .then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
+}
+
+impl Check<'_> {
+    fn remote_tool(&mut self, tool: &ToolDefinition) {
+        let top = FieldPath::default();
+        self.required(&top.then("description"), &tool.description, "the model chooses by it");
+        if tool.url.is_empty() {
+            self.error(&top.then("url"), "must be given: the address that is called");
+        } else if let Some(problem) = address_problem(&tool.url) {
+            self.error(&top.then("url"), problem);
+        }
+        if tool.builtin.is_some() {
+            self.error(&top.then("builtin"), "goes with `kind = \"builtin\"` only");
+        }
+        if tool.parameters.is_null() {
+            self.error(
+                &top.then("parameters"),
+                "must be given: the JSON Schema of the arguments",
+            );
+        } else {
+            self.schema(&top.then("parameters"), &tool.parameters);
+        }
+        self.findings.extend(tool.headers.check(&top.then("headers")));
+    }
+
+    fn built_in_tool(&mut self, tool: &ToolDefinition) {
+        let top = FieldPath::default();
+        match tool.builtin.as_deref() {
+            None => self.error(
+                &top.then("builtin"),
+                format!("must be given: one of {}", BUILT_IN.join(", ")),
+            ),
+            Some(name) if !BUILT_IN.contains(&name) => {
+                let known = suggestion(name, BUILT_IN, "there are");
+                self.error(
+                    &top.then("builtin"),
+                    format!("there is no built-in tool `{name}`; {known}"),
+                );
+            }
+            Some(_) => {}
+        }
+        if !tool.url.is_empty() {
+            self.error(&top.then("url"), "goes with `kind = \"http\"` only");
+        }
+        if !tool.headers.is_empty() {
+            self.error(&top.then("headers"), "goes with `kind = \"http\"` only");
+        }
+        if !tool.parameters.is_null() {
+            self.schema(&top.then("parameters"), &tool.parameters);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What definitions may use that clients bring over HTTP.
+
+use serde_json::Value;
+
+use super::finding::{FieldPath, Finding};
+use super::policy::{SKILLS, STOCK};
+use super::{AgentDefinition, Policy, SubagentDefinition};
+
+/// What definitions may use that clients bring: nothing, unless the configuration says more.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClientRules {
+    /// Whether clients may define agents at all.
+    pub enabled: bool,
+    /// Tools, tools of MCP servers (`server/tool`), programs and registered policies, by name. A name that ends in `*`
+    /// means all that begin like it.
+    pub tools: Vec<String>,
+    /// Models, as `provider:model-name`; `provider:*` means all of a provider.
+    pub models: Vec<String>,
+    /// Agents that subagents may be: those of this server by `graph_id`, those of others by address.
+    pub agents: Vec<String>,
+}
+
+impl ClientRules {
+    /// What is said when clients may not define agents.
+    pub const DISABLED: &str = "this server takes no definitions from clients: `enabled = true` in the section \
+        `[agents_api]` of its configuration allows them";
+
+    /// Rules that allow everything, for tests of other rules.
+    #[cfg(test)]
+    pub(super) fn everything() -> Self {
+        let all = || vec!["*".to_owned()];
+        Self {
+            enabled: true,
+            tools: all(),
+            models: all(),
+            agents: all(),
+        }
+    }
+
+    /// All that `agent`, the definition of a client, must not use.
+    pub fn check(&self, agent: &AgentDefinition) -> Vec<Finding> {
+        if !self.enabled {
+            return vec![Finding::error(FieldPath::default(), Self::DISABLED)];
+        }
+        let mut check = Check {
+            rules: self,
+            findings: vec![],
+        };
+        check.agent(agent);
+        check.findings
+    }
+}
+
+struct Check<'a> {
+    rules: &'a ClientRules,
+    findings: Vec<Finding>,
+}
+
+impl Check<'_> {
+    fn agent(&mut self, agent: &AgentDefinition) {
+        let top = FieldPath::default();
+        self.model(&top.then("model"), &agent.model);
+        self.tools(&top.then("tools"), &agent.tools);
+        self.tools(&top.then("skill_tools"), &agent.skill_tools);
+        self.policies(&top.then("middleware"), &agent.middleware);
+        let field = top.then("general_purpose_subagent");
+        let general = &agent.general_purpose_subagent;
+        self.maybe_model(&field, general.model.as_ref());
+        self.tools(&field.then("tools"), general.tools.as_deref().unwrap_or_default());
+        self.policies(&field.then("middleware"), &general.middleware);
+        for (at, subagent) in agent.subagents.iter().enumerate() {
+            self.subagent(&top.then("subagents").then(at), subagent);
+        }
+    }
+
+    fn subagent(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
+        self.maybe_model(field, subagent.model.as_ref());
+        self.tools(&field.then("tools"), subagent.tools.as_deref().unwrap_or_default());
+        self.tools(&field.then("skill_tools"), &subagent.skill_tools);
+        self.policies(&field.then("middleware"), &subagent.middleware);
+        if let Some(program) = &subagent.runnable {
+            self.name(field.then("runnable"), program, "tools");
+        }
+        match (&subagent.url, &subagent.graph_id) {
+            (Some(url), _) => self.name(field.then("url"), url, "agents"),
+            (None, Some(graph_id)) => self.name(field.then("graph_id"), graph_id, "agents"),
+            (None, None) => {}
+        }
+        if !subagent.headers.is_empty() {
+            let message = "are not taken over HTTP, since they would be kept with the definition: the configuration gives \
+                them to a server by its address, in the section `[peers.headers.\"https://host\"]`";
+            self.findings.push(Finding::error(field.then("headers"), message));
+        }
+    }
+
+    fn maybe_model(&mut self, field: &FieldPath, model: Option<&String>) {
+        if let Some(model) = model {
+            self.model(&field.then("model"), model);
+        }
+    }
+
+    fn model(&mut self, field: &FieldPath, model: &str) {
+        // What is missing is told by another check.
+        if !model.trim().is_empty() {
+            self.name(field.clone(), model, "models");
+        }
+    }
+
+    fn tools(&mut self, field: &FieldPath, tools: &[String]) {
+        for (at, tool) in tools.iter().enumerate() {
+            self.name(field.then(at), tool, "tools");
+        }
+    }
+
+    fn policies(&mut self, field: &FieldPath, policies: &[Policy]) {
+        for (at, policy) in policies.iter().enumerate() {
+            let field = field.then(at);
+            if !STOCK.contains(&policy.name.as_str()) {
+                self.name(field, &policy.name, "tools");
+                continue;
+            }
+            let tools = policy
+                .settings
+                .get("tools")
+                .and_then(Value::as_array)
+                .filter(|_| policy.name == SKILLS);
+            for (at, tool) in tools.into_iter().flatten().enumerate() {
+                let field = field.then("tools").then(at);
+                tool.as_str()
+                    .into_iter()
+                    .for_each(|tool| self.name(field.clone(), tool, "tools"));
+            }
+        }
+    }
+
+    fn name(&mut self, field: FieldPath, name: &str, list: &str) {
+        let allowed = match list {
+            "models" => &self.rules.models,
+            "agents" => &self.rules.agents,
+            _ => &self.rules.tools,
+        };
+        if !allowed.iter().any(|pattern| matches(pattern, name)) {
+            let message = format!(
+                "`{name}` may not be used by definitions of clients; `{list}` in the section `[agents_api]` can allow it"
+            );
+            self.findings.push(Finding::error(field, message));
+        }
+    }
+}
+
+/// Whether `pattern`, a name or the beginning of names with a `*` after it, means `name`.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => pattern == name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn refused(rules: &ClientRules, agent: Value) -> Vec<String> {
+        let agent: AgentDefinition = serde_json::from_value(agent).expect("a definition");
+        rules
+            .check(&agent)
+            .into_iter()
+            .map(|finding| finding.field.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn every_field_that_names_a_tool_a_model_or_an_agent_is_looked_at() {
+        let agent = json!({
+            "model": "a:b", "tools": ["t", "s/*"], "skill_tools": ["t"],
+            "middleware": ["Own", {"name": "SkillsMiddleware", "sources": ["/a"], "tools": ["t"]}, "TodoListMiddleware"],
+            "general_purpose_subagent": {"model": "a:b", "tools": ["t"], "middleware": ["Own"]},
+            "subagents": [
+                {"name": "x", "model": "a:b", "tools": ["t"], "skill_tools": ["t"], "middleware": ["Own"]},
+                {"name": "p", "runnable": "r"},
+                {"name": "l", "graph_id": "g"},
+                {"name": "f", "graph_id": "g", "url": "https://a.b", "headers": {"x-key": "k"}},
+            ],
+        });
+        let nothing = ClientRules {
+            enabled: true,
+            ..ClientRules::default()
+        };
+        let expected = [
+            "model",
+            "tools[0]",
+            "tools[1]",
+            "skill_tools[0]",
+            "middleware[0]",
+            "middleware[1].tools[0]",
+            "general_purpose_subagent.model",
+            "general_purpose_subagent.tools[0]",
+            "general_purpose_subagent.middleware[0]",
+            "subagents[0].model",
+            "subagents[0].tools[0]",
+            "subagents[0].skill_tools[0]",
+            "subagents[0].middleware[0]",
+            "subagents[1].runnable",
+            "subagents[2].graph_id",
+            "subagents[3].url",
+            "subagents[3].headers",
+        ];
+        assert_eq!(refused(&nothing, agent.clone()), expected);
+        let list = |patterns: &[&str]| patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let much = ClientRules {
+            enabled: true,
+            tools: list(&["t", "s/*", "Own", "r"]),
+            models: list(&["a:*"]),
+            agents: list(&["g", "https://*"]),
+        };
+        assert_eq!(refused(&much, agent.clone()), ["subagents[3].headers"]);
+        assert_eq!(refused(&ClientRules { enabled: false, ..much }, agent), [""]);
+    }
+
+    #[test]
+    fn a_pattern_for_one_tool_of_a_server_does_not_mean_all_of_them() {
+        assert!(matches("docs/search", "docs/search") && matches("docs/*", "docs/*") && matches("*", "x"));
+        assert!(!matches("docs/search", "docs/*") && !matches("docs/s*", "docs/*") && !matches("openai:*", "openai"));
+    }
+}

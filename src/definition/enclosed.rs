@@ -1,0 +1,200 @@
+//! Files that lie beside a definition and belong to it: its skills, its memory.
+//!
+//! They are read with the definition and kept with it, as a part of its content. A run therefore keeps to what it began
+//! with whatever becomes of the files on the disk, on every server, and nothing an agent does reaches the disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::domain::path::below;
+use crate::domain::state::{File, State};
+
+/// Where agents see these files. Nothing else is there, and nobody can write there.
+pub const FOLDER: &str = "/.agent";
+/// The largest such file, in bytes.
+pub const LARGEST_FILE: u64 = 1024 * 1024;
+/// How many bytes all files of a definition may have.
+pub const LARGEST: u64 = 4 * 1024 * 1024;
+/// How many files a definition may have.
+pub const MOST: usize = 500;
+
+/// Such files, by the absolute path at which agents see them.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Enclosed(BTreeMap<String, Arc<File>>);
+
+impl Enclosed {
+    /// Adds the file at this path relative to the definition's folder.
+    pub fn add(&mut self, relative: &str, file: File) {
+        self.0.insert(seen(relative), Arc::new(file));
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many bytes they have as they are kept.
+    pub fn bytes(&self) -> u64 {
+        self.0
+            .values()
+            .map(|file| u64::try_from(file.content.len()).unwrap_or(u64::MAX))
+            .sum()
+    }
+
+    /// Whether there is one at an absolute path.
+    pub fn contains(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
+    /// Their absolute paths, in their order.
+    pub fn all_paths(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
+    /// The file that an agent with these files sees at an absolute path: one of them, or one of the thread's.
+    pub fn file<'a>(&'a self, state: &'a State, path: &str) -> Option<&'a Arc<File>> {
+        if is_enclosed(path) {
+            self.0.get(path)
+        } else {
+            state.files.get(path)
+        }
+    }
+
+    /// The paths that an agent with these files sees at and below an absolute path, in their order.
+    pub fn paths<'a>(&'a self, state: &'a State, path: &str) -> impl Iterator<Item = &'a String> {
+        let is_own = is_enclosed(path);
+        let path = path.to_owned();
+        let files = if is_own { &self.0 } else { &state.files };
+        let inside =
+            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_enclosed(file) == is_own;
+        files.keys().filter(inside)
+    }
+
+    /// Is another one for other absolute paths, and when one of these files at or below them is another one.
+    pub fn fingerprint<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> String {
+        let paths: Vec<&str> = paths.into_iter().collect();
+        let mut hash = Sha256::new();
+        paths
+            .iter()
+            .for_each(|path| hash.update(format!("{}:{path}", path.len())));
+        for (path, file) in self.only(paths).0 {
+            hash.update(format!("{}:{path}{}:{}", path.len(), file.content.len(), file.content));
+        }
+        hash.finalize()
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    /// Those at and below these absolute paths.
+    #[must_use]
+    pub fn only<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> Self {
+        let paths: Vec<&str> = paths.into_iter().collect();
+        let wanted = |path: &String| {
+            paths
+                .iter()
+                .any(|wanted| path == wanted || below(path, wanted).is_some())
+        };
+        Self(
+            self.0
+                .iter()
+                .filter(|(path, _)| wanted(path))
+                .map(|(path, file)| (path.clone(), Arc::clone(file)))
+                .collect(),
+        )
+    }
+}
+
+/// Where agents see what a definition names: a path that begins with `/` is in the thread's files, any other relative to
+/// the definition's folder.
+pub fn seen(named: &str) -> String {
+    let clean: Vec<&str> = named
+        .split(['/', '\\'])
+        .filter(|part| !part.is_empty() && *part != ".")
+        .collect();
+    let folder = if named.starts_with('/') { "" } else { FOLDER };
+    format!("{folder}/{}", clean.join("/"))
+}
+
+/// Whether an absolute path lies where agents see these files.
+pub fn is_enclosed(path: &str) -> bool {
+    path == FOLDER || below(path, FOLDER).is_some()
+}
+
+/// Whether a path that a definition names is relative to its folder.
+pub fn is_relative(named: &str) -> bool {
+    !named.starts_with('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_relative_is_seen_in_the_folder_of_the_agent() {
+        for (named, at) in [
+            ("skills", "/.agent/skills"),
+            ("./a//b/", "/.agent/a/b"),
+            ("/skills/base/", "/skills/base"),
+            ("/", "/"),
+        ] {
+            assert_eq!(seen(named), at);
+        }
+    }
+
+    #[test]
+    fn an_agent_sees_only_its_own_files() {
+        let mut all = Enclosed::default();
+        for path in ["skills/a/SKILL.md", "skills-b/c/SKILL.md", "AGENTS.md"] {
+            all.add(
+                path,
+                File {
+                    content: path.to_owned(),
+                    ..File::default()
+                },
+            );
+        }
+        let own = all.only(["/.agent/skills", "/.agent/AGENTS.md"]);
+        let paths: Vec<&String> = own.all_paths().collect();
+        assert_eq!(paths, ["/.agent/AGENTS.md", "/.agent/skills/a/SKILL.md"]);
+        assert_eq!(own.len(), 2);
+        assert_eq!(own.bytes(), 26);
+        assert_eq!(own.fingerprint(["/.agent/skills"]), all.fingerprint(["/.agent/skills"]));
+        assert_ne!(all.fingerprint(["/.agent"]), own.fingerprint(["/.agent"]));
+        assert_ne!(all.fingerprint(["/a"]), all.fingerprint(["/b"]));
+    }
+
+    #[test]
+    fn nothing_of_the_thread_is_seen_where_they_are() {
+        let mut own = Enclosed::default();
+        own.add(
+            "a",
+            File {
+                content: "own".to_owned(),
+                ..File::default()
+            },
+        );
+        let files = ["/.agent/a", "/.agent/b", "/c"].map(|path| (path.to_owned(), Arc::new(File::default())));
+        let state = State {
+            files: files.into(),
+            ..State::default()
+        };
+        assert_eq!(
+            own.file(&state, "/.agent/a").map(|file| file.content.as_str()),
+            Some("own")
+        );
+        assert_eq!(own.file(&state, "/.agent/b"), None);
+        assert_eq!(own.paths(&state, "/").collect::<Vec<_>>(), ["/c"]);
+        assert_eq!(own.paths(&state, "/.agent").collect::<Vec<_>>(), ["/.agent/a"]);
+    }
+}

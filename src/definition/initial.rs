@@ -1,0 +1,125 @@
+//! The messages with which a subagent begins, before it is told what to do.
+
+use std::sync::Arc;
+
+use super::SubagentDefinition;
+use super::finding::{FieldPath, Finding};
+use super::record::LARGEST_DEFINITION;
+use crate::domain::input::read_initial;
+use crate::domain::message::Message;
+
+const FIELD: &str = "initial_messages";
+
+impl SubagentDefinition {
+    /// The messages with which it begins. What is wrong with them was told by the check.
+    pub fn beginning(&self) -> Vec<Arc<Message>> {
+        read_initial(&self.initial_messages)
+            .unwrap_or_default()
+            .into_iter()
+            .map(Arc::new)
+            .collect()
+    }
+
+    /// What is wrong with them; `field` is where the subagent stands.
+    pub(super) fn check_initial(&self, field: &FieldPath) -> Vec<Finding> {
+        let list = field.then(FIELD);
+        let wrong = read_initial(&self.initial_messages).err();
+        let wrong = wrong.map(|(at, why)| Finding::error(list.then(at), why));
+        let size: usize = self
+            .initial_messages
+            .iter()
+            .map(|message| message.to_string().len())
+            .sum();
+        let message = || format!("have {size} bytes of JSON; at most {LARGEST_DEFINITION} are allowed");
+        let large = (size > LARGEST_DEFINITION).then(|| Finding::error(list.clone(), message()));
+        wrong.into_iter().chain(large).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::definition::ClientRules;
+    use crate::definition::check::Surroundings;
+    use crate::definition::judge;
+
+    fn told(mut subagent: Value) -> Vec<String> {
+        let providers = ["scripted".to_owned()].into_iter().collect();
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
+        subagent["name"] = json!("a");
+        subagent["description"] = json!("Does all that is left.");
+        let body = json!({"model": "scripted:x", "subagents": [subagent]});
+        judge("x", body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn messages_of_all_kinds_may_stand_at_the_beginning() {
+        let messages = json!(["hello", {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "x", "args": {}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "y"}, {"role": "system", "content": "z"}]);
+        assert_eq!(told(json!({"initial_messages": messages})), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_no_message_is_told_with_its_place() {
+        let cases = [
+            (json!("hello"), "subagents[0].initial_messages: must be a list"),
+            (
+                json!(["x", 3]),
+                "subagents[0].initial_messages[1]: must be a string, a pair or an object",
+            ),
+            (
+                json!([{"role": "robot", "content": "x"}]),
+                "subagents[0].initial_messages[0]: `role` is \"robot\", but allowed",
+            ),
+            (
+                json!([{"role": "user"}]),
+                "subagents[0].initial_messages[0]: `content` is missing",
+            ),
+            (
+                json!([{"role": "remove", "id": "x"}]),
+                "subagents[0].initial_messages[0]: must not take a message away",
+            ),
+            (
+                json!([{"role": "tool", "tool_call_id": "1", "content": "y"}]),
+                "subagents[0].initial_messages[0]: answers the call `1`, which no message before it makes",
+            ),
+            (
+                json!(vec!["x"; 101]),
+                "subagents[0].initial_messages[100]: is one too many; at most 100 are allowed",
+            ),
+        ];
+        for (messages, expected) in cases {
+            let told = told(json!({"initial_messages": messages}));
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn forks_and_agents_defined_elsewhere_begin_otherwise() {
+        let fork = told(json!({"initial_messages": ["x"], "mode": "fork"}));
+        assert_eq!(
+            fork,
+            ["subagents[0].initial_messages: goes without `mode = \"fork\"` only: a fork has what its caller has"]
+        );
+        let elsewhere = told(json!({"initial_messages": ["x"], "graph_id": "x", "async": false}));
+        assert!(
+            elsewhere.contains(
+                &"subagents[0].initial_messages: goes without `graph_id` only: that agent is defined elsewhere"
+                    .to_owned()
+            ),
+            "{elsewhere:#?}"
+        );
+    }
+}

@@ -1,0 +1,116 @@
+//! Reads the definition of an agent and says all that is to be said about it.
+
+use serde_json::Value;
+
+use super::check::{Surroundings, check_agent};
+use super::record::LARGEST_DEFINITION;
+use super::source::check_origin;
+use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
+use crate::domain::plain_words::in_json;
+
+/// What came of reading a definition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The definition; only if it can be used.
+    pub definition: Option<AgentDefinition>,
+    /// Mistakes and oddities, each with its field.
+    pub findings: Vec<Finding>,
+}
+
+/// Judges a definition that did not come from a file. A file's definition meets the same checks.
+pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgement {
+    let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
+    if size > LARGEST_DEFINITION {
+        let message = format!("has {size} bytes of JSON; more than {LARGEST_DEFINITION} are not kept");
+        return Judgement {
+            definition: None,
+            findings: vec![Finding::error(FieldPath::default(), message)],
+        };
+    }
+    let mut findings: Vec<Finding> = body
+        .as_object_mut()
+        .and_then(deprecated::translate)
+        .into_iter()
+        .collect();
+    let reading = read::<AgentDefinition>(body);
+    if let Some(agent) = &reading.value {
+        for finding in check_agent(graph_id, agent, around)
+            .into_iter()
+            .chain(check_origin(agent))
+            .chain(around.clients.check(agent))
+        {
+            let field = reading.gaps.source_of(&finding.field);
+            if !is_echo(&field, &reading.findings) {
+                findings.push(Finding { field, ..finding });
+            }
+        }
+    }
+    findings.extend(reading.findings);
+    // It came as JSON.
+    findings
+        .iter_mut()
+        .for_each(|finding| finding.message = in_json(&finding.message));
+    findings.sort_by(|one, other| one.field.cmp(&other.field));
+    let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
+    Judgement {
+        definition: reading.value.filter(|_| is_usable),
+        findings,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::definition::ClientRules;
+
+    fn around() -> Surroundings {
+        Surroundings {
+            tools: ["lookup".to_owned()].into_iter().collect(),
+            providers: ["scripted".to_owned()].into_iter().collect(),
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_told_with_its_field() {
+        let body = json!({"model": "laab:x", "tools": ["nope", 3], "subagents": [{"name": "a"}], "foo": 1});
+        let Judgement { definition, findings } = judge("a b", body, &around());
+        assert_eq!(definition, None);
+        let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
+        assert_eq!(
+            fields,
+            ["", "foo", "model", "subagents[0].description", "tools[0]", "tools[1]"]
+        );
+    }
+
+    #[test]
+    fn a_good_definition_can_have_oddities() {
+        let body = json!({"model": "scripted:x", "default_tools": ["lookup"]});
+        let Judgement { definition, findings } = judge("a", body, &around());
+        assert_eq!(
+            definition.and_then(|agent| agent.general_purpose_subagent.tools),
+            Some(vec!["lookup".to_owned()])
+        );
+        assert_eq!(findings.len(), 1);
+    }
+
+    #[test]
+    fn a_client_names_neither_folders_on_the_disk_nor_files_that_it_would_bring_along() {
+        let body = json!({"model": "scripted:x", "skills": ["/skills", "skills"], "enclosed": {},
+            "subagents": [{"name": "a", "description": "Does this and all of that.", "memory": ["AGENTS.md"]}]});
+        let Judgement { definition, findings } = judge("a", body, &around());
+        assert_eq!(definition, None);
+        let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
+        assert_eq!(fields, ["enclosed", "skills[1]", "subagents[0].memory[0]"]);
+    }
+
+    #[test]
+    fn what_is_too_large_or_no_object_is_refused() {
+        let large = judge("a", json!({"system_prompt": "x".repeat(LARGEST_DEFINITION)}), &around());
+        assert!(large.definition.is_none() && large.findings[0].message.contains("bytes of JSON"));
+        assert!(judge("a", json!([1]), &around()).definition.is_none());
+    }
+}

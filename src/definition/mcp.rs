@@ -1,0 +1,596 @@
+//! Servers of the Model Context Protocol, and how their tools are named.
+//!
+//! Definitions name a tool as `server/tool`, and all tools of a server as `server/*`. Models know it under a name that
+//! every provider takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::check::{address_problem, is_word};
+use super::finding::{FieldPath, Finding, suggestion};
+use super::{AfterCrash, AgentDefinition, Headers, OnError};
+
+/// The longest name of a tool that every provider takes.
+const LONGEST_NAME: usize = 64;
+/// The longest name of a server: it leaves room for that of the tool.
+const LONGEST_SERVER: usize = 32;
+/// The longest pattern of names of tools, in bytes.
+const LONGEST_PATTERN: usize = 256;
+/// How many servers an agent may have for itself.
+const MOST_SERVERS: usize = 32;
+/// The longest time-out, in seconds.
+const LONGEST_TIMEOUT_S: f64 = 86_400.0;
+
+/// How a server behind HTTP speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum McpTransport {
+    /// One POST for each message, with the answer in its response.
+    #[default]
+    Http,
+    /// The older way: one stream of events for all answers, which tells where to post.
+    Sse,
+}
+
+/// An MCP server: a program that is started, or an address.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct McpServerDefinition {
+    /// The program that is the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its environment, beside what every program needs. Values may be secrets and are never printed.
+    pub env: BTreeMap<String, String>,
+    /// The folder in which it runs, relative to the file that names it; that of adjutant when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// The address of a server behind HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Headers sent with every request.
+    #[serde(skip_serializing_if = "Headers::is_empty")]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
+    pub headers: Headers,
+    /// How it speaks over HTTP.
+    pub transport: McpTransport,
+    /// Of its tools only these, named or by patterns; all when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_tools: Option<Vec<String>>,
+    /// Of its tools all but these, named or by patterns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disabled_tools: Vec<String>,
+    /// Seconds to wait for the result of a call.
+    pub timeout_s: f64,
+    /// Seconds to wait until the server is there and has told its tools.
+    pub start_timeout_s: f64,
+    /// What to do about a call that was begun before a crash.
+    pub after_crash: AfterCrash,
+    /// What an error of one of its tools means for the run.
+    pub on_error: OnError,
+}
+
+impl Default for McpServerDefinition {
+    fn default() -> Self {
+        Self {
+            command: None,
+            args: vec![],
+            env: BTreeMap::new(),
+            url: None,
+            cwd: None,
+            headers: Headers::default(),
+            transport: McpTransport::default(),
+            allowed_tools: None,
+            disabled_tools: vec![],
+            timeout_s: 30.0,
+            start_timeout_s: 10.0,
+            after_crash: AfterCrash::default(),
+            on_error: OnError::default(),
+        }
+    }
+}
+
+impl fmt::Debug for McpServerDefinition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("McpServerDefinition")
+            .field("command", &self.command)
+            .field("env", &self.env.keys().collect::<Vec<_>>())
+            .field("has_url", &self.url.is_some())
+            .field("after_crash", &self.after_crash)
+            .field("on_error", &self.on_error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl McpServerDefinition {
+    /// What makes no sense. The fields of the findings are relative to it.
+    pub fn check(&self, name: &str) -> Vec<Finding> {
+        let top = FieldPath::default();
+        let mut findings = vec![];
+        let mut wrong = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+        if !is_word(name, LONGEST_SERVER, "") || name.contains("__") {
+            let allowed = format!("1 to {LONGEST_SERVER} letters, digits, `-` or single `_`");
+            wrong(top.clone(), format!("the server name `{name}` must be {allowed}"));
+        }
+        findings.extend(self.check_place());
+        let mut wrong = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+        for name in self.env.keys().filter(|name| !is_word(name, 256, "")) {
+            wrong(
+                top.then("env").then(name),
+                "is no name of an environment variable".to_owned(),
+            );
+        }
+        for (field, seconds) in [("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)] {
+            if !(seconds > 0.0 && seconds <= LONGEST_TIMEOUT_S) {
+                wrong(
+                    top.then(field),
+                    format!("must be more than 0 and at most {LONGEST_TIMEOUT_S} seconds"),
+                );
+            }
+        }
+        findings.extend(self.headers.check(&top.then("headers")));
+        findings.extend(self.check_filter());
+        findings
+    }
+
+    /// What makes no sense about where it is.
+    fn check_place(&self) -> Vec<Finding> {
+        let top = FieldPath::default();
+        let only_with = |word: &str, given: &[(&str, bool)]| {
+            let given = given.iter().filter(|(_, is_given)| *is_given);
+            given
+                .map(|(field, _)| Finding::error(top.then(*field), format!("goes with `{word}` only")))
+                .collect()
+        };
+        match (&self.command, &self.url) {
+            (None, None) => vec![Finding::error(
+                top.then("command"),
+                "must be given, or `url`: where the server is",
+            )],
+            (Some(_), Some(_)) => {
+                vec![Finding::error(
+                    top.then("url"),
+                    "goes without `command` only: it is one or the other",
+                )]
+            }
+            (Some(command), None) => {
+                let has_transport = self.transport != McpTransport::default();
+                let given = [("headers", !self.headers.is_empty()), ("transport", has_transport)];
+                let mut findings: Vec<Finding> = only_with("url", &given);
+                if command.trim().is_empty() {
+                    findings.push(Finding::error(top.then("command"), "must not be blank"));
+                }
+                findings
+            }
+            (None, Some(url)) => {
+                let given = [
+                    ("args", !self.args.is_empty()),
+                    ("env", !self.env.is_empty()),
+                    ("cwd", self.cwd.is_some()),
+                ];
+                let mut findings: Vec<Finding> = only_with("command", &given);
+                findings.extend(address_problem(url).map(|problem| Finding::error(top.then("url"), problem)));
+                findings
+            }
+        }
+    }
+
+    /// What makes no sense about which of its tools there are.
+    fn check_filter(&self) -> Vec<Finding> {
+        let top = FieldPath::default();
+        let mut findings = vec![];
+        let allowed = self.allowed_tools.as_deref().unwrap_or_default();
+        for (field, patterns) in [("allowed_tools", allowed), ("disabled_tools", &self.disabled_tools)] {
+            let wrong = patterns
+                .iter()
+                .enumerate()
+                .filter_map(|(at, text)| Some((at, pattern(text).err()?)));
+            findings.extend(wrong.map(|(at, why)| Finding::error(top.then(field).then(at), why)));
+        }
+        if self.allowed_tools.is_some() && !self.disabled_tools.is_empty() {
+            findings.push(Finding::error(
+                top.then("disabled_tools"),
+                "goes without `allowed_tools` only",
+            ));
+        }
+        findings
+    }
+}
+
+/// Which of a server's tools there are.
+#[derive(Debug, Clone)]
+pub struct McpFilter {
+    allowed: Option<GlobSet>,
+    disabled: GlobSet,
+}
+
+impl McpFilter {
+    /// What a definition says about that. A pattern that is none was refused when the definition was read.
+    pub fn of(definition: &McpServerDefinition) -> Self {
+        let set = |patterns: &[String]| {
+            let mut set = GlobSetBuilder::new();
+            for glob in patterns.iter().filter_map(|text| pattern(text).ok()) {
+                set.add(glob);
+            }
+            set.build().unwrap_or_default()
+        };
+        Self {
+            allowed: definition.allowed_tools.as_deref().map(set),
+            disabled: set(&definition.disabled_tools),
+        }
+    }
+
+    /// Whether the tool of this name is there. It can be named with its server, too.
+    pub fn admits(&self, server: &str, tool: &str) -> bool {
+        let names = [tool.to_owned(), format!("{server}_{tool}"), model_name(server, tool)];
+        let is_in = |set: &GlobSet| names.iter().any(|name| set.is_match(name));
+        self.allowed.as_ref().is_none_or(is_in) && !is_in(&self.disabled)
+    }
+}
+
+/// The pattern of a name: `*` is any text, `?` a character, `[…]` one of some.
+fn pattern(text: &str) -> Result<Glob, String> {
+    let glob = GlobBuilder::new(text)
+        .backslash_escape(false)
+        .build()
+        .ok()
+        .filter(|_| text.len() <= LONGEST_PATTERN);
+    glob.filter(|_| !text.trim().is_empty())
+        .ok_or_else(|| format!("`{text}` is neither a name nor a pattern"))
+}
+
+/// Whose a server is: only its owner's tools, and those of whom it contains, can be told by its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum McpOwner {
+    /// The configuration's, for all agents.
+    #[default]
+    Everyone,
+    /// That of the agent with this `graph_id`.
+    Agent(String),
+    /// That of a subagent of the agent with this `graph_id`.
+    Subagent(String, String),
+}
+
+impl McpOwner {
+    /// It, and whoever contains it, outwards: in this order a server is looked for.
+    pub fn outwards(&self) -> Vec<Self> {
+        let mut all = vec![self.clone()];
+        if let Self::Subagent(agent, _) = self {
+            all.push(Self::Agent(agent.clone()));
+        }
+        if *self != Self::Everyone {
+            all.push(Self::Everyone);
+        }
+        all
+    }
+}
+
+/// Servers by whose they are and what they are called.
+pub type OwnedServers = BTreeMap<(McpOwner, String), McpServerDefinition>;
+
+impl AgentDefinition {
+    /// The servers that the agent of this `graph_id` has for itself, its subagents' included.
+    pub fn own_servers(&self, graph_id: &str) -> OwnedServers {
+        let mut servers = OwnedServers::new();
+        let agent = McpOwner::Agent(graph_id.to_owned());
+        servers.extend(
+            self.mcp_servers
+                .iter()
+                .map(|(name, server)| ((agent.clone(), name.clone()), server.clone())),
+        );
+        for subagent in &self.subagents {
+            let owner = McpOwner::Subagent(graph_id.to_owned(), subagent.name.clone());
+            let own = subagent.mcp_servers.iter();
+            servers.extend(own.map(|(name, server)| ((owner.clone(), name.clone()), server.clone())));
+        }
+        servers
+    }
+
+    /// The same without them: what is stored of a file, since servers may hold secrets.
+    #[must_use]
+    pub fn without_servers(&self) -> Self {
+        let mut without = self.clone();
+        without.mcp_servers.clear();
+        without
+            .subagents
+            .iter_mut()
+            .for_each(|subagent| subagent.mcp_servers.clear());
+        without
+    }
+
+    /// The servers of which it says something, with the field in which it does.
+    pub fn servers_mut(&mut self) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
+        let below = self
+            .subagents
+            .iter_mut()
+            .enumerate()
+            .flat_map(|(at, subagent)| placed(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers));
+        placed(FieldPath::default(), &mut self.mcp_servers).chain(below)
+    }
+}
+
+/// Servers with the fields in which they stand; `holder` is what holds them.
+fn placed(
+    holder: FieldPath,
+    servers: &mut BTreeMap<String, McpServerDefinition>,
+) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
+    let list = holder.then("mcp_servers");
+    servers
+        .iter_mut()
+        .map(move |(name, server)| (list.then(name.as_str()), server))
+}
+
+/// What makes no sense in the servers that stand in `field`.
+pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpServerDefinition>) -> Vec<Finding> {
+    let mut findings = vec![];
+    if servers.len() > MOST_SERVERS {
+        findings.push(Finding::error(
+            field.clone(),
+            format!("has more than {MOST_SERVERS} servers"),
+        ));
+    }
+    for (name, server) in servers {
+        findings.extend(
+            server
+                .check(name)
+                .into_iter()
+                .map(|finding| finding.under(&field.then(name.as_str()))),
+        );
+    }
+    findings
+}
+
+/// What stands for one tool of a server, or for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct McpReference<'a> {
+    /// The server.
+    pub server: &'a str,
+    /// The tool; none for all.
+    pub tool: Option<&'a str>,
+}
+
+impl<'a> McpReference<'a> {
+    /// Reads `server/tool` and `server/*`. None when it is the name of another tool.
+    pub fn read(name: &'a str) -> Option<Self> {
+        let (server, tool) = name.split_once('/')?;
+        Some(Self {
+            server,
+            tool: (tool != "*").then_some(tool),
+        })
+    }
+
+    /// The name under which models know it; for all tools of a server what their names begin with, and `*`.
+    pub fn model_name(self) -> String {
+        match self.tool {
+            Some(tool) => model_name(self.server, tool),
+            None => format!("{}__*", self.server),
+        }
+    }
+
+    /// What is wrong with it, in view of the servers that there are.
+    pub(super) fn problem(self, servers: &BTreeSet<String>) -> Option<String> {
+        if self.tool == Some("") {
+            return Some(format!(
+                "must be `{0}/tool`, or `{0}/*` for all tools of the server",
+                self.server
+            ));
+        }
+        let known = || suggestion(self.server, servers.iter().map(String::as_str), "there are");
+        (!servers.contains(self.server)).then(|| format!("there is no MCP server `{}`; {}", self.server, known()))
+    }
+}
+
+/// The name under which models know a tool of an MCP server: `server__tool`. What providers do not take becomes `_`, and
+/// then, or if it is too long, a part of a digest of the full name tells it from others.
+pub fn model_name(server: &str, tool: &str) -> String {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || matches!(c, '_' | '-') {
+            c
+        } else {
+            '_'
+        }
+    };
+    let name = format!("{server}__{}", tool.chars().map(plain).collect::<String>());
+    if name.len() <= LONGEST_NAME && name.ends_with(tool) {
+        return name;
+    }
+    let digest = Sha256::digest(format!("{server}/{tool}"));
+    let mark: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
+    format!("{kept}_{mark}")
+}
+
+/// The name under which models know the tool of this name in a definition.
+pub fn named(name: &str) -> String {
+    McpReference::read(name).map_or_else(|| name.to_owned(), McpReference::model_name)
+}
+
+/// Tools by the names under which models know them: single ones, and all of a server.
+#[derive(Debug, Clone, Default)]
+pub struct ToolNames {
+    single: BTreeSet<String>,
+    /// What the names of all tools of a server begin with.
+    starts: BTreeSet<String>,
+}
+
+impl ToolNames {
+    /// The tools of these names in a definition.
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a String>) -> Self {
+        let mut all = Self::default();
+        for name in names {
+            match McpReference::read(name) {
+                Some(McpReference { server, tool: None }) => all.starts.insert(format!("{server}__")),
+                Some(_) | None => all.single.insert(named(name)),
+            };
+        }
+        all
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.single.is_empty() && self.starts.is_empty()
+    }
+
+    /// Whether the tool that models know under this name is one of them.
+    pub fn contains(&self, name: &str) -> bool {
+        self.single.contains(name) || self.starts.iter().any(|start| name.starts_with(start))
+    }
+
+    /// Whether one of them may be one of `others`.
+    pub fn meets(&self, others: &Self) -> bool {
+        self.single.iter().any(|name| others.contains(name))
+            || others.single.iter().any(|name| self.contains(name))
+            || !self.starts.is_disjoint(&others.starts)
+    }
+}
+
+/// The keys of rules about tools, as models name them.
+pub fn by_model_name<T: Clone>(rules: &BTreeMap<String, T>) -> BTreeMap<String, T> {
+    rules.iter().map(|(name, rule)| (named(name), rule.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_get_names_that_every_provider_takes() {
+        assert_eq!(model_name("docs", "search_all"), "docs__search_all");
+        let odd = [
+            model_name("docs", "read.file"),
+            model_name("docs", "read/file"),
+            model_name("docs", &"x".repeat(90)),
+        ];
+        for name in &odd {
+            assert!(is_word(name, LONGEST_NAME, "") && name.starts_with("docs__"), "{name}");
+        }
+        assert_ne!(odd[0], odd[1], "two tools never get one name");
+    }
+
+    #[test]
+    fn references_name_one_tool_or_all() {
+        assert_eq!(
+            McpReference::read("docs/a/b"),
+            Some(McpReference {
+                server: "docs",
+                tool: Some("a/b")
+            })
+        );
+        assert_eq!(
+            McpReference::read("docs/*").map(McpReference::model_name),
+            Some("docs__*".to_owned())
+        );
+        assert_eq!(McpReference::read("lookup"), None);
+        let servers = ["docs".to_owned()].into_iter().collect();
+        let problem = |name| McpReference::read(name).and_then(|reference| reference.problem(&servers));
+        assert_eq!(problem("docs/*"), None);
+        assert_eq!(
+            problem("doc/*"),
+            Some("there is no MCP server `doc`; did you mean `docs`? there are: docs".to_owned())
+        );
+        assert!(problem("docs/").is_some_and(|problem| problem.starts_with("must be `docs/tool`")));
+    }
+
+    #[test]
+    fn tools_are_among_those_that_are_named_singly_or_with_their_server() {
+        let names = |names: &[&str]| ToolNames::of(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let some = names(&["docs/read", "web/*", "lookup"]);
+        for (name, is_one) in [
+            ("docs__read", true),
+            ("docs__write", false),
+            ("web__any", true),
+            ("lookup", true),
+            ("read", false),
+        ] {
+            assert_eq!(some.contains(name), is_one, "{name}");
+        }
+        for (other, meets) in [
+            ("docs/*", true),
+            ("docs/read", true),
+            ("docs/write", false),
+            ("web/x", true),
+            ("web/*", true),
+            ("dig", false),
+        ] {
+            assert_eq!(some.meets(&names(&[other])), meets, "{other}");
+            assert_eq!(names(&[other]).meets(&some), meets, "{other}");
+        }
+        assert!(ToolNames::default().is_empty() && !some.is_empty());
+    }
+
+    #[test]
+    fn a_server_may_have_fewer_tools_than_it_tells() {
+        let admitted = |server: McpServerDefinition| {
+            assert_eq!(server.check_filter(), []);
+            let filter = McpFilter::of(&server);
+            ["read_file", "read_dir", "write"]
+                .into_iter()
+                .filter(|tool| filter.admits("fs", tool))
+                .collect::<Vec<_>>()
+        };
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
+        assert_eq!(admitted(McpServerDefinition::default()).len(), 3);
+        let allowed = |list| McpServerDefinition {
+            allowed_tools: Some(names(list)),
+            ..Default::default()
+        };
+        assert_eq!(admitted(allowed(&["read_*"])), ["read_file", "read_dir"]);
+        assert_eq!(admitted(allowed(&["fs_write", "fs__read_dir"])), ["read_dir", "write"]);
+        assert_eq!(admitted(allowed(&[])), [""; 0]);
+        let disabled = McpServerDefinition {
+            disabled_tools: names(&["read_?i*"]),
+            ..Default::default()
+        };
+        assert_eq!(admitted(disabled), ["write"]);
+        let wrong = McpServerDefinition {
+            disabled_tools: names(&["[", ""]),
+            ..allowed(&["a"])
+        };
+        let fields: Vec<String> = wrong
+            .check_filter()
+            .iter()
+            .map(|finding| finding.field.to_string())
+            .collect();
+        assert_eq!(fields, ["disabled_tools[0]", "disabled_tools[1]", "disabled_tools"]);
+    }
+
+    #[test]
+    fn a_server_is_looked_for_outwards() {
+        let subagent = McpOwner::Subagent("a".to_owned(), "b".to_owned());
+        let agent = McpOwner::Agent("a".to_owned());
+        assert_eq!(
+            subagent.outwards(),
+            [subagent.clone(), agent.clone(), McpOwner::Everyone]
+        );
+        assert_eq!(agent.outwards(), [agent.clone(), McpOwner::Everyone]);
+    }
+
+    #[test]
+    fn a_server_is_a_program_or_an_address() {
+        let findings = |server: &McpServerDefinition, name| -> Vec<String> {
+            server.check(name).iter().map(ToString::to_string).collect()
+        };
+        let program = McpServerDefinition {
+            command: Some("docs".to_owned()),
+            ..Default::default()
+        };
+        assert_eq!(findings(&program, "docs"), [""; 0]);
+        let both = McpServerDefinition {
+            url: Some("http://x".to_owned()),
+            timeout_s: 0.0,
+            ..program
+        };
+        assert_eq!(findings(&both, "a__b").len(), 3);
+        assert_eq!(
+            findings(&McpServerDefinition::default(), "docs")[0],
+            "command: must be given, or `url`: where the server is"
+        );
+    }
+}

@@ -1,0 +1,307 @@
+//! Which files an agent may read and change, and of which it has to ask first.
+//!
+//! The first rule that concerns an operation on a path decides; what no rule concerns is allowed. Rules are about the file
+//! tools, whoever offers them, and about nothing else.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::finding::{FieldPath, Finding};
+use crate::domain::message::ToolCall;
+use crate::domain::path::{below, normalise};
+use crate::domain::pattern::Pattern;
+
+/// How many rules an agent may have, and paths a rule.
+const MOST: usize = 256;
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Permission {
+    /// What it is about.
+    pub operations: Vec<FileOperation>,
+    /// The paths that it is about: absolute patterns, in which `**` spans folders.
+    pub paths: Vec<String>,
+    /// What it decides.
+    pub mode: PermissionMode,
+}
+
+/// What can be done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileOperation {
+    /// It is read, listed or searched.
+    Read,
+    /// It is written, edited or deleted.
+    Write,
+}
+
+impl FileOperation {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// What a rule decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PermissionMode {
+    /// The agent may.
+    #[default]
+    Allow,
+    /// It may not.
+    Deny,
+    /// It may once a human has approved the call.
+    Interrupt,
+}
+
+/// The rules of an agent, ready to be asked. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct FileRules(Arc<[Rule]>);
+
+struct Rule {
+    operations: Vec<FileOperation>,
+    /// Each pattern, with the folder below which all that it matches lies.
+    paths: Vec<(String, Pattern, String)>,
+    mode: PermissionMode,
+}
+
+impl FileRules {
+    /// These rules. A pattern that is none was refused when the definition was read.
+    pub fn new(permissions: &[Permission]) -> Self {
+        let path = |text: &String| Some((text.clone(), Pattern::with_dots(text).ok()?, trunk(text)));
+        let rule = |permission: &Permission| Rule {
+            operations: permission.operations.clone(),
+            paths: permission.paths.iter().filter_map(path).collect(),
+            mode: permission.mode,
+        };
+        Self(permissions.iter().map(rule).collect())
+    }
+
+    /// Whether calls may have to be approved because of them.
+    pub fn may_ask(&self) -> bool {
+        self.0.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
+    }
+
+    /// The rule that decides about `operation` on `path`, a normal one, and the pattern by which it does.
+    fn deciding(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
+        let relative = path.trim_start_matches('/');
+        let rules = self.0.iter().filter(|rule| rule.operations.contains(&operation));
+        rules
+            .filter_map(|rule| {
+                let (text, ..) = rule.paths.iter().find(|(_, pattern, _)| pattern.matches(relative))?;
+                Some((rule.mode, text.as_str()))
+            })
+            .next()
+    }
+
+    /// Checks that `operation` on `path`, a normal one, is not forbidden.
+    ///
+    /// # Errors
+    /// The text for the model, which names the rule.
+    pub fn check(&self, operation: FileOperation, path: &str) -> Result<(), String> {
+        match self.deciding(operation, path) {
+            Some((PermissionMode::Deny, pattern)) => {
+                let word = operation.word();
+                Err(format!(
+                    "Error: permission denied: you may not {word} '{path}' (rule for {pattern})"
+                ))
+            }
+            Some((PermissionMode::Allow | PermissionMode::Interrupt, _)) | None => Ok(()),
+        }
+    }
+
+    /// Whether a human has to approve this call of a file tool. One that reaches many files has to be approved when one of
+    /// them may be meant.
+    pub fn asks_about(&self, call: &ToolCall) -> bool {
+        let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str());
+        let exact = |operation, path: Option<&str>| {
+            let path = path.and_then(|path| normalise(path).ok());
+            path.and_then(|path| self.deciding(operation, &path))
+                .is_some_and(|(mode, _)| mode == PermissionMode::Interrupt)
+        };
+        let many = |operation, path: Option<&str>| match path.map(normalise) {
+            Some(Ok(path)) => self.may_be_below(operation, &path),
+            // What has no path of its own is about all.
+            None => self.may_be_below(operation, "/"),
+            Some(Err(_)) => false,
+        };
+        match call.name.as_str() {
+            "read_file" => exact(FileOperation::Read, argument("file_path")),
+            "write_file" | "edit_file" => exact(FileOperation::Write, argument("file_path")),
+            "delete" => many(FileOperation::Write, argument("file_path")),
+            "ls" | "glob" | "grep" => many(FileOperation::Read, argument("path")),
+            _ => false,
+        }
+    }
+
+    /// Whether a rule that asks may concern `operation` at or below `path`.
+    fn may_be_below(&self, operation: FileOperation, path: &str) -> bool {
+        let asking = self.0.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
+        let mut trunks = asking
+            .filter(|rule| rule.operations.contains(&operation))
+            .flat_map(|rule| &rule.paths);
+        trunks.any(|(_, _, trunk)| trunk == path || below(trunk, path).is_some() || below(path, trunk).is_some())
+    }
+}
+
+/// The folder below which all lies that a pattern matches, or the path itself if it matches no other.
+fn trunk(pattern: &str) -> String {
+    let plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
+    let parts: Vec<&str> = pattern
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .take_while(plain)
+        .collect();
+    format!("/{}", parts.join("/"))
+}
+
+/// What makes no sense in the rules in `field`.
+pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Finding> {
+    let mut findings = vec![];
+    let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+    if permissions.len() > MOST {
+        error(
+            field.clone(),
+            format!("has {} rules; at most {MOST} are allowed", permissions.len()),
+        );
+    }
+    for (at, permission) in permissions.iter().enumerate() {
+        let field = field.then(at);
+        if permission.operations.is_empty() {
+            error(
+                field.then("operations"),
+                "must name at least one of read, write".to_owned(),
+            );
+        }
+        if permission.paths.is_empty() || permission.paths.len() > MOST {
+            error(field.then("paths"), format!("must name from 1 to {MOST} paths"));
+        }
+        for (at, path) in permission.paths.iter().enumerate() {
+            let problem = match Pattern::with_dots(path) {
+                _ if !path.starts_with('/') => Some(format!("`{path}` must begin with /")),
+                _ if path
+                    .split('/')
+                    .any(|part| matches!(part, ".." | ".") || part.starts_with('~')) =>
+                {
+                    Some(format!("`{path}` must contain neither . nor .. nor ~"))
+                }
+                Ok(_) => None,
+                Err(why) => Some(format!("`{path}` is no pattern: {why}")),
+            };
+            problem
+                .into_iter()
+                .for_each(|problem| error(field.then("paths").then(at), problem));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn rules(value: Value) -> FileRules {
+        let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
+        assert_eq!(check(&FieldPath::default(), &permissions), []);
+        FileRules::new(&permissions)
+    }
+
+    #[test]
+    fn the_first_rule_that_concerns_it_decides() {
+        let rules = rules(json!([
+            {"operations": ["write"], "paths": ["/secret/open.txt"]},
+            {"operations": ["read", "write"], "paths": ["/secret/**"], "mode": "deny"},
+            {"operations": ["write"], "paths": ["/**/*.lock", "/etc"], "mode": "deny"},
+        ]));
+        let may = |operation, path: &str| rules.check(operation, path).is_ok();
+        let read = FileOperation::Read;
+        let write = FileOperation::Write;
+        assert!(may(write, "/secret/open.txt") && !may(read, "/secret/open.txt"));
+        assert!(
+            !may(read, "/secret/a/b") && !may(read, "/secret/.env"),
+            "names with a dot are no way around"
+        );
+        assert!(!may(write, "/a/.b/c.lock") && may(read, "/a/b/c.lock") && !may(write, "/etc") && may(write, "/x"));
+        assert!(
+            rules
+                .check(read, "/secret/a")
+                .is_err_and(|text| text.contains("may not read '/secret/a' (rule for /secret/**)"))
+        );
+        assert!(may(read, "/secrets") && FileRules::default().check(write, "/x").is_ok());
+    }
+
+    #[test]
+    fn a_call_is_asked_about_when_it_may_reach_what_a_rule_asks_about() {
+        let rules = rules(json!([
+            {"operations": ["write"], "paths": ["/ask/free.txt"]},
+            {"operations": ["read", "write"], "paths": ["/ask/**"], "mode": "interrupt"},
+        ]));
+        let asks = |name: &str, args: Value| {
+            rules.asks_about(&ToolCall::new("c", name, args.as_object().cloned().unwrap_or_default()))
+        };
+        assert!(rules.may_ask());
+        for (name, args) in [
+            ("write_file", json!({"file_path": "/ask/x"})),
+            ("edit_file", json!({"file_path": "ask/x"})),
+            ("read_file", json!({"file_path": "/ask/deep/x"})),
+            ("read_file", json!({"file_path": "/ask/free.txt"})),
+            ("delete", json!({"file_path": "/ask"})),
+            ("ls", json!({"path": "/"})),
+            ("ls", json!({"path": "/ask/deep"})),
+            ("glob", json!({"pattern": "*"})),
+            ("grep", json!({"pattern": "x", "path": null})),
+        ] {
+            assert!(asks(name, args.clone()), "{name} {args}");
+        }
+        for (name, args) in [
+            ("write_file", json!({"file_path": "/ask/free.txt"})),
+            ("write_file", json!({"file_path": "/other"})),
+            ("ls", json!({"path": "/other"})),
+            ("delete", json!({"file_path": "/asking"})),
+            ("lookup", json!({"path": "/ask/x"})),
+        ] {
+            assert!(!asks(name, args.clone()), "{name} {args}");
+        }
+    }
+
+    #[test]
+    fn rules_that_mean_nothing_are_refused() {
+        let cases = [
+            (
+                json!([{"paths": ["/a"]}]),
+                "p[0].operations: must name at least one of read, write",
+            ),
+            (
+                json!([{"operations": ["read"]}]),
+                "p[0].paths: must name from 1 to 256 paths",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["a"]}]),
+                "p[0].paths[0]: `a` must begin with /",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["/a/../b"]}]),
+                "p[0].paths[0]: `/a/../b` must contain neither",
+            ),
+            (
+                json!([{"operations": ["read"], "paths": ["/{a"]}]),
+                "p[0].paths[0]: `/{a` is no pattern: a { has no }",
+            ),
+        ];
+        for (value, expected) in cases {
+            let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
+            let told = check(&FieldPath::of(["p"]), &permissions);
+            assert!(
+                told.len() == 1 && told[0].to_string().starts_with(expected),
+                "{expected}: {told:?}"
+            );
+        }
+    }
+}

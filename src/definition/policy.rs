@@ -1,0 +1,469 @@
+//! The policies of an agent that a definition lists by name, in their order.
+//!
+//! What a stock policy is told there could as well be said in a field; [`AgentDefinition::resolved`] puts it into that
+//! field, so that everything behind a definition knows one form.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::check::Surroundings;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::{
+    AgentDefinition, ApprovalRule, Named, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool, read,
+    source,
+};
+use crate::domain::limits::Limits;
+
+/// The list of things to do.
+pub(super) const TODOS: &str = "TodoListMiddleware";
+/// The tools for the Store.
+pub(super) const STORE: &str = "StoreMiddleware";
+/// Skills.
+pub(super) const SKILLS: &str = "SkillsMiddleware";
+/// Memory in files.
+pub(super) const MEMORY: &str = "MemoryMiddleware";
+/// Approvals.
+pub(super) const APPROVAL: &str = "HumanInTheLoopMiddleware";
+/// The work ends with a certain tool.
+pub(super) const UNTIL: &str = "UntilToolMiddleware";
+/// How often the model may be asked.
+pub(super) const MODEL_CALLS: &str = "ModelCallLimitMiddleware";
+/// How many tools may be called.
+pub(super) const TOOL_CALLS: &str = "ToolCallLimitMiddleware";
+
+/// The stock policies that can be listed.
+pub(super) const STOCK: [&str; 8] = [TODOS, STORE, SKILLS, MEMORY, APPROVAL, UNTIL, MODEL_CALLS, TOOL_CALLS];
+
+/// What every agent has, and what switches it off.
+const ALWAYS: [(&str, &str); 3] = [
+    ("FilesystemMiddleware", "is there unless `files = \"none\"`"),
+    (
+        "SubAgentMiddleware",
+        "is there while there are subagents; `general_purpose_subagent.enabled = false` takes one away",
+    ),
+    ("PatchToolCallsMiddleware", "is always there"),
+];
+
+/// A policy by its name, with its settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// A stock policy, or one that the embedding program has registered.
+    pub name: String,
+    /// What a stock policy is told.
+    pub settings: Map<String, Value>,
+}
+
+impl Policy {
+    /// The policy of this name without settings.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            settings: Map::new(),
+        }
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.settings.is_empty() {
+            return serializer.serialize_str(&self.name);
+        }
+        let mut map = serializer.serialize_map(Some(self.settings.len() + 1))?;
+        map.serialize_entry("name", &self.name)?;
+        self.settings
+            .iter()
+            .try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Policy {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Listed;
+
+        impl<'de> Visitor<'de> for Listed {
+            type Value = Policy;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a policy or a table with `name` and its settings")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Policy, E> {
+                Ok(Policy::named(name))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Policy, A::Error> {
+                let mut settings = Map::deserialize(MapAccessDeserializer::new(map))?;
+                let name = match settings.shift_remove("name") {
+                    Some(Value::String(name)) => name,
+                    Some(_) | None => String::new(),
+                };
+                Ok(Policy { name, settings })
+            }
+        }
+
+        deserializer.deserialize_any(Listed)
+    }
+}
+
+/// The settings of all stock policies; each has some of them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Settings {
+    namespace: Option<Vec<String>>,
+    read_only: bool,
+    sources: Vec<Value>,
+    tools: Vec<String>,
+    interrupt_on: BTreeMap<String, ApprovalRule>,
+    run_limit: u64,
+}
+
+/// The settings that a stock policy has, and those of them that it needs.
+fn keys(name: &str) -> Option<(&'static [&'static str], &'static [&'static str])> {
+    Some(match name {
+        TODOS => (&[], &[]),
+        STORE => (&["namespace", "read_only"], &[]),
+        SKILLS => (&["sources", "tools"], &["sources"]),
+        MEMORY => (&["sources"], &["sources"]),
+        APPROVAL => (&["interrupt_on"], &["interrupt_on"]),
+        UNTIL => (&["tools"], &["tools"]),
+        MODEL_CALLS | TOOL_CALLS => (&["run_limit"], &["run_limit"]),
+        _ => return None,
+    })
+}
+
+/// The fields that say what listed policies are told.
+#[derive(Debug, Default)]
+struct Said {
+    todos: bool,
+    store: Option<StoreRule>,
+    skills: Option<(Vec<SkillSource>, Vec<String>)>,
+    memory: Option<Vec<String>>,
+    interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
+    until: Option<UntilTool>,
+    model_calls: Option<u64>,
+    tool_calls: Option<u64>,
+}
+
+impl Said {
+    /// What these policies are told. What is wrong in it is left out, since a check has told it.
+    fn by(policies: &[Policy]) -> Self {
+        let mut said = Self::default();
+        for policy in policies {
+            let settings = || {
+                read::<Settings>(Value::Object(policy.settings.clone()))
+                    .value
+                    .unwrap_or_default()
+            };
+            match policy.name.as_str() {
+                TODOS => said.todos = true,
+                STORE => said.store = Some(store(settings())),
+                SKILLS => {
+                    let Settings { sources, tools, .. } = settings();
+                    said.skills = Some((listed(sources), tools));
+                }
+                MEMORY => said.memory = Some(listed(settings().sources)),
+                APPROVAL => said.interrupt_on = Some(settings().interrupt_on),
+                UNTIL => said.until = Some(UntilTool::Any(settings().tools)),
+                MODEL_CALLS => said.model_calls = Some(settings().run_limit),
+                TOOL_CALLS => said.tool_calls = Some(settings().run_limit),
+                _ => {}
+            }
+        }
+        said
+    }
+
+    fn limits(&self, there: Option<&Limits>) -> Option<Limits> {
+        if self.model_calls.is_none() && self.tool_calls.is_none() {
+            return there.cloned();
+        }
+        let mut limits = there.cloned().unwrap_or_default();
+        limits.model_calls = self.model_calls.or(limits.model_calls);
+        limits.tool_calls = self.tool_calls.or(limits.tool_calls);
+        Some(limits)
+    }
+}
+
+fn store(settings: Settings) -> StoreRule {
+    let standard = StoreReach::default();
+    let namespace = settings.namespace.unwrap_or(standard.namespace);
+    StoreRule::Reach(StoreReach {
+        namespace,
+        read_only: settings.read_only,
+    })
+}
+
+fn listed<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
+    values
+        .into_iter()
+        .filter_map(|value| serde_json::from_value(value).ok())
+        .collect()
+}
+
+impl AgentDefinition {
+    /// The same definition in one form: what listed policies are told, and what subagents inherit, stands in the fields
+    /// that say it.
+    #[must_use]
+    pub fn resolved(&self) -> Self {
+        let mut agent = self.clone();
+        let said = Said::by(&self.middleware);
+        agent.limits = said.limits(self.limits.as_ref());
+        agent.todos |= said.todos;
+        agent.store = said.store.unwrap_or(agent.store);
+        (agent.skills, agent.skill_tools) = said.skills.unwrap_or((agent.skills, agent.skill_tools));
+        agent.memory = said.memory.unwrap_or(agent.memory);
+        agent.interrupt_on = said.interrupt_on.unwrap_or(agent.interrupt_on);
+        agent.subagents = self
+            .subagents
+            .iter()
+            .map(|subagent| subagent.resolved(&agent))
+            .collect();
+        agent
+    }
+
+    /// What is wrong with the policies that are listed.
+    pub(super) fn check_policies(&self, around: &Surroundings) -> Vec<Finding> {
+        let fields = [
+            (TODOS, "todos", self.todos),
+            (STORE, "store", self.store != StoreRule::default()),
+            (SKILLS, "skills", !self.skills.is_empty()),
+            (MEMORY, "memory", !self.memory.is_empty()),
+            (APPROVAL, "interrupt_on", !self.interrupt_on.is_empty()),
+            (
+                MODEL_CALLS,
+                "limits.model_calls",
+                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
+            ),
+            (
+                TOOL_CALLS,
+                "limits.tool_calls",
+                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
+            ),
+        ];
+        let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, around);
+        for (at, policy) in self
+            .middleware
+            .iter()
+            .enumerate()
+            .filter(|(_, policy)| policy.name == UNTIL)
+        {
+            let message = format!("`{}` is for subagents, whose result goes to somebody", policy.name);
+            findings.push(Finding::error(FieldPath::of(["middleware"]).then(at), message));
+        }
+        findings
+    }
+}
+
+impl SubagentDefinition {
+    /// The same in one form, within a parent that is.
+    pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
+        let mut subagent = self.inheriting(parent);
+        let said = Said::by(&subagent.middleware);
+        subagent.limits = said.limits(subagent.limits.as_ref());
+        subagent.todos |= said.todos;
+        subagent.store = said.store.or(subagent.store);
+        (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or((subagent.skills, subagent.skill_tools));
+        subagent.memory = said.memory.unwrap_or(subagent.memory);
+        subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on);
+        subagent.until_tool = said.until.or(subagent.until_tool);
+        subagent
+    }
+
+    /// What is wrong with the policies that are listed.
+    pub(super) fn check_policies(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
+        let fields = [
+            (TODOS, "todos", self.todos),
+            (STORE, "store", self.store.is_some()),
+            (SKILLS, "skills", !self.skills.is_empty()),
+            (MEMORY, "memory", !self.memory.is_empty()),
+            (APPROVAL, "interrupt_on", self.interrupt_on.is_some()),
+            (UNTIL, "until_tool", self.until_tool.is_some()),
+            (
+                MODEL_CALLS,
+                "limits.model_calls",
+                self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
+            ),
+            (
+                TOOL_CALLS,
+                "limits.tool_calls",
+                self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
+            ),
+        ];
+        check(&field.then("middleware"), &self.middleware, &fields, around)
+    }
+}
+
+/// Gives a resolved subagent these policies, as far as it does not have them.
+pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
+    let said = Said::by(policies);
+    subagent.limits = Said::default()
+        .limits(subagent.limits.as_ref())
+        .or_else(|| said.limits(None));
+    subagent.todos |= said.todos;
+    let is_idle = subagent
+        .store
+        .as_ref()
+        .is_none_or(|store| *store == StoreRule::default());
+    subagent.store = said.store.filter(|_| is_idle).or(subagent.store.take());
+    if subagent.skills.is_empty() {
+        (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or_default();
+    }
+    if subagent.memory.is_empty() {
+        subagent.memory = said.memory.unwrap_or_default();
+    }
+    if subagent.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
+        subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on.take());
+    }
+    let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
+    let new: Vec<Policy> = policies
+        .iter()
+        .filter(|policy| !is_listed(&policy.name))
+        .cloned()
+        .collect();
+    subagent.middleware.extend(new);
+}
+
+/// Takes the policies of these names from a resolved subagent.
+pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
+    subagent.middleware.retain(|policy| !names.contains(&policy.name));
+    for name in names {
+        match name.as_str() {
+            TODOS => subagent.todos = false,
+            STORE => subagent.store = Some(StoreRule::default()),
+            SKILLS => (subagent.skills, subagent.skill_tools) = Default::default(),
+            MEMORY => subagent.memory.clear(),
+            APPROVAL => subagent.interrupt_on = Some(BTreeMap::new()),
+            UNTIL => subagent.until_tool = None,
+            MODEL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.model_calls.take())),
+            TOOL_CALLS => drop(subagent.limits.as_mut().and_then(|limits| limits.tool_calls.take())),
+            _ => {}
+        }
+    }
+}
+
+/// What is wrong with listed policies; `fields` tells which fields say what a stock policy would be told.
+pub(super) fn check(
+    list: &FieldPath,
+    policies: &[Policy],
+    fields: &[(&str, &str, bool)],
+    around: &Surroundings,
+) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let mut findings = vec![];
+    for (at, policy) in policies.iter().enumerate() {
+        let field = list.then(at);
+        let name = policy.name.as_str();
+        if let Some(problem) = name_problem(name, around) {
+            findings.push(Finding::error(field, problem));
+        } else if !seen.insert(name) {
+            findings.push(Finding::error(field, format!("`{name}` is listed twice")));
+        } else {
+            findings.extend(check_settings(&field, policy));
+            let twice = fields.iter().find(|(stock, _, is_given)| *stock == name && *is_given);
+            let told = |(_, other, _): &(_, &str, _)| format!("`{name}` is also given as the field `{other}`");
+            findings.extend(twice.map(|twice| Finding::error(field, told(twice))));
+        }
+    }
+    findings
+}
+
+/// The files and folders that listed policies name.
+pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
+    let mut all = vec![];
+    for (at, policy) in policies.iter().enumerate() {
+        let said = Said::by(std::slice::from_ref(policy));
+        let field = list.then(at).then("sources");
+        if let Some((sources, tools)) = &said.skills {
+            all.extend(source::named(
+                &field,
+                sources.iter().map(SkillSource::path),
+                Some(tools),
+            ));
+        }
+        all.extend(source::named(
+            &field,
+            said.memory.iter().flatten().map(String::as_str),
+            None,
+        ));
+    }
+    all
+}
+
+/// Why nothing of this name can be listed; `None` when it can.
+pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> {
+    if let Some((_, why)) = ALWAYS.iter().find(|(always, _)| *always == name) {
+        return Some(format!("`{name}` is not listed: it {why}"));
+    }
+    if STOCK.contains(&name) || around.middleware.contains(name) {
+        return None;
+    }
+    if name.is_empty() {
+        return Some("must have a `name`, which is a text".to_owned());
+    }
+    let known = STOCK.into_iter().chain(around.middleware.iter().map(String::as_str));
+    Some(format!(
+        "there is no policy `{name}`; {}",
+        suggestion(name, known, "there are")
+    ))
+}
+
+fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
+    let Some((allowed, needed)) = keys(&policy.name) else {
+        let message = format!("`{}` is the program's and takes no settings", policy.name);
+        return if policy.settings.is_empty() {
+            vec![]
+        } else {
+            vec![Finding::error(field.clone(), message)]
+        };
+    };
+    let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
+    for key in policy.settings.keys().filter(|key| !allowed.contains(&key.as_str())) {
+        let known = suggestion(key, allowed.iter().copied(), "allowed are");
+        findings.push(Finding::error(FieldPath::of([key]), format!("unknown key; {known}")));
+    }
+    for key in needed.iter().filter(|key| !policy.settings.contains_key(**key)) {
+        findings.push(Finding::error(FieldPath::of([*key]), "must be given"));
+    }
+    findings.extend(check_sources(policy));
+    if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
+        findings.push(Finding::error(
+            FieldPath::of(["run_limit"]),
+            "must be a whole number from 1 up",
+        ));
+    }
+    findings.into_iter().map(|finding| finding.under(field)).collect()
+}
+
+/// What is wrong with the sources of skills or memory.
+fn check_sources(policy: &Policy) -> Vec<Finding> {
+    let field = FieldPath::of(["sources"]);
+    let said = Said::by(std::slice::from_ref(policy));
+    let Some(given) = policy.settings.get("sources").and_then(Value::as_array) else {
+        return vec![];
+    };
+    let (read, mut findings) = match (&said.skills, &said.memory) {
+        (Some((skills, _)), _) => (skills.len(), source::check_skills(&field, skills)),
+        (None, Some(memory)) => (
+            memory.len(),
+            source::check_paths(&field, memory.iter().map(String::as_str)),
+        ),
+        (None, None) => return vec![],
+    };
+    if read < given.len() {
+        findings.push(Finding::error(
+            field,
+            "must be a list of paths; those of skills may be tables with `path` and `label`",
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+use serde_json::json;
+
+use super::*;
+use crate::definition::{ClientRules, judge};
+
+fn around() -> Surroundings {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    Surroundings {
+        tools: set(&["lookup", "publish"]),
+        providers: set(&["scripted"]),
+        middleware: set(&["audit"]),
+        clients: ClientRules::everything(),
+        ..Surroundings::default()
+    }
+}
+
+fn findings(mut body: Value) -> Vec<String> {
+    body["model"] = json!("scripted:x");
+    judge("a", body, &around())
+        .findings
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
+
+fn resolved(body: Value) -> AgentDefinition {
+    let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
+    assert_eq!(agent.resolved().resolved(), agent.resolved(), "once is enough");
+    agent.resolved()
+}
+
+#[test]
+fn a_policy_is_written_as_its_name_or_with_its_settings_and_stays_as_it_is_written() {
+    let list = json!(["audit", {"name": "StoreMiddleware", "read_only": true}, "TodoListMiddleware"]);
+    let policies: Vec<Policy> = serde_json::from_value(list.clone()).expect("policies");
+    assert_eq!(policies[1].name.as_str(), STORE);
+    assert_eq!(&policies[1].settings["read_only"], &json!(true));
+    assert_eq!(serde_json::to_value(&policies).expect("JSON"), list);
+}
+
+#[test]
+fn what_a_listed_policy_is_told_is_what_a_field_says() {
+    let listed = resolved(json!({"limits": {"tokens": 9}, "middleware": [
+        "TodoListMiddleware", {"name": "StoreMiddleware", "namespace": ["a"]},
+        {"name": "SkillsMiddleware", "sources": ["/s", {"path": "/t", "label": "T"}], "tools": ["publish"]},
+        {"name": "MemoryMiddleware", "sources": ["/AGENTS.md"]},
+        {"name": "HumanInTheLoopMiddleware", "interrupt_on": {"lookup": true}},
+        {"name": "ModelCallLimitMiddleware", "run_limit": 3}, {"name": "ToolCallLimitMiddleware", "run_limit": 4}]}));
+    let fields = resolved(
+        json!({"todos": true, "store": {"namespace": ["a"]}, "memory": ["/AGENTS.md"],
+        "skills": ["/s", {"path": "/t", "label": "T"}], "skill_tools": ["publish"], "interrupt_on": {"lookup": true},
+        "limits": {"tokens": 9, "model_calls": 3, "tool_calls": 4}}),
+    );
+    assert_eq!(
+        AgentDefinition {
+            middleware: vec![],
+            ..listed
+        },
+        fields
+    );
+    let until =
+        resolved(json!({"subagents": [{"middleware": [{"name": "UntilToolMiddleware", "tools": ["lookup"]}]}]}));
+    assert_eq!(
+        until.subagents[0].until_tool,
+        Some(UntilTool::Any(vec!["lookup".to_owned()]))
+    );
+}
+
+#[test]
+fn what_cannot_be_listed_is_refused_with_what_can() {
+    let body = json!({"todos": true, "middleware": [
+        "TodosListMiddleware", "TodoListMiddleware", "audit", "audit", "SubAgentMiddleware",
+        {"name": "audit2"}, {"read_only": true}]});
+    let told = findings(body);
+    assert!(
+        told[0].contains("there is no policy `TodosListMiddleware`; did you mean `TodoListMiddleware`? there are:")
+    );
+    assert_eq!(
+        told[1],
+        "middleware[1]: `TodoListMiddleware` is also given as the field `todos`"
+    );
+    assert_eq!(told[2], "middleware[3]: `audit` is listed twice");
+    assert!(told[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
+    assert!(
+        told[4].contains("there is no policy `audit2`; did you mean `audit`?"),
+        "{told:#?}"
+    );
+    assert!(told[5].starts_with("middleware[6]: must have a `name`"), "{told:#?}");
+}
+
+#[test]
+fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
+    let told = findings(json!({"middleware": [
+        {"name": "StoreMiddleware", "readonly": true}, {"name": "SkillsMiddleware", "sources": ["skills"]},
+        {"name": "MemoryMiddleware"}, {"name": "ModelCallLimitMiddleware", "run_limit": 0},
+        {"name": "ToolCallLimitMiddleware", "run_limit": "many"}, {"name": "audit", "level": 3},
+        {"name": "UntilToolMiddleware", "tools": ["lookup"]}]}));
+    for part in [
+        "middleware[0].readonly: unknown key; did you mean `read_only`? allowed are: namespace, read_only",
+        "middleware[1].sources[0]: `skills` is relative",
+        "middleware[2].sources: must be given",
+        "middleware[3].run_limit: must be a whole number from 1 up",
+        "middleware[4].run_limit: must be ",
+        "middleware[5]: `audit` is the program's and takes no settings",
+        "middleware[6]: `UntilToolMiddleware` is for subagents",
+    ] {
+        assert!(
+            told.iter().any(|told| told.starts_with(part)),
+            "{part} is missing in {told:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
+    let parent = |subagent: Value| {
+        let body = json!({"system_prompt": "Be kind.", "memory": ["/p.md"], "todos": true,
+            "middleware": ["audit", {"name": "ModelCallLimitMiddleware", "run_limit": 3}],
+            "interrupt_on": {"lookup": true}, "store": true, "subagents": [subagent]});
+        resolved(body).subagents.remove(0)
+    };
+    let plain = parent(json!({"name": "a"}));
+    assert_eq!(plain.system_prompt.text().as_str(), "");
+    assert_eq!(plain.todos, false);
+    assert_eq!(plain.memory.len(), 0);
+    assert_eq!(plain.limits, None);
+    let all = parent(json!({"name": "a", "system_prompt": "Be brief.", "memory": ["/a.md"],
+        "inherit": {"prompt": true, "memory": true, "middleware": true}}));
+    assert_eq!(all.system_prompt.text().as_str(), "Be kind.\n\nBe brief.");
+    assert_eq!(all.todos, true);
+    assert_eq!(all.memory, ["/p.md", "/a.md"]);
+    assert_eq!(all.limits.and_then(|limits| limits.model_calls), Some(3));
+    let names: Vec<&str> = all.middleware.iter().map(|policy| policy.name.as_str()).collect();
+    assert_eq!(names, ["TodoListMiddleware", "audit", "ModelCallLimitMiddleware"]);
+    let some = parent(
+        json!({"name": "a", "inherit": {"middleware": ["audit", "TodoListMiddleware"]},
+        "middleware": [{"name": "ModelCallLimitMiddleware", "run_limit": 5}],
+        "block_middleware": ["TodoListMiddleware", "StoreMiddleware", "HumanInTheLoopMiddleware"]}),
+    );
+    let names: Vec<&str> = some.middleware.iter().map(|policy| policy.name.as_str()).collect();
+    assert_eq!(names, vec!["audit", "ModelCallLimitMiddleware"]);
+    assert_eq!(some.todos, false);
+    assert_eq!(some.store, Some(StoreRule::Switch(false)));
+    assert_eq!(some.interrupt_on.map(|rules| rules.len()), Some(0));
+}
+
+#[test]
+fn the_general_purpose_subagent_has_what_it_asks_for() {
+    let general = |settings: Value| {
+        let body = json!({"system_prompt": "Be kind.", "skills": ["/s"], "skill_tools": ["publish"], "todos": true,
+            "memory": ["/p.md"], "general_purpose_subagent": settings, "subagents": [{"name": "b"}]});
+        resolved(body).delegates().remove(0)
+    };
+    let plain = general(json!({}));
+    assert!(plain.system_prompt.text().starts_with("You work on one task") && !plain.todos && plain.memory.is_empty());
+    assert_eq!(plain.name.as_str(), "general-purpose");
+    assert_eq!(plain.skills.len(), 1);
+    assert_eq!(plain.skill_tools.len(), 1);
+    let told = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
+    assert_eq!(told.system_prompt.text().as_str(), "Be kind.");
+    assert_eq!(told.todos, true);
+    assert_eq!(told.memory.len(), 1);
+    let both =
+        general(json!({"system_prompt": "Be brief.", "inherit": {"prompt": true}, "block_middleware": [SKILLS]}));
+    assert_eq!(both.system_prompt.text().as_str(), "Be kind.\n\nBe brief.");
+    assert_eq!(both.skills.len(), 0);
+    assert_eq!(general(json!({"enabled": false})).name, "b");
+    assert_eq!(general(json!({"name": "b"})).name, "b");
+}
+
+#[test]
+fn what_nobody_can_hand_down_or_block_is_refused() {
+    let told = findings(json!({"middleware": ["audit"],
+        "general_purpose_subagent": {"inherit": {"middleware": ["audit", "TodoListMiddleware"]}},
+        "subagents": [{"name": "b", "description": "Does this and all of that.",
+            "block_middleware": ["FilesystemMiddleware", "nope"], "inherit": {"middleware": 3}}]}));
+    for part in [
+        "general_purpose_subagent.inherit.middleware[1]: the agent has no policy `TodoListMiddleware` to hand down",
+        "subagents[0].block_middleware[0]: `FilesystemMiddleware` cannot be blocked: it is there unless",
+        "subagents[0].block_middleware[1]: there is no policy `nope`",
+        "subagents[0].inherit.middleware: must be true, false or a list",
+    ] {
+        assert!(
+            told.iter().any(|told| told.starts_with(part)),
+            "{part} is missing in {told:#?}"
+        );
+    }
+}

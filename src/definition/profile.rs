@@ -1,0 +1,417 @@
+//! What goes for all agents that think with a certain model: harness profiles.
+//!
+//! The key of a profile is a provider (`openai`) or one of its models (`openai:gpt-5`); where both are given, the model's
+//! stands over the provider's. Each agent, also each subagent, has the profile of its own model. What a definition says
+//! itself precedes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::check::{Surroundings, is_known_tool};
+use super::finding::{FieldPath, Finding, suggestion};
+use super::model_settings::check_settings;
+use super::policy::{self, UNTIL, name_problem};
+use super::{AgentDefinition, Location, Mode, Policy, SubagentDefinition};
+
+/// What goes for all agents that think with a certain model.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HarnessProfile {
+    /// What stands behind the agent's own instructions.
+    pub base_system_prompt: Option<String>,
+    /// What stands behind that.
+    pub system_prompt_suffix: Option<String>,
+    /// The descriptions of tools, in the place of their own.
+    pub tool_description_overrides: BTreeMap<String, String>,
+    /// The tools that agents with this model do not have.
+    pub excluded_tools: Vec<String>,
+    /// The policies that they do not have.
+    pub excluded_middleware: Vec<String>,
+    /// Policies that they have besides.
+    pub extra_middleware: Vec<Policy>,
+    /// What becomes of the general-purpose subagent of a main agent with this model.
+    pub general_purpose_subagent: GeneralProfile,
+    /// Provider settings (`temperature`, …) for all questions to this model.
+    pub model_settings: Map<String, Value>,
+}
+
+/// What becomes of the general-purpose subagent.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GeneralProfile {
+    /// Whether there may be one.
+    pub enabled: Option<bool>,
+    /// What it is for.
+    pub description: Option<String>,
+    /// Its instructions.
+    pub system_prompt: Option<String>,
+}
+
+/// All profiles, by provider or model.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HarnessProfiles(pub BTreeMap<String, HarnessProfile>);
+
+impl HarnessProfiles {
+    /// The profile of this model.
+    fn of(&self, model: &str) -> HarnessProfile {
+        let provider = model.split_once(':').and_then(|(provider, _)| self.0.get(provider));
+        match (provider, self.0.get(model)) {
+            (Some(provider), Some(exact)) => provider.under(exact),
+            (only, exact) => exact.or(only).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// A [resolved](AgentDefinition::resolved) definition with what the profiles of its models say.
+    #[must_use]
+    pub fn applied(&self, mut agent: AgentDefinition) -> AgentDefinition {
+        if self.0.is_empty() {
+            return agent;
+        }
+        let own = self.of(&agent.model);
+        self.dress_general(&mut agent, &own.general_purpose_subagent);
+        let general = agent.general_subagent().map(str::to_owned);
+        let model = agent.model.clone();
+        let settings = agent.model_settings.clone();
+        for subagent in &mut agent.subagents {
+            let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
+            // A fork is its caller.
+            if is_made_here && subagent.mode == Mode::Isolated {
+                let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
+                // Who is general has been given its instructions.
+                let has_base = general.as_deref() != Some(subagent.name.as_str());
+                subagent.model_settings.get_or_insert_with(|| settings.clone());
+                profile.dress(subagent, has_base);
+            }
+        }
+        own.dress_main(&mut agent);
+        agent
+    }
+
+    /// Makes the general-purpose subagent one like the others, first among them, with the words of the profiles.
+    fn dress_general(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
+        let general = &mut agent.general_purpose_subagent;
+        general.enabled &= said.enabled.unwrap_or(true);
+        let profile = self.of(general.model.as_deref().unwrap_or(&agent.model));
+        let has_parents = general.inherit.prompt && !agent.system_prompt.is_blank();
+        let base = profile.base_system_prompt.filter(|_| !has_parents);
+        general.description = general.description.take().or_else(|| said.description.clone());
+        general.system_prompt = general
+            .system_prompt
+            .take()
+            .or_else(|| Some(said.system_prompt.clone().or(base)?.as_str().into()));
+        let general = agent.general();
+        agent.subagents.splice(0..0, general);
+    }
+}
+
+impl HarnessProfile {
+    /// The profile of a provider with that of one of its models over it.
+    fn under(&self, exact: &Self) -> Self {
+        let or = |one: &Option<String>, other: &Option<String>| one.clone().or_else(|| other.clone());
+        let union = |one: &[String], other: &[String]| {
+            let all: BTreeSet<&String> = one.iter().chain(other).collect();
+            all.into_iter().cloned().collect()
+        };
+        let mut extra = self.extra_middleware.clone();
+        for policy in &exact.extra_middleware {
+            match extra.iter_mut().find(|other| other.name == policy.name) {
+                Some(place) => *place = policy.clone(),
+                None => extra.push(policy.clone()),
+            }
+        }
+        let general = &self.general_purpose_subagent;
+        let over = &exact.general_purpose_subagent;
+        Self {
+            base_system_prompt: or(&exact.base_system_prompt, &self.base_system_prompt),
+            system_prompt_suffix: or(&exact.system_prompt_suffix, &self.system_prompt_suffix),
+            tool_description_overrides: over_each(&self.tool_description_overrides, &exact.tool_description_overrides),
+            excluded_tools: union(&self.excluded_tools, &exact.excluded_tools),
+            excluded_middleware: union(&self.excluded_middleware, &exact.excluded_middleware),
+            extra_middleware: extra,
+            general_purpose_subagent: GeneralProfile {
+                enabled: over.enabled.or(general.enabled),
+                description: or(&over.description, &general.description),
+                system_prompt: or(&over.system_prompt, &general.system_prompt),
+            },
+            model_settings: over_each(&self.model_settings, &exact.model_settings),
+        }
+    }
+
+    /// Adds to a subagent what the profile of its model says.
+    fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
+        let base = self.base_system_prompt.as_deref().filter(|_| has_base);
+        let added = [base, self.system_prompt_suffix.as_deref()];
+        added
+            .into_iter()
+            .flatten()
+            .for_each(|text| subagent.system_prompt.add(text));
+        subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
+        subagent.tool_description_overrides =
+            over_each(&self.tool_description_overrides, &subagent.tool_description_overrides);
+        let settings = over_each(
+            &self.model_settings,
+            &subagent.model_settings.take().unwrap_or_default(),
+        );
+        subagent.model_settings = Some(settings);
+        policy::take_away(subagent, &self.excluded_middleware);
+        let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
+        let extra: Vec<Policy> = self.extra_middleware.iter().filter(wanted).cloned().collect();
+        policy::add(subagent, &extra);
+    }
+
+    /// The same for a main agent.
+    fn dress_main(&self, agent: &mut AgentDefinition) {
+        let mut own = SubagentDefinition {
+            system_prompt: std::mem::take(&mut agent.system_prompt),
+            excluded_tools: std::mem::take(&mut agent.excluded_tools),
+            tool_description_overrides: std::mem::take(&mut agent.tool_description_overrides),
+            model_settings: Some(std::mem::take(&mut agent.model_settings)),
+            todos: agent.todos,
+            store: Some(std::mem::take(&mut agent.store)),
+            skills: std::mem::take(&mut agent.skills),
+            skill_tools: std::mem::take(&mut agent.skill_tools),
+            memory: std::mem::take(&mut agent.memory),
+            interrupt_on: Some(std::mem::take(&mut agent.interrupt_on)),
+            limits: agent.limits.take(),
+            middleware: std::mem::take(&mut agent.middleware),
+            ..SubagentDefinition::default()
+        };
+        self.dress(&mut own, true);
+        agent.system_prompt = own.system_prompt;
+        agent.excluded_tools = own.excluded_tools;
+        agent.tool_description_overrides = own.tool_description_overrides;
+        agent.model_settings = own.model_settings.unwrap_or_default();
+        agent.todos = own.todos;
+        agent.store = own.store.unwrap_or_default();
+        (agent.skills, agent.skill_tools, agent.memory) = (own.skills, own.skill_tools, own.memory);
+        agent.interrupt_on = own.interrupt_on.unwrap_or_default();
+        (agent.limits, agent.middleware) = (own.limits, own.middleware);
+    }
+
+    /// What makes no sense in the profile of this key. The fields of the findings are relative to it.
+    pub fn check(&self, key: &str, around: &Surroundings) -> Vec<Finding> {
+        let top = FieldPath::default();
+        let mut findings = vec![];
+        let provider = key.split(':').next().unwrap_or_default();
+        if !around.providers.contains(provider) || key.ends_with(':') {
+            let known = suggestion(provider, around.providers.iter().map(String::as_str), "known are");
+            let message = format!("`{key}` must be a provider or `provider:model-name`; {known}");
+            findings.push(Finding::error(top.clone(), message));
+        }
+        findings.extend(check_settings(&top.then("model_settings"), &self.model_settings));
+        let general = &self.general_purpose_subagent;
+        let texts = [
+            (top.then("base_system_prompt"), &self.base_system_prompt),
+            (top.then("system_prompt_suffix"), &self.system_prompt_suffix),
+            (
+                top.then("general_purpose_subagent").then("description"),
+                &general.description,
+            ),
+            (
+                top.then("general_purpose_subagent").then("system_prompt"),
+                &general.system_prompt,
+            ),
+        ];
+        let blank = texts
+            .into_iter()
+            .filter(|(_, text)| text.as_ref().is_some_and(|text| text.trim().is_empty()));
+        findings.extend(blank.map(|(field, _)| Finding::error(field, "must not be blank; leave it out for none")));
+        let described = self.tool_description_overrides.keys();
+        let described = described.map(|tool| (top.then("tool_description_overrides").then(tool), tool));
+        let excluded = self.excluded_tools.iter().enumerate();
+        let excluded = excluded.map(|(at, tool)| (top.then("excluded_tools").then(at), tool));
+        for (field, tool) in described
+            .chain(excluded)
+            .filter(|(_, tool)| !is_known_tool(tool, around))
+        {
+            let known = suggestion(tool, around.tools.iter().map(String::as_str), "declared are");
+            findings.push(Finding::error(field, format!("there is no tool `{tool}`; {known}")));
+        }
+        for (at, name) in self.excluded_middleware.iter().enumerate() {
+            let problem = name_problem(name, around).map(|told| told.replace("is not listed", "cannot be excluded"));
+            let field = top.then("excluded_middleware").then(at);
+            findings.extend(problem.map(|problem| Finding::error(field, problem)));
+        }
+        let list = top.then("extra_middleware");
+        findings.extend(policy::check(&list, &self.extra_middleware, &[], around));
+        let until = self.extra_middleware.iter().position(|policy| policy.name == UNTIL);
+        let message = "is about one subagent, and not about a model";
+        findings.extend(until.map(|at| Finding::error(list.then(at), message)));
+        findings
+    }
+}
+
+/// The entries of both, those of the second over those of the first.
+fn over_each<M, K, V>(below: &M, above: &M) -> M
+where
+    M: Clone + IntoIterator<Item = (K, V)> + Extend<(K, V)>,
+{
+    let mut all = below.clone();
+    all.extend(above.clone());
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn profiles(value: Value) -> HarnessProfiles {
+        HarnessProfiles(serde_json::from_value(value).expect("profiles"))
+    }
+
+    fn agent(value: Value) -> AgentDefinition {
+        let agent: AgentDefinition = serde_json::from_value(value).expect("a definition");
+        agent.resolved()
+    }
+
+    fn around() -> Surroundings {
+        let set = |name: &str| [name.to_owned()].into_iter().collect();
+        Surroundings {
+            tools: set("lookup"),
+            providers: set("lab"),
+            ..Surroundings::default()
+        }
+    }
+
+    #[test]
+    fn a_models_profile_stands_over_its_providers() {
+        let all = profiles(json!({
+            "lab": {"base_system_prompt": "base", "system_prompt_suffix": "provider", "excluded_tools": ["ls"],
+                "model_settings": {"a": 1, "b": 1}, "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 1}]},
+            "lab:big": {"system_prompt_suffix": "exact", "excluded_tools": ["grep"], "model_settings": {"b": 2},
+                "extra_middleware": [{"name": "ToolCallLimitMiddleware", "run_limit": 2}]},
+        }));
+        let big = all.applied(agent(
+            json!({"model": "lab:big", "system_prompt": "own", "model_settings": {"a": 3}}),
+        ));
+        assert_eq!(big.system_prompt.text(), "own\n\nbase\n\nexact");
+        assert_eq!(big.excluded_tools, ["grep", "ls"]);
+        assert_eq!(Value::Object(big.model_settings), json!({"a": 3, "b": 2}));
+        assert_eq!(big.limits.and_then(|limits| limits.tool_calls), Some(2));
+        let small = all.applied(agent(json!({"model": "lab:small"})));
+        assert_eq!(small.system_prompt.text(), "base\n\nprovider");
+        let other = agent(json!({"model": "other:x", "system_prompt": "own",
+            "general_purpose_subagent": {"enabled": false}}));
+        assert_eq!(all.applied(other.clone()), other);
+    }
+
+    #[test]
+    fn each_subagent_has_the_profile_of_its_own_model() {
+        let all = profiles(
+            json!({"lab:big": {"system_prompt_suffix": "big", "excluded_middleware": ["TodoListMiddleware"]},
+            "lab:small": {"system_prompt_suffix": "small", "extra_middleware": ["TodoListMiddleware"]}}),
+        );
+        let agent = all.applied(agent(json!({"model": "lab:big", "todos": true, "subagents": [
+            {"name": "a", "description": "Does this.", "system_prompt": "a", "model": "lab:small"},
+            {"name": "b", "description": "Does that.", "system_prompt": "b", "todos": true},
+            {"name": "c", "description": "Goes on.", "system_prompt": "c", "mode": "fork"}]})));
+        let told: Vec<(String, bool)> = agent
+            .subagents
+            .iter()
+            .map(|one| (one.system_prompt.text(), one.todos))
+            .collect();
+        let expected =
+            [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)].map(|(text, todos)| (text.to_owned(), todos));
+        assert_eq!(told[1..], expected);
+        assert!(!agent.todos);
+        let list: Vec<&str> = agent.subagents[1]
+            .middleware
+            .iter()
+            .map(|policy| policy.name.as_str())
+            .collect();
+        assert_eq!(list, ["TodoListMiddleware"]);
+    }
+
+    #[test]
+    fn the_general_purpose_subagent_is_described_told_or_switched_off() {
+        let all = profiles(
+            json!({"lab": {"base_system_prompt": "base", "system_prompt_suffix": "end",
+            "general_purpose_subagent": {"description": "Everything.", "system_prompt": "You do everything."}}}),
+        );
+        let dressed = all.applied(agent(json!({"model": "lab:x", "system_prompt": "own"})));
+        let delegates = dressed.delegates();
+        assert_eq!(delegates.len(), 1);
+        assert_eq!(delegates[0].name.as_str(), "general-purpose");
+        assert_eq!(delegates[0].description.as_str(), "Everything.");
+        assert_eq!(delegates[0].system_prompt.text(), "You do everything.\n\nend");
+        assert_eq!(dressed.general_subagent(), Some("general-purpose"));
+
+        let own =
+            json!({"model": "lab:x", "general_purpose_subagent": {"system_prompt": "Mine.", "description": "My own."}});
+        assert_eq!(
+            all.applied(agent(own)).delegates()[0].system_prompt.text(),
+            "Mine.\n\nend"
+        );
+        let told = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
+        let base = profiles(json!({"lab": {"base_system_prompt": "base"}}));
+        assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt.text(), "own");
+        assert_eq!(
+            base.applied(agent(json!({"model": "lab:x"}))).delegates()[0]
+                .system_prompt
+                .text(),
+            "base"
+        );
+        let off = profiles(json!({"lab": {"general_purpose_subagent": {"enabled": false}}}));
+        assert_eq!(off.applied(agent(json!({"model": "lab:x"}))).delegates(), []);
+    }
+
+    #[test]
+    fn what_makes_no_sense_in_a_profile_is_told_where_it_stands() {
+        let told = |key: &str, value: Value| -> Vec<String> {
+            let profile: HarnessProfile = serde_json::from_value(value).expect("a profile");
+            profile.check(key, &around()).iter().map(ToString::to_string).collect()
+        };
+        let good = json!({"excluded_tools": ["lookup", "ls", "execute"], "tool_description_overrides": {"task": "Hand over."},
+            "excluded_middleware": ["TodoListMiddleware"], "system_prompt_suffix": "x"});
+        assert_eq!(told("lab", good.clone()), [""; 0]);
+        assert_eq!(told("lab:any/model:7b", good), [""; 0]);
+        for (key, value, expected) in [
+            (
+                "lob",
+                json!({}),
+                ": `lob` must be a provider or `provider:model-name`; did you mean `lab`?",
+            ),
+            (
+                "lab",
+                json!({"excluded_tools": ["lokup"]}),
+                "excluded_tools[0]: there is no tool `lokup`; did you mean",
+            ),
+            (
+                "lab",
+                json!({"tool_description_overrides": {"x": "y"}}),
+                "tool_description_overrides.x: there is no tool",
+            ),
+            (
+                "lab",
+                json!({"excluded_middleware": ["SubAgentMiddleware"]}),
+                "excluded_middleware[0]: `SubAgentMiddleware` cannot be excluded: it is there while there are subagents; \
+                 `general_purpose_subagent.enabled = false` takes one away",
+            ),
+            (
+                "lab",
+                json!({"excluded_middleware": ["Nope"]}),
+                "excluded_middleware[0]: there is no policy `Nope`",
+            ),
+            (
+                "lab",
+                json!({"extra_middleware": ["Nope"]}),
+                "extra_middleware[0]: there is no policy `Nope`",
+            ),
+            (
+                "lab",
+                json!({"base_system_prompt": " "}),
+                "base_system_prompt: must not be blank",
+            ),
+        ] {
+            let told = told(key, value);
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
+        }
+    }
+}

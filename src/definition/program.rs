@@ -1,0 +1,86 @@
+//! What a definition may say about what the embedding program has registered: programs, by their names.
+
+use super::check::Surroundings;
+use super::elsewhere::wrong;
+use super::finding::{FieldPath, Finding, suggestion};
+use super::{AgentDefinition, SubagentDefinition};
+
+impl AgentDefinition {
+    /// What is wrong with the names of programs in it.
+    pub(super) fn check_registered(&self, around: &Surroundings) -> Vec<Finding> {
+        let mut findings = vec![];
+        for (at, subagent) in self.subagents.iter().enumerate() {
+            let field = FieldPath::of(["subagents"]).then(at);
+            findings.extend(subagent.check_runnable(&field, around));
+        }
+        findings
+    }
+}
+
+impl SubagentDefinition {
+    fn check_runnable(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
+        let Some(name) = &self.runnable else { return vec![] };
+        let mut findings = vec![];
+        if !around.runnables.contains(name) {
+            let known = suggestion(name, around.runnables.iter().map(String::as_str), "registered are");
+            let message = format!("there is no program `{name}`; {known}");
+            findings.push(Finding::error(field.then("runnable"), message));
+        }
+        let senseless = self
+            .making()
+            .into_iter()
+            .chain([("recursion_limit", self.recursion_limit.is_some())]);
+        findings.extend(wrong(
+            field,
+            senseless,
+            "goes without `runnable` only: the program does everything itself",
+        ));
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::definition::ClientRules;
+    use crate::definition::check::Surroundings;
+    use crate::definition::judge;
+
+    fn around() -> Surroundings {
+        let set = |name: &str| [name.to_owned()].into_iter().collect();
+        Surroundings {
+            providers: set("scripted"),
+            runnables: set("count"),
+            middleware: set("audit"),
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        }
+    }
+
+    fn findings(subagent: serde_json::Value) -> Vec<String> {
+        let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
+        judge("a", body, &around())
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn a_program_is_named_as_it_is_registered_and_nothing_else_is_said_about_its_work() {
+        let good = json!({"name": "counter", "description": "Counts the words of a text.", "runnable": "count",
+            "limits": {"wall_s": 5.0}});
+        assert_eq!(findings(good), [""; 0]);
+        let bad = json!({"name": "counter", "description": "Counts the words of a text.", "runnable": "cout",
+            "model": "scripted:x", "todos": true});
+        assert_eq!(
+            findings(bad),
+            [
+                "subagents[0].model: goes without `runnable` only: the program does everything itself",
+                "subagents[0].runnable: there is no program `cout`; did you mean `count`? registered are: count",
+                "subagents[0].todos: goes without `runnable` only: the program does everything itself",
+            ]
+        );
+    }
+}

@@ -1,0 +1,396 @@
+//! The instructions of an agent: a text, or blocks of text of which some are marked for the provider's cache.
+
+use std::fmt;
+
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::AgentDefinition;
+use super::finding::{FieldPath, Finding};
+use super::record::LARGEST_DEFINITION;
+
+/// How many blocks the instructions of one agent may have.
+const MOST_BLOCKS: usize = 64;
+/// How many markers a provider takes in one request.
+pub const MOST_MARKERS: usize = 4;
+
+/// The instructions of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum SystemPrompt {
+    /// One text. What is added to it is a part of the text, after a blank line.
+    Text(String),
+    /// Several, kept apart. What is added is a block of its own behind them.
+    Blocks(Vec<PromptBlock>),
+}
+
+/// A part of the instructions.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PromptBlock {
+    /// What it is; instructions are text.
+    #[serde(rename = "type")]
+    pub kind: BlockKind,
+    /// The text.
+    pub text: String,
+    /// Tells the provider to keep all up to the end of this block for the next request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_control: Option<CacheControl>,
+}
+
+/// What a block of instructions can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockKind {
+    /// A text.
+    #[default]
+    Text,
+}
+
+/// A marker for the provider's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheControl {
+    /// How it is kept.
+    #[serde(rename = "type")]
+    pub kind: CacheKind,
+    /// For how long; five minutes when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<CacheTtl>,
+}
+
+/// How a provider keeps what is marked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheKind {
+    /// For a while.
+    #[default]
+    Ephemeral,
+}
+
+/// For how long a provider keeps what is marked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CacheTtl {
+    /// Five minutes.
+    #[serde(rename = "5m")]
+    FiveMinutes,
+    /// An hour.
+    #[serde(rename = "1h")]
+    OneHour,
+}
+
+impl Default for SystemPrompt {
+    fn default() -> Self {
+        Self::Text(String::new())
+    }
+}
+
+impl From<&str> for SystemPrompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<&str> for PromptBlock {
+    fn from(text: &str) -> Self {
+        Self {
+            text: text.to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
+impl SystemPrompt {
+    /// Whether it says nothing.
+    pub fn is_blank(&self) -> bool {
+        self.parts().is_empty()
+    }
+
+    /// The texts that say something, in their order.
+    pub fn parts(&self) -> Vec<&str> {
+        let parts = match self {
+            Self::Text(text) => vec![text.as_str()],
+            Self::Blocks(blocks) => blocks.iter().map(|block| block.text.as_str()).collect(),
+        };
+        parts.into_iter().filter(|text| !text.trim().is_empty()).collect()
+    }
+
+    /// All of it as one text, with a blank line between the blocks.
+    pub fn text(&self) -> String {
+        self.parts().join("\n\n")
+    }
+
+    /// Its blocks; a text is one.
+    pub fn blocks(&self) -> Vec<PromptBlock> {
+        match self {
+            Self::Text(text) if text.trim().is_empty() => vec![],
+            Self::Text(text) => vec![text.as_str().into()],
+            Self::Blocks(blocks) => blocks.clone(),
+        }
+    }
+
+    /// Adds a section to the end; nothing if it is blank.
+    pub fn add(&mut self, section: &str) {
+        match self {
+            _ if section.trim().is_empty() => {}
+            Self::Text(text) if text.trim().is_empty() => section.clone_into(text),
+            Self::Text(text) => text.extend(["\n\n", section]),
+            Self::Blocks(blocks) => blocks.push(section.into()),
+        }
+    }
+
+    /// Adds other instructions to the end. Where either has blocks, so has what comes of it.
+    pub fn append(&mut self, other: &Self) {
+        match other {
+            Self::Text(text) => self.add(text),
+            Self::Blocks(more) => *self = Self::Blocks(self.blocks().into_iter().chain(more.clone()).collect()),
+        }
+    }
+
+    /// Puts `text` in the place of `beginning`, if it begins so.
+    pub fn begin_instead(&mut self, beginning: &Self, text: &str) {
+        match (self, beginning) {
+            (Self::Text(whole), Self::Text(beginning)) if beginning.trim().is_empty() => {
+                let mut begun = Self::Text(text.to_owned());
+                begun.add(whole);
+                *whole = begun.text();
+            }
+            (Self::Text(whole), Self::Text(beginning)) => {
+                if let Some(rest) = whole.strip_prefix(beginning.as_str()) {
+                    *whole = format!("{text}{rest}");
+                }
+            }
+            (Self::Blocks(blocks), beginning) => {
+                let beginning = beginning.blocks();
+                if blocks.starts_with(&beginning) {
+                    blocks.splice(..beginning.len(), [text.into()]);
+                }
+            }
+            (Self::Text(_), Self::Blocks(_)) => {}
+        }
+    }
+
+    /// What makes no sense; `field` is where it stands.
+    fn check(&self, field: &FieldPath) -> Vec<Finding> {
+        let Self::Blocks(blocks) = self else { return vec![] };
+        let blank = blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| block.text.trim().is_empty());
+        let blank = blank.map(|(at, _)| Finding::error(field.then(at).then("text"), "must not be blank"));
+        let mut findings: Vec<Finding> = blank.collect();
+        let mut error = |message: String| findings.push(Finding::error(field.clone(), message));
+        let size: usize = blocks.iter().map(|block| block.text.len()).sum();
+        let markers = blocks.iter().filter(|block| block.cache_control.is_some()).count();
+        if blocks.is_empty() {
+            error("must be a text, or have at least one block".to_owned());
+        }
+        if blocks.len() > MOST_BLOCKS {
+            error(format!(
+                "has {} blocks; at most {MOST_BLOCKS} are allowed",
+                blocks.len()
+            ));
+        }
+        if size > LARGEST_DEFINITION {
+            error(format!(
+                "has {size} bytes of text in its blocks; at most {LARGEST_DEFINITION} are allowed"
+            ));
+        }
+        if markers > MOST_MARKERS {
+            error(format!(
+                "has `cache_control` on {markers} blocks; at most {MOST_MARKERS} are allowed"
+            ));
+        }
+        findings
+    }
+}
+
+impl AgentDefinition {
+    /// What is wrong with the instructions in it.
+    pub(super) fn check_prompts(&self) -> Vec<Finding> {
+        let top = FieldPath::default();
+        let general = self.general_purpose_subagent.system_prompt.as_ref();
+        let general = general.map(|own| own.check(&top.then("general_purpose_subagent").then("system_prompt")));
+        let subagents = self.subagents.iter().enumerate();
+        let of_subagent = |at: usize| FieldPath::of(["subagents"]).then(at).then("system_prompt");
+        let own = self
+            .system_prompt
+            .check(&top.then("system_prompt"))
+            .into_iter()
+            .chain(general.unwrap_or_default());
+        own.chain(subagents.flat_map(|(at, subagent)| subagent.system_prompt.check(&of_subagent(at))))
+            .collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for SystemPrompt {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Prompt;
+
+        impl<'de> Visitor<'de> for Prompt {
+            type Value = SystemPrompt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a list of blocks like { type = \"text\", text = \"…\" }")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<SystemPrompt, E> {
+                Ok(text.into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, blocks: A) -> Result<SystemPrompt, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(blocks)).map(SystemPrompt::Blocks)
+            }
+        }
+
+        deserializer.deserialize_any(Prompt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::definition::ClientRules;
+    use crate::definition::check::Surroundings;
+    use crate::definition::judge;
+
+    fn findings(body: Value) -> Vec<String> {
+        let providers = ["scripted".to_owned()].into_iter().collect();
+        let around = Surroundings {
+            providers,
+            clients: ClientRules::everything(),
+            ..Surroundings::default()
+        };
+        judge("a", body, &around)
+            .findings
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    fn told(prompt: Value) -> Vec<String> {
+        findings(json!({"model": "scripted:x", "system_prompt": prompt}))
+    }
+
+    fn prompt(value: Value) -> SystemPrompt {
+        serde_json::from_value(value).expect("instructions")
+    }
+
+    #[test]
+    fn blocks_are_read_and_written_as_they_are() {
+        let value = json!([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+            {"type": "text", "text": "b"}]);
+        assert_eq!(told(value.clone()), [""; 0]);
+        assert_eq!(serde_json::to_value(prompt(value.clone())).ok(), Some(value));
+        assert_eq!(serde_json::to_value(prompt(json!("a"))).ok(), Some(json!("a")));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_block_is_told_where_it_stands() {
+        let marked = |count: usize| {
+            json!(vec![
+                json!({"text": "x", "cache_control": {"type": "ephemeral"}});
+                count
+            ])
+        };
+        let cases = [
+            (json!(3), "system_prompt: must be a string or a list of blocks"),
+            (json!([]), "system_prompt: must be a string, or have at least one block"),
+            (json!([{"text": " "}]), "system_prompt[0].text: must not be blank"),
+            (
+                json!([{"text": "x"}, {"type": "text"}]),
+                "system_prompt[1].text: must not be blank",
+            ),
+            (
+                json!([{"type": "image", "text": "x"}]),
+                "system_prompt[0].type: `image` is not allowed",
+            ),
+            (json!([{"text": 3}]), "system_prompt[0].text: must be a"),
+            (json!(["x"]), "system_prompt[0]: must be "),
+            (
+                json!([{"text": "x", "texts": "y"}]),
+                "system_prompt[0].texts: unknown key",
+            ),
+            (
+                json!([{"text": "x", "cache_control": {"type": "forever"}}]),
+                "system_prompt[0].cache_control.type: `forever` is not allowed",
+            ),
+            (
+                json!([{"text": "x", "cache_control": {"type": "ephemeral", "ttl": "2h"}}]),
+                "system_prompt[0].cache_control.ttl: `2h` is not allowed",
+            ),
+            (
+                json!(vec![json!({"text": "x"}); 65]),
+                "system_prompt: has 65 blocks; at most 64 are allowed",
+            ),
+            (
+                marked(5),
+                "system_prompt: has `cache_control` on 5 blocks; at most 4 are allowed",
+            ),
+        ];
+        for (value, expected) in cases {
+            let told = told(value);
+            assert!(
+                told.len() == 1 && told[0].starts_with(expected),
+                "{expected}: {told:#?}"
+            );
+        }
+        assert_eq!(told(marked(4)), [""; 0]);
+    }
+
+    #[test]
+    fn those_of_subagents_are_looked_at_too() {
+        let subagent = json!({"name": "b", "description": "Does all that is left.", "system_prompt": [{"text": ""}]});
+        let body = json!({"model": "scripted:x", "subagents": [subagent],
+            "general_purpose_subagent": {"system_prompt": []}});
+        assert_eq!(
+            findings(body),
+            [
+                "general_purpose_subagent.system_prompt: must be a string, or have at least one block",
+                "subagents[0].system_prompt[0].text: must not be blank",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_added_to_a_text_is_text_and_to_blocks_a_block() {
+        let text = prompt(json!("a"));
+        let blocks = prompt(json!([{"text": "b"}, {"text": "c"}]));
+        let added = |to: &SystemPrompt, more: &SystemPrompt| {
+            let mut prompt = to.clone();
+            prompt.append(more);
+            prompt.add(" ");
+            prompt
+        };
+        assert_eq!(added(&text, &text), prompt(json!("a\n\na")));
+        assert_eq!(added(&SystemPrompt::default(), &text), text);
+        assert_eq!(
+            added(&text, &blocks),
+            prompt(json!([{"text": "a"}, {"text": "b"}, {"text": "c"}]))
+        );
+        assert_eq!(added(&SystemPrompt::default(), &blocks), blocks);
+        assert_eq!(added(&blocks, &text).text(), "b\n\nc\n\na");
+        assert_eq!(added(&blocks, &text).parts(), ["b", "c", "a"]);
+    }
+
+    #[test]
+    fn another_beginning_leaves_the_rest_as_it_is() {
+        let mut text = prompt(json!("a\n\nrest"));
+        text.begin_instead(&"a".into(), "other");
+        assert_eq!(text.text(), "other\n\nrest");
+        let mut added = SystemPrompt::from("rest");
+        added.begin_instead(&"".into(), "other");
+        assert_eq!(added.text(), "other\n\nrest");
+        let own = prompt(json!([{"text": "a"}, {"text": "b"}]));
+        let mut blocks = own.clone();
+        blocks.add("rest");
+        blocks.begin_instead(&own, "other");
+        assert_eq!(blocks.parts(), ["other", "rest"]);
+        blocks.begin_instead(&own, "more");
+        assert_eq!(blocks.parts(), ["other", "rest"]);
+    }
+}

@@ -1,0 +1,223 @@
+//! Reading a value into a type, telling everything that has the wrong shape and not only the first such thing.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::finding::{FieldPath, Finding, Segment};
+use super::strict::Strict;
+use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
+use crate::domain::plain_words::plain;
+
+/// How many things of the wrong shape are told at most. After each the rest is read again.
+const MOST_FINDINGS: usize = 100;
+
+/// What came of reading.
+#[derive(Debug)]
+pub struct Reading<T> {
+    /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
+    pub value: Option<T>,
+    /// What had the wrong shape.
+    pub findings: Vec<Finding>,
+    /// Which list elements were left out.
+    pub gaps: Gaps,
+}
+
+/// Which elements of lists were left out while reading, so that places in the value can be traced to the source.
+#[derive(Debug, Default)]
+pub struct Gaps(Vec<(FieldPath, usize)>);
+
+impl Gaps {
+    /// The place in the source of a place in the value that was read.
+    pub fn source_of(&self, field: &FieldPath) -> FieldPath {
+        let mut source = FieldPath::default();
+        for segment in &field.0 {
+            let place = match segment {
+                Segment::Key(key) => Segment::Key(key.clone()),
+                Segment::Index(index) => Segment::Index(self.source_index(&source, *index)),
+            };
+            source.0.push(place);
+        }
+        source
+    }
+
+    fn source_index(&self, list: &FieldPath, index: usize) -> usize {
+        let mut left_out: Vec<usize> = self.0.iter().filter(|(of, _)| of == list).map(|(_, at)| *at).collect();
+        left_out.sort_unstable();
+        left_out
+            .into_iter()
+            .fold(index, |index, gap| if gap <= index { index + 1 } else { index })
+    }
+}
+
+/// Reads `value`. Whatever does not fit is noted, taken out, and the rest read again; `T` and all that it contains
+/// should therefore have defaults.
+pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut gaps = Gaps::default();
+    if let Err(exceeded) = check(&value) {
+        let place = match exceeded {
+            LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
+            LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
+        };
+        findings.push(Finding::error(place, exceeded.to_string()));
+        return Reading {
+            value: None,
+            findings,
+            gaps,
+        };
+    }
+    loop {
+        let error = match serde_path_to_error::deserialize(Strict(&value)) {
+            Ok(read) => {
+                return Reading {
+                    value: Some(read),
+                    findings,
+                    gaps,
+                };
+            }
+            Err(error) => error,
+        };
+        let place = path_of(error.path());
+        let source = gaps.source_of(&place);
+        findings.push(Finding::error(
+            source.clone(),
+            plain_words(&source, &error.inner().to_string()),
+        ));
+        if let (Some(list), Some(Segment::Index(at))) = (source.parent(), source.0.last()) {
+            gaps.0.push((list, *at));
+        }
+        if findings.len() == MOST_FINDINGS {
+            let message = format!("more may be wrong than these {MOST_FINDINGS} things, which are told first");
+            findings.push(Finding::error(FieldPath::default(), message));
+            return Reading {
+                value: None,
+                findings,
+                gaps,
+            };
+        }
+        if !take_out(&mut value, &place) {
+            return Reading {
+                value: None,
+                findings,
+                gaps,
+            };
+        }
+    }
+}
+
+/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
+pub fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
+    unread.iter().any(|earlier| {
+        let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
+        field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)
+    })
+}
+
+fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
+    use serde_path_to_error::Segment as Step;
+
+    let mut field = FieldPath::default();
+    for step in path {
+        match step {
+            Step::Map { key } => field.0.push(Segment::Key(key.clone())),
+            Step::Seq { index } => field.0.push(Segment::Index(*index)),
+            Step::Enum { .. } | Step::Unknown => break,
+        }
+    }
+    field
+}
+
+/// Removes what is at `place`; `false` when there is nothing to remove.
+fn take_out(value: &mut Value, place: &FieldPath) -> bool {
+    let Some((last, way)) = place.0.split_last() else {
+        return false;
+    };
+    let container = way.iter().try_fold(value, |inside, segment| match segment {
+        Segment::Key(key) => inside.get_mut(key),
+        Segment::Index(index) => inside.get_mut(index),
+    });
+    match (container, last) {
+        (Some(Value::Object(fields)), Segment::Key(key)) => fields.shift_remove(key).is_some(),
+        (Some(Value::Array(items)), Segment::Index(index)) if *index < items.len() => {
+            items.remove(*index);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Says what is wrong in the words of configuration files.
+fn plain_words(field: &FieldPath, message: &str) -> String {
+    match plain(message) {
+        Some(words) => words,
+        None if field.is_secret() => "has the wrong form".to_owned(),
+        None => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Outer {
+        list: Vec<Inner>,
+        inner: Option<Inner>,
+        word: String,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Inner {
+        number: u32,
+    }
+
+    fn told(value: Value) -> Vec<String> {
+        read::<Outer>(value).findings.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_list_is_no_table() {
+        let told = told(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
+        assert_eq!(
+            told,
+            [
+                "inner: must be a table, not a list",
+                "list[1]: must be a table, not a list"
+            ]
+        );
+        let good = read::<Outer>(json!({"inner": {"number": 1}, "list": [{"number": 2}], "word": "x"})).value;
+        let inner = |number| Inner { number };
+        assert_eq!(
+            good,
+            Some(Outer {
+                list: vec![inner(2)],
+                inner: Some(inner(1)),
+                word: "x".to_owned()
+            })
+        );
+        assert_eq!(read::<Outer>(json!({"inner": null})).value, Some(Outer::default()));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_where_it_stands() {
+        assert_eq!(
+            told(json!({"list": [{}, {"a\0": 1}]}))[0],
+            "list[1].\"a\u{fffd}\": contains the character U+0000, which cannot be stored"
+        );
+        assert!(told(json!({"word": "a\0"}))[0].starts_with("word: contains"));
+    }
+
+    #[test]
+    fn a_heap_of_mistakes_is_not_read_to_its_end() {
+        let heap: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("k{at}"), json!(1))).collect();
+        let reading = read::<Outer>(Value::Object(heap));
+        assert_eq!(reading.value, None);
+        assert_eq!(reading.findings.len(), MOST_FINDINGS + 1);
+        assert!(reading.findings[MOST_FINDINGS].message.starts_with("more may be wrong"));
+    }
+}

@@ -1,0 +1,226 @@
+//! A definition as the server keeps it: which version it is, where it comes from, and what is to be said about it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::{AgentDefinition, Enclosed, FieldPath, Finding, Reading, Severity, read};
+use crate::domain::time::Timestamp;
+
+/// How large a definition may be that a client brings, in bytes of JSON.
+pub const LARGEST_DEFINITION: usize = 256 * 1024;
+/// How many agents clients may define.
+pub const MOST_AGENTS: i64 = 500;
+/// How many versions of a definition are listed. Older ones stay only as long as a run needs them.
+pub const VERSIONS_KEPT: i64 = 100;
+
+/// Names the content of a definition: equal definitions have equal ones.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Digest(pub String);
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl AgentDefinition {
+    /// The definition as it is stored, with the files that belong to it. Equal definitions have equal texts.
+    pub fn text(&self) -> String {
+        #[derive(Serialize)]
+        struct Stored<'a> {
+            #[serde(flatten)]
+            definition: &'a AgentDefinition,
+            #[serde(skip_serializing_if = "Enclosed::is_empty")]
+            enclosed: &'a Enclosed,
+        }
+        let stored = Stored {
+            definition: self,
+            enclosed: &self.enclosed,
+        };
+        serde_json::to_string(&stored).expect("a definition is made of plain records")
+    }
+
+    /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
+    /// out.
+    pub fn from_stored(mut stored: Value) -> Reading<Self> {
+        let enclosed = stored
+            .as_object_mut()
+            .and_then(|fields| fields.shift_remove("enclosed"));
+        let mut reading = read::<Self>(stored);
+        if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
+            let files = read::<Enclosed>(enclosed);
+            reading.findings.extend(
+                files
+                    .findings
+                    .into_iter()
+                    .map(|finding| finding.under(&FieldPath::of(["enclosed"]))),
+            );
+            definition.enclosed = Arc::new(files.value.unwrap_or_default());
+        }
+        reading
+    }
+
+    /// The name of its content: the SHA-256 of its text in hexadecimal digits.
+    pub fn digest(&self) -> Digest {
+        Digest(
+            Sha256::digest(self.text())
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        )
+    }
+}
+
+/// Where an agent is defined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Provenance {
+    /// In this file or folder.
+    File(String),
+    /// In the database: a client brought it.
+    Client,
+}
+
+impl Provenance {
+    /// The file or folder; none for what a client brought.
+    pub fn file(&self) -> Option<&str> {
+        match self {
+            Self::File(place) => Some(place),
+            Self::Client => None,
+        }
+    }
+}
+
+/// One version of a definition. Versions never change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DefinitionVersion {
+    /// The agent.
+    pub graph_id: String,
+    /// Counts from 1 within the agent.
+    pub number: i64,
+    /// Names the content.
+    pub digest: Digest,
+    /// Where it was defined.
+    pub provenance: Provenance,
+    /// What it says.
+    pub definition: AgentDefinition,
+    /// When it began to hold.
+    pub created_at: Timestamp,
+}
+
+/// Something that is to be said about a definition, and the place where it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// The file, when it comes from one.
+    pub file: Option<String>,
+    /// Line and column in the file, from 1.
+    pub position: Option<(usize, usize)>,
+    /// The field, as in `subagents[0].name`; empty for the whole.
+    pub field: String,
+    /// What is wrong, and what is allowed.
+    pub message: String,
+    /// How bad it is.
+    pub severity: Severity,
+}
+
+impl From<Finding> for Remark {
+    fn from(finding: Finding) -> Self {
+        let Finding {
+            field,
+            message,
+            severity,
+        } = finding;
+        Self {
+            file: None,
+            position: None,
+            field: field.to_string(),
+            message,
+            severity,
+        }
+    }
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            f.write_str(file)?;
+            if let Some((line, column)) = self.position {
+                write!(f, ":{line}:{column}")?;
+            }
+            f.write_str(": ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::state::File;
+
+    #[test]
+    fn equal_definitions_have_equal_digests_and_others_do_not() {
+        let one = AgentDefinition {
+            model: "scripted:x".to_owned(),
+            ..AgentDefinition::default()
+        };
+        let read = AgentDefinition::from_stored(serde_json::from_str(&one.text()).expect("JSON"));
+        assert_eq!(read.value.as_ref(), Some(&one));
+        assert_eq!(read.findings.len(), 0);
+        let read = read.value.expect("a definition");
+        assert_eq!(read.digest(), one.digest());
+        assert_eq!(one.digest().0.len(), 64);
+        assert_ne!(
+            AgentDefinition {
+                todos: true,
+                ..one.clone()
+            }
+            .digest(),
+            one.digest()
+        );
+    }
+
+    #[test]
+    fn the_files_of_a_definition_are_a_part_of_its_content_and_stored_with_it() {
+        let plain = AgentDefinition {
+            model: "scripted:x".to_owned(),
+            ..AgentDefinition::default()
+        };
+        assert!(!plain.text().contains("enclosed"));
+        let mut files = Enclosed::default();
+        files.add(
+            "skills/a/SKILL.md",
+            File {
+                content: "A".to_owned(),
+                ..File::default()
+            },
+        );
+        let with = AgentDefinition {
+            enclosed: Arc::new(files),
+            ..plain.clone()
+        };
+        assert_ne!(with.digest(), plain.digest());
+        let read = AgentDefinition::from_stored(serde_json::from_str(&with.text()).expect("JSON"));
+        assert_eq!(read.value, Some(with));
+        assert_eq!(read.findings.len(), 0);
+    }
+
+    #[test]
+    fn a_remark_names_its_place() {
+        let remark = Remark::from(Finding::error(FieldPath::of(["tools"]).then(0), "there is no tool `x`"));
+        assert_eq!(remark.to_string(), "tools[0]: there is no tool `x`");
+        let placed = Remark {
+            file: Some("a/AGENTS.md".to_owned()),
+            position: Some((2, 1)),
+            ..remark
+        };
+        assert_eq!(placed.to_string(), "a/AGENTS.md:2:1: tools[0]: there is no tool `x`");
+    }
+}
