@@ -96,6 +96,7 @@ pub mod logging;
 pub mod metrics;
 pub mod middleware;
 pub mod model;
+pub mod net;
 pub mod peer;
 pub mod runtime;
 pub mod shutdown;

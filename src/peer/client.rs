@@ -91,7 +91,7 @@ impl Peers {
         let rules = Arc::new(reach.rules);
         // A redirect could carry secrets to where they were not meant to go.
         let client = || {
-            Client::builder()
+            crate::net::client_builder()
                 .redirect(redirect::Policy::none())
                 .connect_timeout(CONNECT)
         };

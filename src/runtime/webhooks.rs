@@ -104,7 +104,7 @@ impl Webhooks {
             require_https: settings.require_https,
         });
         // A proxy, or a redirect, would lead past the rules.
-        let client = Client::builder()
+        let client = crate::net::client_builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
             .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))

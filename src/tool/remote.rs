@@ -42,7 +42,7 @@ const SHOWN_CHARS: usize = 2_000;
 /// # Errors
 /// When the system offers no TLS.
 pub fn client() -> Result<Client, reqwest::Error> {
-    Client::builder()
+    crate::net::client_builder()
         .redirect(redirect::Policy::none())
         .connect_timeout(Duration::from_secs(10))
         .build()

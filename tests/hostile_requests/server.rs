@@ -73,7 +73,7 @@ impl Server {
     /// A client of it.
     pub(crate) fn client(&self) -> Client {
         Client {
-            http: reqwest::Client::builder().no_proxy().build().unwrap(),
+            http: adjutant::net::client_builder().no_proxy().build().unwrap(),
             base: self.base.clone(),
         }
     }

@@ -105,7 +105,7 @@ pub(crate) struct Watch {
 pub(crate) fn watch(base: String) -> Watch {
     let (stop, mut stopped) = watch::channel(false);
     let task = tokio::spawn(async move {
-        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        let http = adjutant::net::client_builder().no_proxy().build().unwrap();
         let mut times = vec![];
         while !*stopped.borrow() {
             let began = Instant::now();
@@ -153,7 +153,7 @@ impl Answers {
 
 /// Runs every agent whose model, tool, MCP server or delegate is hostile; each run comes to its end.
 pub(crate) async fn run_hostile_parties(base: String) {
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = adjutant::net::client_builder().no_proxy().build().unwrap();
     let mut runs = JoinSet::new();
     for agent in parties::agents() {
         if runs.len() >= 4 {

@@ -352,7 +352,7 @@ async fn a_withdrawn_and_an_undone_run_have_their_line_too() {
 async fn the_front_door_leads_a_browser_to_the_document_and_tells_others_where_things_are() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let base = server.client().base();
-    let http = reqwest::Client::builder()
+    let http = adjutant::net::client_builder()
         .redirect(Policy::none())
         .build()
         .expect("a client");

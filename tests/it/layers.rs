@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("domain", &[]),
     ("definition", &["domain"]),
-    ("model", &["domain", "definition"]),
-    ("peer", &["domain", "definition", "model"]),
-    ("tool", &["domain", "definition", "model"]),
+    ("model", &["domain", "definition", "net"]),
+    ("peer", &["domain", "definition", "net", "model"]),
+    ("tool", &["domain", "definition", "net", "model"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (
         "agent",
@@ -40,6 +40,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
     ("config", &["domain", "definition"]),
+    ("net", &[]),
     ("shutdown", &[]),
 ];
 

@@ -64,7 +64,7 @@ impl BoundedClient {
     /// When the system offers no TLS.
     pub(super) fn new(limits: AnswerLimits) -> reqwest::Result<Self> {
         let redirects = reqwest::redirect::Policy::none();
-        let http = reqwest::Client::builder()
+        let http = crate::net::client_builder()
             .redirect(redirects)
             .connect_timeout(CONNECT_TIMEOUT)
             .build()?;

@@ -48,7 +48,7 @@ pub(super) const REFUSED: &str = "nobody knows";
 impl Client {
     /// A client of `house`.
     pub(super) fn of(house: &Arc<House>, chance: Chance, thread: String) -> Self {
-        let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+        let http = adjutant::net::client_builder().no_proxy().build().expect("a client");
         Self {
             http,
             house: Arc::clone(house),

@@ -13,7 +13,7 @@ use crate::support::{TestServer, eventually, lookup, on_both_engines, script};
 /// Somebody at another address of this machine.
 fn client_at(address: &str) -> reqwest::Client {
     let address: IpAddr = address.parse().expect("an address");
-    reqwest::Client::builder()
+    adjutant::net::client_builder()
         .no_proxy()
         .local_address(address)
         .build()

@@ -29,7 +29,7 @@ pub(crate) struct Reply {
 impl Client {
     /// A client of the server at `base`.
     pub(crate) fn new(base: &str) -> Self {
-        let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+        let http = adjutant::net::client_builder().no_proxy().build().expect("a client");
         Self {
             http,
             base: Arc::new(Mutex::new(base.to_owned())),

@@ -138,7 +138,9 @@ impl Runnable for Dig {
     async fn run(&self, scope: &Scope, _: State) -> Result<Update, Halt> {
         let key = scope.task.map(|task| task.to_string()).unwrap_or_default();
         let body = json!({"name": "dig", "args": {}});
-        let sent = reqwest::Client::new()
+        let sent = adjutant::net::client_builder()
+            .build()
+            .expect("a client")
             .post(&self.url)
             .header("idempotency-key", key)
             .json(&body)

@@ -1,0 +1,18 @@
+//! HTTP clients of this server: one place where they begin, so that all have the same TLS.
+
+use std::sync::Once;
+
+use reqwest::ClientBuilder;
+
+/// A builder of an HTTP client whose TLS is rustls with the cryptography of `ring`.
+///
+/// `ring` is the provider that compiles within seconds on a small machine. A program that embeds the server and has
+/// installed another provider before keeps its own.
+pub fn client_builder() -> ClientBuilder {
+    static PROVIDER: Once = Once::new();
+    PROVIDER.call_once(|| {
+        // An error says that there is a provider already, which then is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+    reqwest::Client::builder()
+}
