@@ -161,7 +161,9 @@ on_both_engines! {
         let stream = alice.listens(delegation(), more).await;
         let run = alice.run_of_id(&stream.run_id());
         let live = stream.rest().await;
-        for at in (0..live.len()).filter(|at| is_within_a_message(&live[*at])) {
+        let within: Vec<usize> = (0..live.len()).filter(|at| is_within_a_message(&live[*at])).collect();
+        assert!(!within.is_empty(), "{live:#?}");
+        for at in within {
             check_taken_up(&run, &live, at).await;
         }
     }
