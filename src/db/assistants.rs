@@ -1,5 +1,6 @@
-//! Assistants: named settings of agent definitions, and the versions they had.
+//! The tables of assistants (named settings of agent definitions) and of their versions.
 
+use const_format::concatcp;
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
@@ -16,20 +17,14 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "assistants";
 
-macro_rules! columns {
-    () => {
-        "assistant_id, version, graph_id, cast(config as text) as config, cast(context as text) as context, \
-         cast(metadata as text) as metadata, name, description, created_at"
-    };
-}
+const COLUMNS: &str = "\
+    assistant_id, version, graph_id, cast(config as text) as config, cast(context as text) as context, \
+    cast(metadata as text) as metadata, name, description, created_at";
+const SELECT: &str = concatcp!("select ", COLUMNS, ", updated_at from assistants");
+/// Versions never change, so they have no column `updated_at`.
+const SELECT_VERSION: &str = concatcp!("select ", COLUMNS, ", created_at as updated_at from assistant_versions");
 
-macro_rules! select {
-    () => {
-        concat!("select ", columns!(), ", updated_at from assistants")
-    };
-}
-
-/// A row of either table; one of `assistant_versions` never changed.
+/// A row of either table.
 #[derive(sqlx::FromRow)]
 struct AssistantRow {
     assistant_id: Uuid,
@@ -90,12 +85,12 @@ impl TryFrom<AssistantRow> for Version {
     }
 }
 
-/// The form of a name in which it is searched and sorted.
-fn folded(name: &str) -> String {
+/// Returns the form of a name for searching and sorting.
+fn fold_case(name: &str) -> String {
     name.to_lowercase()
 }
 
-/// Stores a new assistant with its first version. Returns false, and changes nothing, when there is one of this id.
+/// Stores a new assistant with its first version. Returns false, and changes nothing, when the id is taken.
 pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
     const SQL: &str = "insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, \
         description, created_at, updated_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
@@ -109,7 +104,7 @@ pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
         .bind(Json(&settings.context))
         .bind(Json(&settings.metadata))
         .bind(&settings.name)
-        .bind(folded(&settings.name))
+        .bind(fold_case(&settings.name))
         .bind(&settings.description)
         .bind(assistant.created_at.0)
         .bind(assistant.updated_at.0)
@@ -117,31 +112,31 @@ pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
         .await
         .map(|done| done.rows_affected()))?;
     if inserted == 1 {
-        keep_version(tx, assistant.id).await?;
+        insert_version(tx, assistant.id).await?;
     }
     Ok(inserted == 1)
 }
 
-/// The assistant of this id.
+/// Returns the assistant with this id.
 pub async fn find(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant>> {
-    const SQL: &str = concat!(select!(), " where assistant_id = $1");
-    one(tx, SQL, id).await
+    const SQL: &str = concatcp!(SELECT, " where assistant_id = $1");
+    select_one(tx, SQL, id).await
 }
 
-/// The assistant of this id, kept from changing under us until the end of the transaction.
+/// Returns the assistant with this id, locked until the end of the transaction.
 pub async fn lock(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant>> {
-    const SQLITE: &str = concat!(select!(), " where assistant_id = $1");
-    const POSTGRES: &str = concat!(select!(), " where assistant_id = $1 for update");
+    const SQLITE: &str = concatcp!(SELECT, " where assistant_id = $1");
+    const POSTGRES: &str = concatcp!(SELECT, " where assistant_id = $1 for update");
     let sql = tx.either(SQLITE, POSTGRES);
-    one(tx, sql, id).await
+    select_one(tx, sql, id).await
 }
 
-async fn one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbResult<Option<Assistant>> {
+async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbResult<Option<Assistant>> {
     let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
     row.map(Assistant::try_from).transpose()
 }
 
-/// Writes an assistant that was locked and changed. A version of this number that is not stored yet is stored with it.
+/// Updates an assistant that the caller has locked. Its version is stored, too, if it is new.
 pub async fn update(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     const SQL: &str = "update assistants set version = $2, graph_id = $3, config = $4, context = $5, metadata = $6, \
         name = $7, folded = $8, description = $9, updated_at = $10 where assistant_id = $1";
@@ -154,17 +149,17 @@ pub async fn update(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
         .bind(Json(&settings.context))
         .bind(Json(&settings.metadata))
         .bind(&settings.name)
-        .bind(folded(&settings.name))
+        .bind(fold_case(&settings.name))
         .bind(&settings.description)
         .bind(assistant.updated_at.0)
         .execute(conn)
         .await
         .map(drop))?;
-    keep_version(tx, assistant.id).await
+    insert_version(tx, assistant.id).await
 }
 
-/// Stores what the assistant says now as a version of its own, unless that version is stored.
-async fn keep_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
+/// Stores the current settings of an assistant as a version, unless that version is stored.
+async fn insert_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
     const SQL: &str = "insert into assistant_versions (assistant_id, version, graph_id, config, context, metadata, name, \
         description, created_at) select assistant_id, version, graph_id, config, context, metadata, name, description, \
         updated_at from assistants where assistant_id = $1 on conflict (assistant_id, version) do nothing";
@@ -175,16 +170,16 @@ async fn keep_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<()> {
         .map(drop))?)
 }
 
-/// Names an assistant of one version anew in that version: for those that definitions have by themselves.
+/// Renames an assistant in all its versions. For the default assistant of a definition, which has only one.
 pub async fn rename(tx: &mut Tx<'_>, id: AssistantId, name: &str, description: Option<&str>) -> DbResult<()> {
-    const CARD: &str = "update assistants set name = $2, folded = $3, description = $4 where assistant_id = $1";
+    const ASSISTANT: &str = "update assistants set name = $2, folded = $3, description = $4 where assistant_id = $1";
     const VERSION: &str = "update assistant_versions set name = $2, description = $3 where assistant_id = $1";
-    let small = folded(name);
+    let folded = fold_case(name);
     on_engine!(tx, |conn| {
-        query(CARD)
+        query(ASSISTANT)
             .bind(id.0)
             .bind(name)
-            .bind(small)
+            .bind(folded)
             .bind(description)
             .execute(&mut *conn)
             .await?;
@@ -198,7 +193,7 @@ pub async fn rename(tx: &mut Tx<'_>, id: AssistantId, name: &str, description: O
     })
 }
 
-/// The number of the newest version of an assistant; 0 when it has none.
+/// Returns the number of the newest version of an assistant; 0 when it has none.
 pub async fn newest_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(version), 0) from assistant_versions where assistant_id = $1";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
@@ -207,13 +202,9 @@ pub async fn newest_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<i64> {
         .await)?)
 }
 
-/// A version of an assistant.
+/// Returns a version of an assistant.
 pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<Option<Version>> {
-    const SQL: &str = concat!(
-        "select ",
-        columns!(),
-        ", created_at as updated_at from assistant_versions where assistant_id = $1 and version = $2"
-    );
+    const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = $1 and version = $2");
     let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(number)
@@ -222,7 +213,8 @@ pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<
     row.map(Version::try_from).transpose()
 }
 
-/// The versions of an assistant whose metadata contains `metadata`, newest first.
+/// Returns the versions of an assistant whose metadata contains `metadata`, newest first, up to about `bytes` of
+/// memory.
 pub async fn versions(
     tx: &mut Tx<'_>,
     id: AssistantId,
@@ -230,16 +222,12 @@ pub async fn versions(
     (limit, offset): (i64, i64),
     bytes: usize,
 ) -> DbResult<ListPart<Version>> {
-    const SQL: &str = concat!(
-        "select ",
-        columns!(),
-        ", created_at as updated_at from assistant_versions where assistant_id = "
-    );
+    const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = ");
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
     let mut filling = Filling::new(limit, bytes);
     while let Some(next) = filling.next() {
-        let passed_over = offset + filling.count();
+        let offset = offset + filling.count();
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(SQL);
             sql.push_bind(id.0);
@@ -249,7 +237,7 @@ pub async fn versions(
             sql.push(" order by version desc limit ")
                 .push_bind(next)
                 .push(" offset ")
-                .push_bind(passed_over);
+                .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
         filling.take(next, rows, weigh, Version::try_from)?;
@@ -257,7 +245,7 @@ pub async fn versions(
     Ok(filling.finish())
 }
 
-/// Deletes an assistant with its versions. Its runs and threads stay. Returns whether there was one.
+/// Deletes an assistant with its versions. Its runs and threads stay. Returns whether it existed.
 pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
     const SQL: &str = "delete from assistants where assistant_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL)
@@ -268,38 +256,38 @@ pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
     Ok(deleted == 1)
 }
 
-/// By what assistants are sorted; those that tie, by their id.
+/// A sort key of assistants. Ties are sorted by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AssistantSort {
     /// By id.
     Id,
-    /// By when they were made.
+    /// By creation time.
     #[default]
     CreatedAt,
-    /// By when they last changed.
+    /// By the time of the last change.
     UpdatedAt,
-    /// By name, in any case.
+    /// By name, case-insensitively.
     Name,
-    /// By definition, those of one by age.
+    /// By definition, then by creation time.
     Graph,
 }
 
-/// Which assistants are wanted, and in which order. The default wants the ten newest.
+/// A search for assistants. The default finds the ten newest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AssistantSearch {
-    /// Only those of this definition.
+    /// Only assistants of this definition.
     pub graph_id: Option<String>,
-    /// Only those whose name contains this, in any case.
+    /// Only assistants whose name contains this, case-insensitively.
     pub name: Option<String>,
-    /// Only those whose metadata contains this.
+    /// Only assistants whose metadata contains this.
     pub metadata: Filter,
-    /// In which order.
+    /// The sort key.
     pub sort: AssistantSort,
-    /// Whether the smallest come first.
+    /// Whether the order is ascending.
     pub ascending: bool,
-    /// How many at most.
+    /// The maximum number of assistants.
     pub limit: i64,
-    /// How many to pass over before.
+    /// The number of assistants to skip.
     pub offset: i64,
 }
 
@@ -345,7 +333,7 @@ impl AssistantSearch {
         }
         if let Some(name) = self.name.as_deref().filter(|name| !name.is_empty()) {
             sql.push(" and folded like ")
-                .push_bind(containing(&folded(name)))
+                .push_bind(like_pattern(&fold_case(name)))
                 .push(" escape '\\'");
         }
         if !self.metadata.is_empty() {
@@ -355,8 +343,8 @@ impl AssistantSearch {
     }
 }
 
-/// The pattern of the texts that contain `part`.
-fn containing(part: &str) -> String {
+/// Returns the `like` pattern of the texts that contain `part`.
+fn like_pattern(part: &str) -> String {
     let mut pattern = String::from("%");
     for letter in part.chars() {
         if matches!(letter, '%' | '_' | '\\') {
@@ -368,7 +356,7 @@ fn containing(part: &str) -> String {
     pattern
 }
 
-/// The assistants that are wanted, as many as take about so many `bytes` of memory.
+/// Returns the assistants that match a search, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> DbResult<ListPart<Assistant>> {
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
@@ -376,7 +364,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> 
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(select!());
+            let mut sql = QueryBuilder::new(SELECT);
             wanted.push_conditions(&mut sql)?;
             sql.push(wanted.order())
                 .push(" limit ")
@@ -390,7 +378,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> 
     Ok(filling.finish())
 }
 
-/// How many assistants meet the conditions; order, limit and offset are none.
+/// Counts the assistants that match a search; order, limit and offset are ignored.
 pub async fn count(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from assistants");

@@ -1,14 +1,16 @@
-//! Checkpoints: the steps that agents took, each with what it wrote. What was summed up from them comes from `load`.
+//! The table of checkpoints: one row per step of an agent, with the writes of that step. Module `load` folds them to
+//! states.
 //!
-//! A history is a tree, since a client may begin anew from any of its checkpoints. The rows of a lane that follow one
-//! another without a fork are one *segment*, named by the seq of its first row. A checkpoint whose parent is the last of
-//! its segment continues it, any other begins a new one. So the ancestors of a checkpoint are the rows of its segment
-//! before it, then those of the segment of the first row's parent, and so on: mostly a single range of an index, and no
-//! state is ever stored.
+//! The history of an agent (a *lane*) is a tree, since a client can fork it at any checkpoint. Rows of a lane that
+//! follow one another without a fork are one *segment*, named by the seq of its first row. A checkpoint whose parent is
+//! the last row of its segment continues the segment, any other starts a new one. So the ancestors of a checkpoint are
+//! the earlier rows of its segment, then those of the segment of the first row's parent, and so on: mostly a single
+//! range of an index. No state is ever stored.
 
 mod load;
 mod machine;
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
@@ -27,10 +29,10 @@ use crate::domain::machine::Position;
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "checkpoints";
-/// Rows of one statement; databases limit how many values it may have.
-const BATCH: usize = 200;
+/// The maximum number of rows in one insert; databases limit the number of bound values.
+const MAX_ROWS: usize = 200;
 
-/// How a lane is stored: the main agent's as zeros.
+/// Returns the stored id of a lane: the nil UUID for the main agent, else the run of the subagent.
 pub(super) fn lane_id(lane: Lane) -> Uuid {
     match lane {
         Lane::Main => Uuid::nil(),
@@ -38,7 +40,7 @@ pub(super) fn lane_id(lane: Lane) -> Uuid {
     }
 }
 
-/// The lane that is stored so.
+/// Returns the lane with this stored id.
 pub(super) fn lane_of(id: Uuid) -> Lane {
     if id.is_nil() {
         Lane::Main
@@ -90,44 +92,44 @@ impl TryFrom<EntryColumns> for Entry {
     }
 }
 
-/// A checkpoint to be stored: a step, and its place.
+/// A checkpoint to be stored: a step and its position in the thread's log.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed<'a> {
     /// The thread.
     pub thread: ThreadId,
     /// The history it belongs to.
     pub lane: Lane,
-    /// Its number in the log of the thread; nothing else there has it, and none in the lane has a higher one.
+    /// Its number in the log of the thread: unused, and higher than all others in the lane.
     pub seq: i64,
-    /// The segment it continues, when that is known: that of the lane's newest checkpoint ([`Head::segment`]), if that is
-    /// its parent. Otherwise the database is asked.
+    /// The segment it continues, if known: that of the lane's newest checkpoint ([`Head::segment`]), if that is its
+    /// parent. Otherwise it is read from the database.
     pub segment: Option<i64>,
-    /// The run of the main agent in whose course it was made; none for a client's update.
+    /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
     /// The step.
     pub entry: &'a Entry,
-    /// What is under way after it.
+    /// The agent's phase and pending tasks after it.
     pub position: &'a Position,
-    /// When it was made.
+    /// The time at which it was made.
     pub at: Timestamp,
 }
 
 /// Stores a checkpoint. Returns its segment.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent is gone.
+/// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted.
 pub async fn insert(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
 }
 
-/// Stores checkpoints in the order given. An entry may be the child of the one before it. Returns the segment of the
-/// last one; zero when there is none.
+/// Stores checkpoints in the given order. A checkpoint may be the child of the one before it. Returns the segment of
+/// the last one; 0 for an empty list.
 ///
 /// # Errors
 /// As [`insert`].
 pub async fn insert_all(tx: &mut Tx<'_>, placed: &[Placed<'_>]) -> DbResult<i64> {
     let mut last = 0;
-    for batch in placed.chunks(BATCH) {
+    for batch in placed.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
         let mut before: Option<(&Placed<'_>, i64)> = None;
         for placed in batch {
@@ -148,7 +150,7 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[Placed<'_>]) -> DbResult<i64>
     Ok(last)
 }
 
-/// The segment of a new checkpoint whose parent is stored already.
+/// Returns the segment of a new checkpoint whose parent is already stored.
 async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
     const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
         and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
@@ -169,7 +171,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
         Some((segment, false)) => Ok(segment),
         Some((_, true)) => Ok(placed.seq),
         None => Err(DbError::Conflict(format!(
-            "the parent {parent} of checkpoint {} is gone",
+            "the parent {parent} of checkpoint {} does not exist",
             placed.entry.id
         ))),
     }
@@ -236,8 +238,8 @@ async fn insert_rows(tx: &mut Tx<'_>, rows: Vec<NewRow<'_>>) -> DbResult<()> {
     Ok(())
 }
 
-/// Changes, in the course of run `by` of the main agent, what is under way after a checkpoint. Returns whether there is
-/// such a checkpoint.
+/// Sets the position of a checkpoint on behalf of run `by` of the main agent, so that [`restore_positions`] can undo
+/// it. Returns whether the checkpoint exists.
 pub async fn set_position(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -245,7 +247,7 @@ pub async fn set_position(
     position: &Position,
     by: RunId,
 ) -> DbResult<bool> {
-    // On the right of the equal signs stand the values from before the update.
+    // In SQL, the right-hand sides are the values before the update.
     const SQL: &str = "update checkpoints set position = $2, \
         before = case when run_id is distinct from $3 and touched_by is distinct from $3 then position else before end, \
         touched_by = case when run_id is distinct from $3 then $3 else touched_by end where checkpoint_id = $1 and thread_id = $4";
@@ -261,26 +263,26 @@ pub async fn set_position(
     Ok(changed == 1)
 }
 
-/// A checkpoint to go on from, without its state.
+/// The metadata and the position of a checkpoint, to continue from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// Identifies it.
+    /// The checkpoint.
     pub id: CheckpointId,
     /// The history it belongs to.
     pub lane: Lane,
     /// Its number in the log of the thread.
     pub seq: i64,
-    /// The unforked part of the history to which it belongs.
+    /// Its segment: the part of the history without forks to which it belongs.
     pub segment: i64,
-    /// Its number in the lane; the first one is -1.
+    /// Its step number in the lane; the first one is -1.
     pub step: i64,
-    /// What is under way after it.
+    /// The agent's phase and pending tasks after it.
     pub position: Position,
     /// The checkpoint before it.
     pub parent: Option<CheckpointId>,
-    /// When it was made.
+    /// The time at which it was made.
     pub created_at: Timestamp,
-    /// The run of the main agent in whose course it was made.
+    /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
 }
 
@@ -320,16 +322,13 @@ impl TryFrom<HeadRow> for Head {
     }
 }
 
-macro_rules! select_head {
-    () => {
-        "select checkpoint_id, lane, seq, segment, step, position, parent_id, created_at, run_id from checkpoints"
-    };
-}
+const SELECT_HEAD: &str =
+    "select checkpoint_id, lane, seq, segment, step, position, parent_id, created_at, run_id from checkpoints";
 
-/// The newest checkpoint of a lane.
+/// Returns the newest checkpoint of a lane.
 pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Head>> {
-    const SQL: &str = concat!(
-        select_head!(),
+    const SQL: &str = concatcp!(
+        SELECT_HEAD,
         " where thread_id = $1 and lane = $2 order by seq desc limit 1"
     );
     let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -340,7 +339,7 @@ pub async fn head(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Opt
     row.map(Head::try_from).transpose()
 }
 
-/// The id of the newest checkpoint of a lane, for those who need not know how it stands.
+/// Returns the id of the newest checkpoint of a lane.
 pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<CheckpointId>> {
     const SQL: &str =
         "select checkpoint_id from checkpoints where thread_id = $1 and lane = $2 order by seq desc limit 1";
@@ -352,9 +351,9 @@ pub async fn newest_id(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResul
     Ok(id.map(CheckpointId))
 }
 
-/// A checkpoint of a thread, in whichever lane.
+/// Returns a checkpoint of a thread, of any lane.
 pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Head>> {
-    const SQL: &str = concat!(select_head!(), " where checkpoint_id = $1 and thread_id = $2");
+    const SQL: &str = concatcp!(SELECT_HEAD, " where checkpoint_id = $1 and thread_id = $2");
     let row: Option<HeadRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
@@ -363,7 +362,7 @@ pub async fn find_head(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoint
     row.map(Head::try_from).transpose()
 }
 
-/// What a client wrote next into the main agent's state behind number `seq` of the log: the checkpoint and its number.
+/// Returns the first checkpoint, with its number, that a client's update of the main agent's state made after `seq`.
 pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(CheckpointId, i64)>> {
     const SQL: &str = "select checkpoint_id, seq from checkpoints where thread_id = $1 and lane = $2 and seq > $3 \
         and source = 'update' and run_id is null order by seq limit 1";
@@ -376,7 +375,7 @@ pub async fn update_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResu
     Ok(found.map(|(checkpoint, seq)| (CheckpointId(checkpoint), seq)))
 }
 
-/// The highest number in the log of a thread; zero when the log is empty.
+/// Returns the highest number in the log of a thread; 0 when the log is empty.
 pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(seq), 0) from (\
         select max(seq) as seq from checkpoints where thread_id = $1 \
@@ -387,14 +386,14 @@ pub async fn max_seq(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<i64> {
         .await)?)
 }
 
-/// Takes back what was logged in the course of a run of the main agent: checkpoints and events, in all lanes. Nothing
-/// may have been built upon them since.
+/// Deletes the checkpoints and events of a run of the main agent, in all lanes. No later checkpoint may descend from
+/// them.
 pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<()> {
-    const STEPS: &str = "delete from checkpoints where thread_id = $1 and run_id = $2 \
+    const CHECKPOINTS: &str = "delete from checkpoints where thread_id = $1 and run_id = $2 \
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
-    const FACTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
+    const EVENTS: &str = "delete from events where thread_id = $1 and run_id = $2 \
         and seq >= coalesce((select first_seq from runs where run_id = $2), 0)";
-    for sql in [STEPS, FACTS] {
+    for sql in [CHECKPOINTS, EVENTS] {
         on_engine!(tx, |conn| query(sql)
             .bind(thread.0)
             .bind(run.0)
@@ -405,7 +404,7 @@ pub async fn delete_of_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbR
     Ok(())
 }
 
-/// Takes back what run `by` changed about what is under way after checkpoints that are not its own.
+/// Restores the positions that run `by` changed on checkpoints of other runs.
 pub async fn restore_positions(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
     const SQL: &str = "update checkpoints set position = coalesce(before, position), before = null, touched_by = null \
         where touched_by = $1";
@@ -413,7 +412,7 @@ pub async fn restore_positions(tx: &mut Tx<'_>, by: RunId) -> DbResult<()> {
     Ok(())
 }
 
-/// Says that the history of a checkpoint has a hole.
-fn torn(checkpoint: CheckpointId) -> DbError {
+/// Returns the error for a history with a missing ancestor.
+fn missing_ancestor(checkpoint: CheckpointId) -> DbError {
     corrupt(TABLE, "parent_id", checkpoint)
 }

@@ -1,4 +1,4 @@
-//! Copies of threads.
+//! Copies of threads, made in pieces.
 
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
@@ -13,38 +13,38 @@ use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
-/// Rows of one piece; databases limit how many values a statement may have.
-const BATCH: i64 = 200;
-/// Bytes of one piece, but for a single row that is larger: about what is written in ten milliseconds.
-const PIECE_BYTES: i64 = 1 << 20;
-/// How long a copy may go without a new piece before it counts as left behind by a crash, in microseconds: an hour.
-const LEFT_BEHIND: i64 = 3_600_000_000;
+/// The maximum number of rows in one piece; databases limit the number of bound values.
+const MAX_ROWS: i64 = 200;
+/// The maximum size of one piece in bytes, unless its only row is larger. Writing it takes about ten milliseconds.
+const MAX_PIECE_BYTES: i64 = 1 << 20;
+/// The time without a new piece after which a copy counts as abandoned by a crashed server: an hour, in microseconds.
+const ABANDONED_AFTER: i64 = 3_600_000_000;
 
-/// A copy of a thread in the making: its metadata, and the history of its main agent. Its checkpoints have the ids of the
-/// original's, so that an id that somebody stored names the same state in both.
+/// An unfinished copy of a thread: its metadata and the history of its main agent. The checkpoints have the same ids as
+/// in the original, so that an id that a client stored names the same state in both.
 ///
-/// It is made in pieces, each a transaction of its own, so that other writes go in between. Until [`finish`] no search finds
-/// the thread, and nobody else knows its id.
+/// The copy is made in pieces, each in a transaction of its own, so that other writes can run in between. Until
+/// [`finish`], searches do not find the thread, and no client knows its id.
 ///
-/// Questions and the work of subagents belong to the original: where one of them was waited for, the copy asks or
-/// delegates anew.
+/// Interrupts and the histories of subagents are not copied: where the original waited for one of them, the copy asks
+/// or delegates again.
 #[derive(Debug)]
 pub struct Copy {
     from: ThreadId,
-    /// The thread that is made.
+    /// The new thread.
     pub to: ThreadId,
-    /// The number of the newest checkpoint when the copying began: what comes later is not copied.
+    /// The number of the newest checkpoint when the copy began; later ones are not copied.
     until: i64,
-    /// The number of the newest checkpoint that was copied.
+    /// The number of the last checkpoint copied so far.
     last: i64,
-    /// Whether something remains to be done after the newest one.
+    /// Whether the agent has pending tasks after that checkpoint.
     remains: bool,
 }
 
-/// Begins to copy the thread `from`. None if there is no such thread.
+/// Begins to copy the thread `from`; none if it does not exist.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when there is a thread `to` already.
+/// [`super::DbError::Conflict`] when the id `to` is taken.
 pub async fn begin(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Timestamp) -> DbResult<Option<Copy>> {
     const SQL: &str = "insert into unfinished_copies (thread_id, touched_at) values ($1, $2)";
     let Some(original) = threads::lock(tx, from).await? else {
@@ -77,7 +77,7 @@ pub struct Piece {
 }
 
 impl Copy {
-    /// Reads the next piece; none when all is copied. The original may change meanwhile.
+    /// Reads the next piece; none when the copy is complete. The original may change meanwhile.
     pub async fn next(&mut self, tx: &mut Tx<'_>) -> DbResult<Option<Piece>> {
         let mut rows = rows(tx, self).await?;
         let Some(end) = rows.last() else { return Ok(None) };
@@ -99,7 +99,7 @@ impl Copy {
 /// Stores a piece.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when the copy is not there any more.
+/// [`super::DbError::Conflict`] when the copy was deleted.
 pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update unfinished_copies set touched_at = $2 where thread_id = $1";
     on_engine!(tx, |conn| query(SQL)
@@ -111,13 +111,13 @@ pub async fn store(tx: &mut Tx<'_>, piece: Piece, now: Timestamp) -> DbResult<()
     insert(tx, piece.to, piece.rows).await
 }
 
-/// Makes the copy a thread like any other.
+/// Finishes a copy: it becomes a normal thread. `remains` says whether its agent has pending tasks.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when it is not there any more.
+/// [`super::DbError::Conflict`] when the copy was deleted.
 pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp) -> DbResult<Thread> {
     const SQL: &str = "delete from unfinished_copies where thread_id = $1";
-    let gone = || DbError::Conflict(format!("the unfinished copy {to} is gone"));
+    let not_found = || DbError::Conflict(format!("the unfinished copy {to} does not exist"));
     let finished = on_engine!(tx, |conn| query(SQL)
         .bind(to.0)
         .execute(conn)
@@ -126,30 +126,30 @@ pub async fn finish(tx: &mut Tx<'_>, to: ThreadId, remains: bool, now: Timestamp
     let thread = threads::lock(tx, to)
         .await?
         .filter(|_| finished == 1)
-        .ok_or_else(gone)?;
+        .ok_or_else(not_found)?;
     let status = if remains {
         ThreadStatus::Interrupted
     } else {
         thread.status
     };
-    // The metadata is the same; its terms are written now.
+    // Setting the unchanged metadata writes its terms, so that searches find the thread.
     let change = threads::ThreadChange {
         status: Some(status),
         metadata: Some(thread.metadata.clone()),
         ..threads::ThreadChange::default()
     };
     threads::set(tx, to, change, now).await?;
-    threads::find(tx, to).await?.ok_or_else(gone)
+    threads::find(tx, to).await?.ok_or_else(not_found)
 }
 
 impl Copy {
-    /// Whether something remains to be done after the end of what was copied so far.
+    /// Returns whether the agent has pending tasks after the last checkpoint copied so far.
     pub fn remains(&self) -> bool {
         self.remains
     }
 }
 
-/// Takes an unfinished copy away.
+/// Deletes an unfinished copy.
 pub async fn abandon(tx: &mut Tx<'_>, to: ThreadId) -> DbResult<()> {
     const SQL: &str =
         "delete from threads where thread_id = $1 and thread_id in (select thread_id from unfinished_copies)";
@@ -157,20 +157,20 @@ pub async fn abandon(tx: &mut Tx<'_>, to: ThreadId) -> DbResult<()> {
     Ok(())
 }
 
-/// The copies that are in the making, or were when a server crashed.
+/// Returns the unfinished copies, including those of crashed servers.
 pub async fn unfinished(tx: &mut Tx<'_>) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select thread_id from unfinished_copies";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }
 
-/// Takes away a copy that was left behind by a crash: on SQLite, of which only one server is at work, `at_start` any;
-/// else one that was not touched for an hour. Returns whether there was one.
+/// Deletes one copy that a crashed server left: on SQLite `at_start` any, since no other server is running; else one
+/// without a new piece for an hour. Returns whether there was one.
 pub async fn sweep(tx: &mut Tx<'_>, at_start: bool, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "select thread_id from unfinished_copies where touched_at <= $1 limit 1";
     let until = match tx.engine() {
         Engine::Sqlite if at_start => i64::MAX,
-        Engine::Sqlite | Engine::Postgres => now.0.saturating_sub(LEFT_BEHIND),
+        Engine::Sqlite | Engine::Postgres => now.0.saturating_sub(ABANDONED_AFTER),
     };
     let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(until).fetch_optional(conn).await)?;
     let Some(found) = found else { return Ok(false) };
@@ -194,7 +194,7 @@ struct Row {
     created_at: i64,
 }
 
-/// The next rows of the history of the main agent, as many as make a piece.
+/// Returns the next rows of the main agent's history, up to the size of a piece.
 async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
     const SIZES: &str = "select seq, cast(octet_length(writes) + octet_length(position) as bigint) from checkpoints \
         where thread_id = $1 and lane = $2 and seq > $3 and seq <= $4 order by seq limit $5";
@@ -206,13 +206,13 @@ async fn rows(tx: &mut Tx<'_>, copy: &Copy) -> DbResult<Vec<Row>> {
         .bind(lane)
         .bind(copy.last)
         .bind(copy.until)
-        .bind(BATCH)
+        .bind(MAX_ROWS)
         .fetch_all(conn)
         .await)?;
     let mut bytes = 0;
     let fitting = sizes.iter().enumerate().take_while(|(at, (_, size))| {
         bytes += size;
-        *at == 0 || bytes <= PIECE_BYTES
+        *at == 0 || bytes <= MAX_PIECE_BYTES
     });
     let Some((_, (end, _))) = fitting.last() else {
         return Ok(vec![]);

@@ -1,6 +1,7 @@
-//! Definitions of agents: every content that is in use or was, the versions of each agent, and which agents clients
+//! The tables of agent definitions: their contents by digest, the versions of each agent, and the agents that clients
 //! defined.
 
+use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
@@ -11,12 +12,9 @@ use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
-macro_rules! versions {
-    () => {
-        "select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body from definition_versions v \
-         join definitions d on d.digest = v.digest"
-    };
-}
+const SELECT_VERSION: &str = "\
+    select v.graph_id, v.version, v.digest, v.origin, v.created_at, d.body from definition_versions v \
+    join definitions d on d.digest = v.digest";
 
 #[derive(sqlx::FromRow)]
 struct VersionRow {
@@ -49,7 +47,7 @@ impl TryFrom<VersionRow> for DefinitionVersion {
     }
 }
 
-/// Reads a definition that an earlier release may have written: fields that there are no longer are left out.
+/// Decodes a definition, possibly of an earlier release: unknown fields are logged and ignored.
 fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
     let cell = Cell {
         table: "definitions",
@@ -58,12 +56,12 @@ fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
     };
     let reading = AgentDefinition::from_stored(cell.decode(body)?);
     for finding in &reading.findings {
-        tracing::warn!(digest, %finding, "a stored definition has a part that is not understood any more");
+        tracing::warn!(digest, %finding, "ignored a part of a stored definition that this release does not know");
     }
     reading.value.ok_or_else(|| cell.corrupt())
 }
 
-/// Stores that an agent is defined like this from now on, unless it already was. Returns the version.
+/// Stores a new version of an agent, unless its newest version is the same definition. Returns the newest version.
 pub async fn keep(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -85,7 +83,7 @@ pub async fn keep(
         .await
         .map(drop))?;
     loop {
-        let as_number = |number, created_at| {
+        let numbered = |number, created_at| {
             let graph_id = graph_id.to_owned();
             let digest = digest.clone();
             let definition = definition.clone();
@@ -99,9 +97,9 @@ pub async fn keep(
                 created_at,
             }
         };
-        let number = match newest_card(tx, graph_id).await? {
+        let number = match newest_header(tx, graph_id).await? {
             Some(newest) if newest.digest == digest.0 && newest.origin == origin => {
-                return Ok(as_number(newest.version, Timestamp(newest.created_at)));
+                return Ok(numbered(newest.version, Timestamp(newest.created_at)));
             }
             Some(newest) => {
                 touch(tx, &Digest(newest.digest), now).await?;
@@ -118,23 +116,23 @@ pub async fn keep(
             .execute(conn)
             .await
             .map(|done| done.rows_affected()))?;
-        // None when another server was quicker.
+        // Otherwise another server stored this number first: try the next one.
         if inserted == 1 {
-            return Ok(as_number(number, now));
+            return Ok(numbered(number, now));
         }
     }
 }
 
-/// A version of an agent without its content, which may be impossible to read.
+/// A version of an agent without its content, which may be unreadable.
 #[derive(sqlx::FromRow)]
-struct Card {
+struct VersionHeader {
     version: i64,
     digest: String,
     origin: String,
     created_at: i64,
 }
 
-async fn newest_card(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Card>> {
+async fn newest_header(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<VersionHeader>> {
     const SQL: &str = "select version, digest, origin, created_at from definition_versions where graph_id = $1 \
         order by version desc limit 1";
     Ok(on_engine!(tx, |conn| query_as(SQL)
@@ -143,7 +141,7 @@ async fn newest_card(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<Card>> 
         .await)?)
 }
 
-/// Notes that a definition goes out of use: runs may still be admitted by it for a moment.
+/// Sets the time at which a definition went out of use. For a moment, runs may still be admitted with it.
 async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update definitions set used_at = $2 where digest = $1";
     Ok(on_engine!(tx, |conn| query(SQL)
@@ -154,14 +152,14 @@ async fn touch(tx: &mut Tx<'_>, digest: &Digest, now: Timestamp) -> DbResult<()>
         .map(drop))?)
 }
 
-/// The definition with this content.
+/// Returns the definition with this digest.
 pub async fn find(tx: &mut Tx<'_>, digest: &Digest) -> DbResult<Option<AgentDefinition>> {
     const SQL: &str = "select body from definitions where digest = $1";
     let body: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(&digest.0).fetch_optional(conn).await)?;
     body.map(|body| decode(&digest.0, &body)).transpose()
 }
 
-/// Where an agent was defined like this: in a file, if it ever was.
+/// Returns the provenance of a definition of an agent: a file if any version with this digest came from one.
 pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResult<Provenance> {
     const SQL: &str = "select max(origin) from definition_versions where digest = $1 and graph_id = $2";
     let origin: Option<String> = on_engine!(tx, |conn| query_scalar(SQL)
@@ -173,14 +171,14 @@ pub async fn origin(tx: &mut Tx<'_>, graph_id: &str, digest: &Digest) -> DbResul
     Ok(file.map_or(Provenance::Client, Provenance::File))
 }
 
-/// The newest version of an agent.
+/// Returns the newest version of an agent.
 pub async fn newest(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
     Ok(versions(tx, graph_id, (1, 0), usize::MAX).await?.into_items().pop())
 }
 
-/// A version of an agent.
+/// Returns a version of an agent.
 pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<Option<DefinitionVersion>> {
-    const SQL: &str = concat!(versions!(), " where v.graph_id = $1 and v.version = $2");
+    const SQL: &str = concatcp!(SELECT_VERSION, " where v.graph_id = $1 and v.version = $2");
     let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(graph_id)
         .bind(number)
@@ -189,24 +187,24 @@ pub async fn version(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<O
     row.map(DefinitionVersion::try_from).transpose()
 }
 
-/// The versions of an agent, newest first.
+/// Returns the versions of an agent, newest first, up to about `bytes` of memory.
 pub async fn versions(
     tx: &mut Tx<'_>,
     graph_id: &str,
     (limit, offset): (i64, i64),
     bytes: usize,
 ) -> DbResult<ListPart<DefinitionVersion>> {
-    const SQL: &str = concat!(
-        versions!(),
+    const SQL: &str = concatcp!(
+        SELECT_VERSION,
         " where v.graph_id = $1 order by v.version desc limit $2 offset $3"
     );
     let mut filling = Filling::new(limit, bytes);
     while let Some(next) = filling.next() {
-        let passed_over = offset + filling.count();
+        let offset = offset + filling.count();
         let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL)
             .bind(graph_id)
             .bind(next)
-            .bind(passed_over)
+            .bind(offset)
             .fetch_all(conn)
             .await)?;
         filling.take(next, rows, |row| parsed_bytes(&row.body), DefinitionVersion::try_from)?;
@@ -214,7 +212,7 @@ pub async fn versions(
     Ok(filling.finish())
 }
 
-/// How many versions of an agent are listed.
+/// Counts the versions of an agent.
 pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
     const SQL: &str = "select count(*) from definition_versions where graph_id = $1";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
@@ -223,34 +221,34 @@ pub async fn count_versions(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<i64> {
         .await)?)
 }
 
-/// The agents that clients defined, each in the version in use, by their names.
+/// Returns the agents that clients defined, each in its current version, ordered by name.
 pub async fn of_clients(tx: &mut Tx<'_>) -> DbResult<Vec<DefinitionVersion>> {
-    const SQL: &str = concat!(
-        versions!(),
+    const SQL: &str = concatcp!(
+        SELECT_VERSION,
         " join agents a on a.graph_id = v.graph_id and a.version = v.version order by v.graph_id"
     );
     let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
     readable(rows)
 }
 
-/// The agent of this name that a client defined, in the version in use; none also if it cannot be
-/// read, so that it can be defined anew.
+/// Returns the current version of an agent that a client defined; none also if it cannot be read, so that the client
+/// can define it again.
 pub async fn of_client(tx: &mut Tx<'_>, graph_id: &str) -> DbResult<Option<DefinitionVersion>> {
-    const SQL: &str = concat!(
-        versions!(),
+    const SQL: &str = concatcp!(
+        SELECT_VERSION,
         " join agents a on a.graph_id = v.graph_id and a.version = v.version where a.graph_id = $1"
     );
     let row: Option<VersionRow> = on_engine!(tx, |conn| query_as(SQL).bind(graph_id).fetch_optional(conn).await)?;
     Ok(row.map(|row| unless_corrupt(row.try_into())).transpose()?.flatten())
 }
 
-/// How many agents clients defined.
+/// Counts the agents that clients defined.
 pub async fn count(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "select count(*) from agents";
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Takes a version that a client brought into use.
+/// Makes a version the current one of an agent that a client defined.
 pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
     const SQL: &str = "insert into agents (graph_id, version) values ($1, $2) \
         on conflict (graph_id) do update set version = excluded.version";
@@ -262,8 +260,8 @@ pub async fn put(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
         .map(drop))?)
 }
 
-/// Removes an agent that a client defined, with its versions; their contents stay for the runs that need them. Returns
-/// whether there was one.
+/// Deletes an agent that a client defined, with its versions. Their contents stay for the runs that need them. Returns
+/// whether the agent existed.
 pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult<bool> {
     const AGENT: &str = "delete from agents where graph_id = $1";
     const USED: &str = "update definitions set used_at = $2 where digest in \
@@ -286,7 +284,7 @@ pub async fn remove(tx: &mut Tx<'_>, graph_id: &str, now: Timestamp) -> DbResult
     Ok(removed == 1)
 }
 
-/// Forgets the versions of an agent up to this number, unless one is in use.
+/// Deletes the versions of an agent up to this number, except the current one.
 pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> DbResult<()> {
     const SQL: &str = "delete from definition_versions where graph_id = $1 and version <= $2 and not exists \
         (select 1 from agents a where a.graph_id = definition_versions.graph_id \
@@ -299,37 +297,38 @@ pub async fn forget_versions(tx: &mut Tx<'_>, graph_id: &str, number: i64) -> Db
         .map(drop))?)
 }
 
-/// Forgets the contents that no version has, that went out of use before `before`, and that no run needs: none at work,
-/// waiting for its turn, or on a thread that waits for a human. Returns how many.
+/// Deletes up to 100 contents without a version that went out of use before `before` and that no run needs: no pending
+/// or running one, and none on a busy or interrupted thread. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp) -> DbResult<u64> {
-    // A request is looked through as a text: whether a run needs a definition must be known also when the request cannot be
-    // read as JSON. A digest in it is that of a definition.
+    // Requests are searched as text, so that a run keeps its definition even if its request is not readable as JSON. A
+    // digest in a request is always that of a definition.
     const UNUSED: &str = "select d.digest from definitions d where d.used_at < $1 \
         and not exists (select 1 from definition_versions v where v.digest = d.digest) \
         and not exists (select 1 from runs r where r.depth = 0 and r.status in ('pending', 'running') \
         and r.request like '%' || d.digest || '%') \
         and not exists (select 1 from threads t join runs r on r.thread_id = t.thread_id \
         where t.status in ('busy', 'interrupted') and r.request like '%' || d.digest || '%') limit 100";
-    const FORGET: &str = "delete from definitions where digest = $1";
+    const DELETE: &str = "delete from definitions where digest = $1";
     let unused: Vec<String> = on_engine!(tx, |conn| query_scalar(UNUSED).bind(before.0).fetch_all(conn).await)?;
-    let mut forgotten = 0;
+    let mut deleted = 0;
     for digest in unused {
-        forgotten += on_engine!(tx, |conn| query(FORGET)
+        deleted += on_engine!(tx, |conn| query(DELETE)
             .bind(digest)
             .execute(conn)
             .await
             .map(|done| done.rows_affected()))?;
     }
-    Ok(forgotten)
+    Ok(deleted)
 }
 
-/// The number of the last change of the agents that clients defined; 0 before the first.
+/// Returns the number of the last change of the agents that clients defined; 0 before the first.
 pub async fn last_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "select coalesce(max(number), 0) from definition_changes";
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Notes a change of the agents that clients defined. Until the end of the transaction nobody else can note another one.
+/// Counts a change of the agents that clients defined, and returns its number. Other transactions that change them wait
+/// for the end of this one.
 pub async fn note_change(tx: &mut Tx<'_>) -> DbResult<i64> {
     const SQL: &str = "insert into definition_changes (one, number) values (1, 1) \
         on conflict (one) do update set number = definition_changes.number + 1 returning number";

@@ -1,40 +1,40 @@
-//! What can go wrong with the database. Absence is no error; see [`Option`].
+//! The errors of the database. A missing row is not an error, but a none.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a function of this module returns.
+/// The result of a database function.
 pub type DbResult<T> = Result<T, DbError>;
 
-/// What can go wrong with the database. It can be told to several, hence cloned.
+/// An error of the database. Clone, since it can be reported to several waiting jobs.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DbError {
-    /// Something like it exists already, or what it refers to is gone.
+    /// A unique key is taken, or a referenced row does not exist.
     #[error("in conflict with what is stored: {0}")]
     Conflict(String),
-    /// Somebody else was faster; trying again may help.
+    /// The transaction lost a race; a retry may succeed.
     #[error("the database is busy")]
     Busy,
-    /// A row that was read makes no sense.
+    /// A stored value cannot be decoded.
     #[error("{table}.{column} of {id} cannot be read")]
     Corrupt {
         /// The table.
         table: &'static str,
         /// The column.
         column: &'static str,
-        /// The row.
+        /// The id of the row.
         id: String,
     },
-    /// A value that no database of ours can hold, such as a text with the character U+0000.
+    /// A value that cannot be stored, such as a text with the character U+0000, or a search that is too expensive.
     #[error("cannot be stored: {0}")]
     Unfit(String),
-    /// The job panicked. It left no trace.
+    /// The job panicked. Its transaction was rolled back.
     #[error("a database job panicked: {0}")]
     Panicked(String),
-    /// The file of the database cannot be opened, or a folder on the way to it.
+    /// The database file, or a directory of its path, cannot be opened.
     #[error("{0}")]
     CannotOpen(String),
-    /// Another process has the file, and a file serves one process.
+    /// Another server has the SQLite file open.
     #[error(
         "{} is in use by another server{by}. A SQLite database serves one process: stop the other one first, \
          name another file in `storage.url`, or use Postgres for several",
@@ -43,20 +43,20 @@ pub enum DbError {
     InUse {
         /// The file.
         file: PathBuf,
-        /// The process, in brackets, when it is known.
+        /// The process, in brackets, if it is known.
         by: String,
     },
-    /// The database was closed by us.
+    /// The database was closed by this server.
     #[error("the database is closed")]
     Closed,
-    /// The database does not answer, or not as it should.
+    /// The database does not answer, or with an unexpected error.
     #[error("the database is unavailable: {0}")]
     Unavailable(Arc<sqlx::Error>),
 }
 
 impl DbError {
-    /// Whether the very same may succeed later: the database is busy, out of reach, or short of something. The other errors
-    /// lie in what was asked for.
+    /// Returns whether a retry may succeed: the database is busy, unreachable or out of a resource. The cause of the
+    /// other errors is the request itself.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Busy => true,
@@ -71,13 +71,13 @@ impl DbError {
         }
     }
 
-    /// The database did not answer within its time. What was to be written may have been written.
+    /// Returns the error of a timeout. The write may have been committed.
     pub(super) fn late() -> Self {
         let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer in time");
         Self::Unavailable(Arc::new(sqlx::Error::Io(error)))
     }
 
-    /// Whether something that is stored cannot be read: trying again does not help, and others are not concerned.
+    /// Returns whether a stored value cannot be read: a retry does not help, and other rows are not affected.
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Self::Corrupt { .. })
     }
@@ -95,7 +95,7 @@ impl From<sqlx::migrate::MigrateError> for DbError {
     }
 }
 
-/// Says that a row makes no sense.
+/// Returns the error that a column of a row cannot be read.
 pub(super) fn corrupt(table: &'static str, column: &'static str, id: impl ToString) -> DbError {
     DbError::Corrupt {
         table,

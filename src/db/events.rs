@@ -1,4 +1,4 @@
-//! The log of a thread: steps, which are rows of `checkpoints`, and facts, which are rows of `events`, on one number line.
+//! The log of a thread: steps (rows of `checkpoints`) and other events (rows of `events`) with one sequence of numbers.
 
 use sqlx::{QueryBuilder, query_as, query_scalar};
 use uuid::Uuid;
@@ -13,32 +13,32 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "events";
-/// Rows of one statement; databases limit how many values it may have.
-const BATCH: usize = 500;
+/// The maximum number of rows in one insert; databases limit the number of bound values.
+const MAX_ROWS: usize = 500;
 
-/// A fact to be stored, and its place.
+/// An event to be stored, with its position in the log.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacedFact<'a> {
     /// The thread.
     pub thread: ThreadId,
-    /// Its number in the log of the thread; nothing else there has it.
+    /// Its unused number in the log of the thread.
     pub seq: i64,
-    /// The run of the main agent in whose course it happened.
+    /// The run of the main agent during which it happened.
     pub run: RunId,
-    /// Whose history it belongs to.
+    /// The history of the agent that it belongs to.
     pub lane: Lane,
-    /// What happened.
+    /// The event.
     pub fact: &'a Fact,
-    /// When.
+    /// The time of the event.
     pub at: Timestamp,
 }
 
-/// Stores facts.
+/// Stores events.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when a number is taken or the thread is gone.
+/// [`super::DbError::Conflict`] when a number is taken or the thread was deleted.
 pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
-    for batch in facts.chunks(BATCH) {
+    for batch in facts.chunks(MAX_ROWS) {
         let rows = batch
             .iter()
             .map(|placed| Ok((placed, encode(placed.fact)?)))
@@ -60,7 +60,7 @@ pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
     Ok(())
 }
 
-/// Whether an event or a step of this number is in the log of a thread.
+/// Returns whether the log of a thread has an event or step with this number.
 pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from events where thread_id = $1 and seq = $2) \
         or exists (select 1 from checkpoints where thread_id = $1 and seq = $2)";
@@ -71,27 +71,27 @@ pub async fn is_stored(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<
         .await)?)
 }
 
-/// Something in the log, as it is read back.
+/// An entry of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoggedEvent {
     /// Its number.
     pub seq: i64,
-    /// The run of the main agent in whose course it happened; none for a client's update.
+    /// The run of the main agent during which it happened; none for a client's update.
     pub run: Option<RunId>,
-    /// Whose history it belongs to.
+    /// The history of the agent that it belongs to.
     pub lane: Lane,
-    /// When.
+    /// The time of the event.
     pub at: Timestamp,
-    /// What.
+    /// The content.
     pub what: Logged,
 }
 
-/// What is in the log.
+/// The content of a log entry.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Logged {
-    /// A step.
+    /// A step of an agent.
     Entry(Entry),
-    /// Anything else.
+    /// Any other event.
     Fact(Fact),
 }
 
@@ -102,7 +102,7 @@ struct EventRow {
     lane: Uuid,
     created_at: i64,
     body: String,
-    /// This and the following are null for facts.
+    /// Null for rows of `events`, like all columns below.
     checkpoint_id: Option<Uuid>,
     parent_id: Option<Uuid>,
     step: Option<i64>,
@@ -154,7 +154,7 @@ impl EventRow {
     }
 }
 
-/// The log of a thread after number `after`, in order, at most `limit` events of it.
+/// Returns up to `limit` entries of the log of a thread after number `after`, in order.
 pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> DbResult<Vec<LoggedEvent>> {
     const SQL: &str = "select seq, run_id, lane, created_at, writes as body, checkpoint_id, parent_id, step, source, \
         node, shown from checkpoints where thread_id = $1 and seq > $2 \
@@ -169,7 +169,7 @@ pub async fn read(tx: &mut Tx<'_>, thread: ThreadId, after: i64, limit: i64) -> 
     rows.into_iter().map(|row| row.read(thread)).collect()
 }
 
-/// The lowest and the highest number in the log of a thread; none when it is empty.
+/// Returns the lowest and the highest number in the log of a thread; none when it is empty.
 pub async fn reach(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
     const SQL: &str = "select min(first), max(last) from (\
         select (select min(seq) from checkpoints where thread_id = $1) as first, \

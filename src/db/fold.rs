@@ -1,5 +1,5 @@
-//! Sums up writes. The same as [`State::apply`] one after another, made for thousands of them: nothing is copied, and
-//! messages are found by their id without looking through those before.
+//! Folds writes to a state. The result is that of repeated [`State::apply`], but made for thousands of writes: nothing
+//! is copied, and messages are found by id in a hash map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::domain::state::{State, Update};
 #[derive(Default)]
 pub(super) struct Fold {
     state: State,
-    /// Where in the state the message of an id is.
-    places: HashMap<String, usize>,
+    /// The indexes of messages in the state, by id.
+    indexes: HashMap<String, usize>,
 }
 
 impl From<State> for Fold {
-    /// Begins with a sum.
+    /// Starts with a state.
     fn from(state: State) -> Self {
-        let places = places(&state.messages);
-        Self { state, places }
+        let indexes = indexes_by_id(&state.messages);
+        Self { state, indexes }
     }
 }
 
 impl Fold {
-    /// Begins with nothing, and room for this many messages.
+    /// Starts with an empty state, with room for this many messages.
     pub(super) fn with_capacity(messages: usize) -> Self {
         let state = State {
             messages: Vec::with_capacity(messages),
@@ -32,7 +32,7 @@ impl Fold {
         };
         Self {
             state,
-            places: HashMap::with_capacity(messages),
+            indexes: HashMap::with_capacity(messages),
         }
     }
 
@@ -52,39 +52,39 @@ impl Fold {
         }
     }
 
-    /// The sum so far.
+    /// Returns the state so far.
     pub(super) fn state(&self) -> &State {
         &self.state
     }
 
-    /// The sum.
+    /// Returns the state.
     pub(super) fn finish(self) -> State {
         self.state
     }
 
     fn put(&mut self, message: Arc<Message>) {
         if message.role == Role::Remove {
-            // Rare, and it moves the messages after it.
+            // A removal is rare, and shifts the indexes of all later messages.
             self.state.apply(&Update {
                 messages: vec![message],
                 ..Update::default()
             });
-            self.places = places(&self.state.messages);
+            self.indexes = indexes_by_id(&self.state.messages);
             return;
         }
-        let known = message.id.as_deref().and_then(|id| self.places.get(id).copied());
+        let known = message.id.as_deref().and_then(|id| self.indexes.get(id).copied());
         if let Some(at) = known {
             self.state.messages[at] = message;
             return;
         }
         if let Some(id) = &message.id {
-            self.places.insert(id.clone(), self.state.messages.len());
+            self.indexes.insert(id.clone(), self.state.messages.len());
         }
         self.state.messages.push(message);
     }
 }
 
-fn places(messages: &[Arc<Message>]) -> HashMap<String, usize> {
+fn indexes_by_id(messages: &[Arc<Message>]) -> HashMap<String, usize> {
     let with_id = messages.iter().enumerate();
     with_id
         .filter_map(|(at, message)| message.id.clone().map(|id| (id, at)))

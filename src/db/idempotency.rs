@@ -1,5 +1,5 @@
-//! Keys under which requests were granted. A key is stored in the transaction that makes what the request asks for, so
-//! neither is ever there without the other.
+//! The table of idempotency keys. A key is stored in the transaction that carries out its request, so neither is
+//! committed without the other.
 
 use futures::future::BoxFuture;
 use sqlx::{query, query_as};
@@ -25,7 +25,7 @@ struct KeyRow {
 }
 
 impl KeyRow {
-    fn kept(self) -> Option<Kept> {
+    fn response(self) -> Option<Kept> {
         if let (Some(thread), Some(run)) = (self.thread_id, self.run_id) {
             return Some(Kept::Run {
                 thread: ThreadId(thread),
@@ -42,9 +42,9 @@ impl KeyRow {
 }
 
 impl Db {
-    /// As [`Db::write`], for a job that makes something: once for each key, and whenever it is asked without one. `kept`
-    /// says what is kept of it for those who ask again. A job that refuses (the inner error) must have made nothing; its
-    /// key stays free. Who comes second with a key waits for the end of the first.
+    /// Does the same as [`Db::write`], but runs `job` only once per key; without a key, always. `kept` returns the part
+    /// of the result that is stored for repeated requests. A job that returns the inner error must have changed
+    /// nothing; its key stays free. A concurrent request with the same key waits for the end of the first.
     ///
     /// # Errors
     /// As [`Db::write`].
@@ -73,7 +73,7 @@ impl Db {
                 }
                 let made = job(tx).await?;
                 match &made {
-                    Ok(made) => keep(tx, &key, &kept(made)).await?,
+                    Ok(made) => store_response(tx, &key, &kept(made)).await?,
                     Err(_) => release(tx, &key).await?,
                 }
                 Ok(made.map(Once::First))
@@ -83,17 +83,17 @@ impl Db {
     }
 }
 
-/// Takes the key for a request. It has to be the first statement of its transaction: who comes second with the same key
-/// waits here for the end of the first one's, and must hold nothing meanwhile.
+/// Claims the key for a request. Must be the first statement of its transaction: a second request with the key waits
+/// here for the end of the first one's transaction, and must hold no locks meanwhile.
 async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>> {
-    const FORGET: &str = "delete from idempotency_keys where idempotency_key = $1 and created_at <= $2";
+    const DELETE_EXPIRED: &str = "delete from idempotency_keys where idempotency_key = $1 and created_at <= $2";
     const INSERT: &str = "insert into idempotency_keys (idempotency_key, fingerprint, created_at) \
         values ($1, $2, $3) on conflict (idempotency_key) do nothing";
     const FIND: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(FORGET)
+    on_engine!(tx, |conn| query(DELETE_EXPIRED)
         .bind(key.name())
-        .bind(forgotten_at(now))
+        .bind(expiry_limit(now))
         .execute(conn)
         .await
         .map(drop))?;
@@ -111,67 +111,67 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
     if row.fingerprint != key.fingerprint() {
         return Ok(Once::Reused);
     }
-    row.kept()
+    row.response()
         .map(Once::Again)
         .ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
-/// How the request of a key was answered, if it was; or that the key belongs to another request (the inner none).
+/// Returns the stored response for a key, if it was used; the inner none when the key belongs to another request.
 pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option<Option<Kept>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
     let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(key.name())
-        .bind(forgotten_at(now))
+        .bind(expiry_limit(now))
         .fetch_optional(conn)
         .await)?;
     let Some(row) = row else { return Ok(None) };
     if row.fingerprint != key.fingerprint() {
         return Ok(Some(None));
     }
-    row.kept()
+    row.response()
         .map(|kept| Some(Some(kept)))
         .ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
-/// Keeps how the request of a claimed key was answered.
-async fn keep(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
+/// Stores the response for a claimed key.
+async fn store_response(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
     const SQL: &str = "update idempotency_keys set status = $2, body = $3, location = $4, thread_id = $5, run_id = $6 \
         where idempotency_key = $1";
     let mut answer = None;
-    let mut place = None;
+    let mut run_ids = None;
     match kept {
         Kept::Answer { status, body, location } => {
             answer = Some((i32::from(*status), body.as_str(), location.as_deref()));
         }
-        Kept::Run { thread, run } => place = Some((thread.0, run.0)),
+        Kept::Run { thread, run } => run_ids = Some((thread.0, run.0)),
     }
     on_engine!(tx, |conn| query(SQL)
         .bind(key.name())
         .bind(answer.map(|(status, ..)| status))
         .bind(answer.map(|(_, body, _)| body))
         .bind(answer.and_then(|(.., location)| location))
-        .bind(place.map(|(thread, _)| thread))
-        .bind(place.map(|(_, run)| run))
+        .bind(run_ids.map(|(thread, _)| thread))
+        .bind(run_ids.map(|(_, run)| run))
         .execute(conn)
         .await
         .map(drop))?;
     Ok(())
 }
 
-/// Gives a claimed key back: its request was refused and has left nothing behind.
+/// Deletes a claimed key whose request was refused and changed nothing.
 async fn release(tx: &mut Tx<'_>, key: &Key) -> DbResult<()> {
     const SQL: &str = "delete from idempotency_keys where idempotency_key = $1";
     on_engine!(tx, |conn| query(SQL).bind(key.name()).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Forgets some of the keys whose time is over, the oldest first. Returns how many there were.
+/// Deletes up to `limit` expired keys, oldest first. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<u64> {
     const SQL: &str = "delete from idempotency_keys where idempotency_key in (select idempotency_key \
         from idempotency_keys where created_at <= $1 order by created_at, idempotency_key limit $2)";
     let swept = on_engine!(tx, |conn| query(SQL)
-        .bind(forgotten_at(now))
+        .bind(expiry_limit(now))
         .bind(limit)
         .execute(conn)
         .await
@@ -179,8 +179,8 @@ pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<u64>
     Ok(swept)
 }
 
-/// Keys that are as old as this are forgotten at the moment `now`.
-fn forgotten_at(now: Timestamp) -> i64 {
+/// Returns the time at or before which a key must have been created to be expired at `now`.
+fn expiry_limit(now: Timestamp) -> i64 {
     now.0
         .saturating_sub(i64::try_from(REMEMBERED.as_micros()).unwrap_or(i64::MAX))
 }

@@ -1,7 +1,8 @@
-//! Questions to humans, and what became of them. They outlive the runs that asked.
+//! The table of interrupts: questions of agents to humans, their status and answers. They outlive the runs that asked.
 
 use std::collections::HashMap;
 
+use const_format::concatcp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::types::Json;
@@ -19,55 +20,55 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "interrupts";
 
-/// A question that was asked, by whom, and what became of it.
+/// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Asked {
     /// The question.
     pub interrupt: Interrupt,
     /// The thread.
     pub thread: ThreadId,
-    /// The run of the main agent in whose course it was asked.
+    /// The run of the main agent during which it was raised.
     pub run: RunId,
-    /// The history of the agent that asked.
+    /// The history of the agent that raised it.
     pub lane: Lane,
-    /// The name of the agent that asked.
+    /// The name of that agent.
     pub agent: String,
-    /// The names from the main agent down to it.
+    /// The names of the agents from the main agent down to that agent.
     pub path: Vec<String>,
-    /// The tool call by which the agent was delegated to; none for the main agent.
+    /// The tool call that delegated to that agent; none for the main agent.
     pub task_call_id: Option<String>,
-    /// Its place among the questions of the thread; grows from one to the next.
+    /// The sort key among the interrupts of the thread; later ones have a higher number.
     pub seq: i64,
-    /// What became of it.
+    /// The status.
     pub status: AskedStatus,
     /// The answer.
     pub resolution: Option<Value>,
     /// The run that brought the answer.
     pub resumed_by: Option<RunId>,
-    /// When it was asked.
+    /// The time at which it was raised.
     pub created_at: Timestamp,
-    /// When it ceased to be open.
+    /// The time at which it stopped being pending.
     pub resolved_at: Option<Timestamp>,
 }
 
-/// What became of a question.
+/// The status of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AskedStatus {
-    /// It waits for an answer.
+    /// Waiting for an answer.
     Pending,
-    /// It was answered.
+    /// Answered.
     Resolved,
-    /// Nobody answered in time.
+    /// Not answered in time.
     Expired,
-    /// It no longer matters: the thread went on without an answer.
+    /// Obsolete: the thread continued without an answer.
     Dropped,
 }
 
 impl AskedStatus {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 4] = [Self::Pending, Self::Resolved, Self::Expired, Self::Dropped];
 
-    /// The word for it.
+    /// Returns the stored word of the status.
     pub fn word(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -77,18 +78,15 @@ impl AskedStatus {
         }
     }
 
-    /// The status of this word.
+    /// Returns the status with this word.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
     }
 }
 
-macro_rules! select {
-    () => {
-        "select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
-         interrupt, resolution, resumed_by, created_at, resolved_at, seq from interrupts"
-    };
-}
+const SELECT: &str = "\
+    select interrupt_id, thread_id, run_id, lane, agent_name, cast(path as text) as path, task_call_id, status, \
+    interrupt, resolution, resumed_by, created_at, resolved_at, seq from interrupts";
 
 #[derive(sqlx::FromRow)]
 struct AskedRow {
@@ -139,12 +137,12 @@ impl TryFrom<AskedRow> for Asked {
     }
 }
 
-/// Stores a question. One that is asked again, as when a client goes back to the checkpoint before it, is what it is
-/// now: an earlier answer is forgotten, unless the run that asks is undone.
+/// Stores an interrupt. An interrupt that is raised again, as when a client resumes from the checkpoint before it,
+/// replaces the earlier one with its answer. [`restore`] brings that back.
 ///
 /// # Errors
-/// [`DbError::Conflict`] when the thread is gone.
-pub async fn insert(tx: &mut Tx<'_>, asked: &Asked) -> DbResult<()> {
+/// [`DbError::Conflict`] when the thread was deleted.
+pub async fn insert(tx: &mut Tx<'_>, record: &Asked) -> DbResult<()> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
@@ -153,37 +151,37 @@ pub async fn insert(tx: &mut Tx<'_>, asked: &Asked) -> DbResult<()> {
         task_call_id = excluded.task_call_id, status = excluded.status, interrupt = excluded.interrupt, \
         resolution = excluded.resolution, resumed_by = excluded.resumed_by, created_at = excluded.created_at, \
         resolved_at = excluded.resolved_at, seq = excluded.seq";
-    let id = &asked.interrupt.id;
-    // One that cannot be read is replaced by what is known now.
-    let earlier = unless_corrupt(find(tx, asked.thread, id).await)?.flatten();
-    remember(tx, earlier.as_slice(), asked.run).await?;
-    let interrupt = encode(&asked.interrupt)?;
-    let resolution = asked.resolution.as_ref().map(encode).transpose()?;
+    let id = &record.interrupt.id;
+    // An unreadable row is replaced, too.
+    let earlier = unless_corrupt(find(tx, record.thread, id).await)?.flatten();
+    save_before(tx, earlier.as_slice(), record.run).await?;
+    let interrupt = encode(&record.interrupt)?;
+    let resolution = record.resolution.as_ref().map(encode).transpose()?;
     on_engine!(tx, |conn| query(SQL)
         .bind(id.0.as_str())
-        .bind(asked.thread.0)
-        .bind(asked.run.0)
-        .bind(lane_id(asked.lane))
-        .bind(asked.agent.as_str())
-        .bind(Json(&asked.path))
-        .bind(asked.interrupt.task.0)
-        .bind(asked.task_call_id.as_deref())
-        .bind(asked.status.word())
+        .bind(record.thread.0)
+        .bind(record.run.0)
+        .bind(lane_id(record.lane))
+        .bind(record.agent.as_str())
+        .bind(Json(&record.path))
+        .bind(record.interrupt.task.0)
+        .bind(record.task_call_id.as_deref())
+        .bind(record.status.word())
         .bind(interrupt)
         .bind(resolution)
-        .bind(asked.resumed_by.map(|run| run.0))
-        .bind(asked.created_at.0)
-        .bind(asked.resolved_at.map(|at| at.0))
-        .bind(asked.seq)
+        .bind(record.resumed_by.map(|run| run.0))
+        .bind(record.created_at.0)
+        .bind(record.resolved_at.map(|at| at.0))
+        .bind(record.seq)
         .execute(conn)
         .await
         .map(drop))?;
     Ok(())
 }
 
-/// The question of this id on this thread.
+/// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<Asked>> {
-    const SQL: &str = concat!(select!(), " where thread_id = $1 and interrupt_id = $2");
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
     let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
@@ -192,18 +190,18 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResu
     row.map(Asked::try_from).transpose()
 }
 
-/// The question of this id on whichever thread; the one asked last, should there be several.
+/// Returns the interrupt with this id on any thread; the newest, if copies of a thread have the same id.
 pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<Asked>> {
-    const SQL: &str = concat!(select!(), " where interrupt_id = $1 order by created_at desc limit 1");
+    const SQL: &str = concatcp!(SELECT, " where interrupt_id = $1 order by created_at desc limit 1");
     let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0.as_str()).fetch_optional(conn).await)?;
     row.map(Asked::try_from).transpose()
 }
 
-/// The questions of a thread in the order of asking; only those of one status, when one is given.
+/// Returns the interrupts of a thread in the order in which they were raised, optionally only those with one status.
 pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedStatus>) -> DbResult<Vec<Asked>> {
-    const ALL: &str = concat!(select!(), " where thread_id = $1 order by seq, interrupt_id");
-    const SOME: &str = concat!(
-        select!(),
+    const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, interrupt_id");
+    const SOME: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and status = $2 order by seq, interrupt_id"
     );
     let rows: Vec<AskedRow> = on_engine!(tx, |conn| match status {
@@ -213,25 +211,29 @@ pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedSt
     readable(rows)
 }
 
-/// Which runs of a thread went on with answers, each with a run that had asked.
+/// Returns the runs of a thread that brought answers, each with a run that raised an interrupt it answered.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
     const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
         order by seq";
     let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(thread.0).fetch_all(conn).await)?;
-    Ok(rows.into_iter().map(|(by, asked)| (RunId(by), RunId(asked))).collect())
+    Ok(rows
+        .into_iter()
+        .map(|(by, raised_by)| (RunId(by), RunId(raised_by)))
+        .collect())
 }
 
-/// The open questions of all threads, the oldest first.
+/// Returns the pending interrupts of all threads, oldest first.
 pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<Asked>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2"
     );
     let rows: Vec<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
     readable(rows)
 }
 
-/// Stores the answer that run `by` brings to an open question. Returns false when there is no such open question.
+/// Stores the answer that run `by` brings to a pending interrupt. Returns false when there is no such pending
+/// interrupt.
 pub async fn resolve(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -244,8 +246,8 @@ pub async fn resolve(
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let open = find(tx, thread, id)
         .await?
-        .filter(|asked| asked.status == AskedStatus::Pending);
-    remember(tx, open.as_slice(), by).await?;
+        .filter(|record| record.status == AskedStatus::Pending);
+    save_before(tx, open.as_slice(), by).await?;
     let answer = encode(answer)?;
     let resolved = on_engine!(tx, |conn| query(SQL)
         .bind(thread.0)
@@ -259,8 +261,8 @@ pub async fn resolve(
     Ok(resolved == 1)
 }
 
-/// Closes the open questions of a thread for run `by` of the main agent, which leaves them behind: those of the given
-/// lanes, or all.
+/// Drops the pending interrupts of a thread on behalf of run `by` of the main agent, so that [`restore`] can undo it:
+/// those of the given lanes, or all.
 pub async fn abandon(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -269,12 +271,12 @@ pub async fn abandon(
     now: Timestamp,
 ) -> DbResult<()> {
     let mut open = of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
-    open.retain(|asked| lanes.is_none_or(|lanes| lanes.contains(&asked.lane)));
-    remember(tx, &open, by).await?;
+    open.retain(|record| lanes.is_none_or(|lanes| lanes.contains(&record.lane)));
+    save_before(tx, &open, by).await?;
     drop_pending(tx, thread, lanes, now).await.map(drop)
 }
 
-/// Notes that run `by` goes on where the dropped questions of these lanes had stopped it.
+/// Stores that run `by` continues the agents that the dropped interrupts of these lanes had stopped.
 pub async fn goes_on_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set resumed_by = $3 where thread_id = $1 and lane = $2 \
         and status = 'dropped' and resumed_by is null";
@@ -291,7 +293,7 @@ pub async fn goes_on_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: R
     Ok(())
 }
 
-/// What a question was before a run changed it.
+/// The values of an interrupt before a run changed it.
 #[derive(Serialize, Deserialize)]
 struct Before {
     run: RunId,
@@ -303,22 +305,22 @@ struct Before {
     seq: i64,
 }
 
-/// Keeps what questions are before run `by` changes them, unless it has asked or changed them itself.
-async fn remember(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
+/// Saves the values of interrupts before run `by` changes them, unless that run raised or already changed them.
+async fn save_before(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set before = $3, touched_by = $4 \
         where thread_id = $1 and interrupt_id = $2 and touched_by is distinct from $4";
-    for asked in all.iter().filter(|asked| asked.run != by) {
+    for record in all.iter().filter(|record| record.run != by) {
         let before = encode(&Before {
-            run: asked.run,
-            status: asked.status.word().to_owned(),
-            resolution: asked.resolution.clone(),
-            resumed_by: asked.resumed_by,
-            created_at: asked.created_at,
-            resolved_at: asked.resolved_at,
-            seq: asked.seq,
+            run: record.run,
+            status: record.status.word().to_owned(),
+            resolution: record.resolution.clone(),
+            resumed_by: record.resumed_by,
+            created_at: record.created_at,
+            resolved_at: record.resolved_at,
+            seq: record.seq,
         })?;
-        let thread = asked.thread.0;
-        let id = asked.interrupt.id.0.as_str();
+        let thread = record.thread.0;
+        let id = record.interrupt.id.0.as_str();
         on_engine!(tx, |conn| query(SQL)
             .bind(thread)
             .bind(id)
@@ -331,8 +333,8 @@ async fn remember(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
     Ok(())
 }
 
-/// Takes back what run `by` of the main agent did to the questions of a thread: its own are gone, others are what they
-/// were before it.
+/// Undoes what run `by` of the main agent did to the interrupts of a thread: deletes its own and restores those of
+/// others.
 pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
     const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
     const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \
@@ -377,8 +379,7 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
     Ok(())
 }
 
-/// Closes the open questions of a thread that nobody will answer any more: those of the given lanes, or all. Returns how
-/// many there were.
+/// Drops the pending interrupts of a thread: those of the given lanes, or all. Returns their number.
 pub async fn drop_pending(tx: &mut Tx<'_>, thread: ThreadId, lanes: Option<&[Lane]>, now: Timestamp) -> DbResult<u64> {
     if lanes.is_some_and(<[Lane]>::is_empty) {
         return Ok(0);

@@ -1,8 +1,10 @@
-//! Items: the content of the Store, and where they lie.
+//! The table of items: the content of the Store.
 //!
-//! A namespace is stored as its labels with a dot after each. So whatever lies in it or below it is one range of the primary
-//! key, from the text itself up to the same text with a slash (the character after the dot) at its end.
+//! A namespace is stored as text, with a dot after each label. So all items in or below a namespace are one range of
+//! the primary key: from that text up to the same text with a slash (the character after the dot) in place of the last
+//! dot.
 
+use const_format::concatcp;
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
@@ -21,12 +23,8 @@ mod vectors;
 pub use namespaces::{NamespaceSearch, list_namespaces};
 pub use vectors::{MOST_COMPARED, Near, VectorSearch, nearest};
 
-macro_rules! select {
-    () => {
-        "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items"
-    };
-}
-use select;
+const SELECT: &str =
+    "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items";
 
 #[derive(sqlx::FromRow)]
 struct ItemRow {
@@ -62,7 +60,7 @@ impl TryFrom<ItemRow> for Item {
     }
 }
 
-/// The text of a namespace.
+/// Returns the stored text of a namespace.
 fn text_of(namespace: &Namespace) -> String {
     namespace
         .labels()
@@ -71,12 +69,12 @@ fn text_of(namespace: &Namespace) -> String {
         .collect()
 }
 
-/// The namespace of a text.
+/// Returns the namespace of a stored text.
 fn namespace_of(text: &str) -> Namespace {
     Namespace::stored(text.split_terminator('.').map(str::to_owned).collect())
 }
 
-/// The texts of all namespaces from this one down: from the first on, and before the second.
+/// Returns the range of the texts of a namespace and all below it: the first one (included) and the end (excluded).
 fn range(prefix: &Namespace) -> (String, String) {
     let from = text_of(prefix);
     let to = from
@@ -85,7 +83,7 @@ fn range(prefix: &Namespace) -> (String, String) {
     (from, to)
 }
 
-/// Carries out a change.
+/// Applies a change.
 pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbResult<()> {
     match change {
         ItemChange::Put(draft) => put(tx, draft, now).await,
@@ -93,7 +91,7 @@ pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbR
     }
 }
 
-/// Writes an item with its vectors. One that is there keeps the time of its making, unless it has expired.
+/// Stores an item with its vectors. An existing item keeps its creation time, unless it has expired.
 pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at) \
         values ($1, $2, $3, $4, $5, $6, $6) on conflict (namespace, key) do update set value = excluded.value, \
@@ -113,10 +111,10 @@ pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult
     vectors::replace(tx, draft).await
 }
 
-/// The item at this address.
+/// Returns the item at this address, unless it has expired.
 pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<Option<Item>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where namespace = $1 and key = $2 and (expires_at is null or expires_at > $3)"
     );
     let namespace = text_of(&address.namespace);
@@ -129,26 +127,26 @@ pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbR
     row.map(Item::try_from).transpose()
 }
 
-/// Forgets an item. Returns whether there was one.
+/// Deletes an item. Returns whether it existed and had not expired.
 pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "delete from items where namespace = $1 and key = $2 returning expires_at";
     let namespace = text_of(&address.namespace);
-    let gone: Option<(Option<i64>,)> = on_engine!(tx, |conn| query_as(SQL)
+    let deleted: Option<(Option<i64>,)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(&namespace)
         .bind(&address.key)
         .fetch_optional(conn)
         .await)?;
-    Ok(gone.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
+    Ok(deleted.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
 }
 
-/// The items that are wanted.
+/// Returns the items that match a search, in the order of their addresses, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Timestamp) -> DbResult<ListPart<Item>> {
     let (from, to) = range(&wanted.prefix);
     let mut filling = Filling::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(concat!(select!(), " where namespace >= "));
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where namespace >= "));
             sql.push_bind(from.clone())
                 .push(" and namespace < ")
                 .push_bind(to.clone());
@@ -167,8 +165,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Tim
     Ok(filling.finish())
 }
 
-/// Lets these items stay as long from now on as they were to stay when they were written. Those that stay for ever and those
-/// that have expired are left alone.
+/// Restarts the TTL of these items. Items without a TTL and expired items do not change.
 pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp) -> DbResult<()> {
     if addresses.is_empty() {
         return Ok(());
@@ -188,8 +185,8 @@ pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp)
     Ok(())
 }
 
-/// Removes up to `limit` items that have expired, those first that did so first. Returns how many. Several processes may
-/// do so at once; none waits for another.
+/// Deletes up to `limit` expired items, the first expired first. Returns their number. Several servers can sweep at
+/// once without waiting for each other.
 pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
     const SQLITE: &str = "delete from items where (namespace, key) in \
         (select namespace, key from items where expires_at <= $1 order by expires_at limit $2)";

@@ -1,38 +1,39 @@
-//! JSON on its way into and out of columns of text.
+//! Encodes and decodes JSON in text columns, and handles rows that cannot be decoded.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{DbError, DbResult, corrupt};
 
-/// The text of `value`.
+/// Returns `value` as JSON text.
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> DbResult<String> {
     serde_json::to_string(value).map_err(|error| DbError::Unfit(error.to_string()))
 }
 
-/// Where a text was found.
+/// The column of a row from which a text was read.
 #[derive(Clone, Copy)]
 pub(super) struct Cell<'a, I: ToString> {
     /// The table.
     pub(super) table: &'static str,
     /// The column.
     pub(super) column: &'static str,
-    /// The row.
+    /// The id of the row.
     pub(super) id: &'a I,
 }
 
 impl<I: ToString> Cell<'_, I> {
-    /// Says that what was found here makes no sense.
+    /// Returns the error that this column cannot be read.
     pub(super) fn corrupt(&self) -> DbError {
         corrupt(self.table, self.column, self.id.to_string())
     }
 
-    /// The value of a text that was found here.
+    /// Decodes a text of this column.
     pub(super) fn decode<T: DeserializeOwned>(&self, text: &str) -> DbResult<T> {
         serde_json::from_str(text).map_err(|_| self.corrupt())
     }
 
-    /// The same, or the default in place of a text that cannot be read, which is logged: for what others wait for.
+    /// Decodes a text of this column, or logs that it cannot be read and returns the default. For rows that must not
+    /// block others.
     pub(super) fn decode_or_default<T: DeserializeOwned + Default>(&self, text: &str) -> T {
         self.decode(text).unwrap_or_else(|error| {
             log_unreadable(&error);
@@ -41,10 +42,10 @@ impl<I: ToString> Cell<'_, I> {
     }
 }
 
-/// The rows that can be read. One that cannot be read is logged and left out: it must not take the others with it.
+/// Decodes rows. Rows that cannot be read are logged and left out, so that the others stay readable.
 ///
 /// # Errors
-/// Any other than [`DbError::Corrupt`].
+/// Any error but [`DbError::Corrupt`].
 pub(super) fn readable<R, T>(rows: impl IntoIterator<Item = R>) -> DbResult<Vec<T>>
 where
     T: TryFrom<R, Error = DbError>,
@@ -52,10 +53,10 @@ where
     readable_with(rows, T::try_from)
 }
 
-/// As [`readable`], for rows that `read` reads.
+/// Decodes rows with `read`, like [`readable`].
 ///
 /// # Errors
-/// Any other than [`DbError::Corrupt`].
+/// Any error but [`DbError::Corrupt`].
 pub(super) fn readable_with<R, T>(
     rows: impl IntoIterator<Item = R>,
     read: impl Fn(R) -> DbResult<T>,
@@ -67,10 +68,10 @@ pub(super) fn readable_with<R, T>(
     Ok(found)
 }
 
-/// What was read; none if it cannot be read, which is logged.
+/// Turns the error [`DbError::Corrupt`] into none, and logs it.
 ///
 /// # Errors
-/// Any other than [`DbError::Corrupt`].
+/// Any error but [`DbError::Corrupt`].
 pub fn unless_corrupt<T>(read: DbResult<T>) -> DbResult<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -82,7 +83,7 @@ pub fn unless_corrupt<T>(read: DbResult<T>) -> DbResult<Option<T>> {
     }
 }
 
-/// Says in the log that something stored cannot be read, and is passed over.
+/// Logs that a row cannot be read and is skipped.
 pub(super) fn log_unreadable(error: &DbError) {
-    tracing::warn!(%error, "a row that cannot be read was passed over");
+    tracing::warn!(%error, "skipped a row that cannot be read");
 }

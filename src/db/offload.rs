@@ -1,22 +1,22 @@
-//! Work that takes long without waiting for anything: it has no place on the threads that serve everybody.
+//! Runs CPU-bound work on tokio's blocking threads, so that it does not block the worker threads of the runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{DbError, DbResult};
 
-/// Tells such work that nobody waits for it any more.
+/// A flag that asks the work to end, because its caller no longer waits.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Whether the work is to end.
+    /// Returns whether the work is to end.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Sets the flag when whoever waits is dropped.
+/// A guard that sets the flag when the caller's future is dropped.
 struct StopWhenDropped(Stop);
 
 impl Drop for StopWhenDropped {
@@ -25,20 +25,20 @@ impl Drop for StopWhenDropped {
     }
 }
 
-/// Does `work` on a thread of its own and waits for it. When nobody waits any more, because the client left or its time is
-/// over, the work is told so.
+/// Runs `work` on a blocking thread and waits for it. When the future is dropped, because the client disconnected or a
+/// timeout passed, the flag given to `work` is set.
 ///
 /// # Errors
-/// [`DbError::Panicked`].
+/// [`DbError::Panicked`] when the work panics.
 pub async fn off_thread<T, W>(work: W) -> DbResult<T>
 where
     T: Send + 'static,
     W: FnOnce(&Stop) -> T + Send + 'static,
 {
     let stop = Stop::default();
-    let waiting = StopWhenDropped(stop.clone());
+    let guard = StopWhenDropped(stop.clone());
     let done = tokio::task::spawn_blocking(move || work(&stop)).await;
-    drop(waiting);
+    drop(guard);
     done.map_err(|error| DbError::Panicked(error.to_string()))
 }
 
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn work_for_which_nobody_waits_any_more_is_told_so() {
+    async fn dropping_the_future_sets_the_stop_flag() {
         let (began, has_begun) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
         let work = off_thread(move |stop| {
@@ -64,7 +64,7 @@ mod tests {
         {
             tokio::pin!(work);
             tokio::select! {
-                _ = &mut work => panic!("it works until it is told to stop"),
+                _ = &mut work => panic!("it works until the flag is set"),
                 begun = has_begun => begun.expect("it begins"),
             }
         }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_work_comes_to_is_the_answer_and_a_panic_an_error() {
+    async fn the_result_is_returned_and_a_panic_is_an_error() {
         assert_eq!(off_thread(|_| 7).await.expect("seven"), 7);
         assert!(matches!(
             off_thread(|_| panic!("no")).await,

@@ -1,27 +1,27 @@
-//! Pages of lists whose rows may be large: read some rows at a time, until the page is full or takes too much memory.
+//! Pages of lists with large rows: reads rows in batches until the page is full or takes too much memory.
 
 use super::DbResult;
 use super::json::unless_corrupt;
 
-/// How many rows are read first. What they weigh says how many may follow at once.
-const FIRST: i64 = 16;
+/// The size of the first batch. The average size of its rows determines the next batch.
+const FIRST_BATCH: i64 = 16;
 
-/// A page of a list, or the beginning of one that would take too much memory.
+/// A page of a list, or the beginning of a page that would take too much memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ListPart<T> {
-    /// The rows in their order; none for one that cannot be read.
+    /// The rows in order; none for a row that cannot be read.
     pub rows: Vec<Option<T>>,
-    /// Whether it ended early.
+    /// Whether the page ended early, at its limit of memory.
     pub is_cut: bool,
 }
 
 impl<T> ListPart<T> {
-    /// The rows that can be read.
+    /// Returns the rows that can be read.
     pub fn into_items(self) -> Vec<T> {
         self.rows.into_iter().flatten().collect()
     }
 
-    /// The same part of a list of something else.
+    /// Returns the page with `change` applied to each row.
     pub fn map<U>(self, change: impl Fn(T) -> U) -> ListPart<U> {
         let rows = self.rows.into_iter().map(|row| row.map(&change)).collect();
         ListPart {
@@ -41,7 +41,7 @@ pub(super) struct Filling<T> {
 }
 
 impl<T> Filling<T> {
-    /// A page of at most so many rows, which may take so much memory; one row is taken whatever it takes.
+    /// Starts a page of at most `limit` rows and `bytes` of memory. The first row is taken whatever its size.
     pub(super) fn new(limit: i64, bytes: usize) -> Self {
         let part = ListPart {
             rows: vec![],
@@ -56,12 +56,12 @@ impl<T> Filling<T> {
         }
     }
 
-    /// How many rows were read.
+    /// Returns the number of rows read so far.
     pub(super) fn count(&self) -> i64 {
         i64::try_from(self.part.rows.len()).unwrap_or(i64::MAX)
     }
 
-    /// How many rows are to be read next; none when the page is complete.
+    /// Returns the number of rows to read next; none when the page is complete.
     pub(super) fn next(&self) -> Option<i64> {
         if self.is_over {
             return None;
@@ -71,17 +71,17 @@ impl<T> Filling<T> {
             return None;
         };
         if count == 0 {
-            return Some(rest.min(FIRST));
+            return Some(rest.min(FIRST_BATCH));
         }
         let average = ((self.bytes - self.left) / count).max(1);
         let fitting = i64::try_from(self.left / average).unwrap_or(i64::MAX);
         Some(fitting.clamp(1, rest))
     }
 
-    /// Takes in what was read of `wanted` rows.
+    /// Adds the rows of a batch of which `wanted` were requested.
     ///
     /// # Errors
-    /// Those of `read`, except that a row cannot be read.
+    /// Those of `read`, except [`DbError::Corrupt`](super::DbError::Corrupt).
     pub(super) fn take<R>(
         &mut self,
         wanted: i64,
@@ -103,7 +103,7 @@ impl<T> Filling<T> {
         Ok(())
     }
 
-    /// The page.
+    /// Returns the page.
     pub(super) fn finish(self) -> ListPart<T> {
         self.part
     }
@@ -113,7 +113,7 @@ impl<T> Filling<T> {
 mod tests {
     use super::*;
 
-    /// Reads a page of a list whose rows weigh this. Returns how many rows were asked for each time, and the page.
+    /// Reads a page of a list whose rows have these sizes. Returns the sizes of the batches, and the page.
     fn filled(list: &[usize], limit: i64, bytes: usize) -> (Vec<i64>, ListPart<usize>) {
         let mut filling = Filling::new(limit, bytes);
         let mut asked = vec![];
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn small_rows_are_read_in_two_parts_and_large_ones_end_the_page() {
+    fn small_rows_are_read_in_two_batches_and_large_ones_end_the_page() {
         let (asked, part) = filled(&[10; 500], 300, 1_000_000);
         assert_eq!(asked, vec![16, 284]);
         assert_eq!(part.rows.len(), 300);
@@ -142,8 +142,8 @@ mod tests {
         assert_eq!(part.rows.len(), 2);
         assert_eq!(part.is_cut, true);
         let (_, part) = filled(&[5000; 2], 300, 1000);
-        assert_eq!(part.rows.len(), 1, "one row is shown whatever its size");
-        assert_eq!(part.is_cut, true, "one row is shown whatever its size");
+        assert_eq!(part.rows.len(), 1, "the first row is taken whatever its size");
+        assert_eq!(part.is_cut, true, "the first row is taken whatever its size");
         let (_, part) = filled(&[500; 2], 300, 1000);
         assert_eq!(part.rows.len(), 2);
         assert_eq!(part.is_cut, false);

@@ -1,4 +1,4 @@
-//! A connection to Postgres for one read, which may be given up at any moment: whoever reads a stream may leave.
+//! Pooled connections for reads that may be cancelled at any moment, as when a client disconnects from a stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +10,25 @@ use tokio::time::Instant;
 
 use super::error::DbResult;
 
-/// Begins a read that sees one moment of the database in all its statements.
+/// The statement that begins a read of one consistent snapshot.
 const BEGIN: &str = "begin isolation level repeatable read read only";
 
-/// Gives a connection back to its pool, which first sees to it that the connection answers. One that does not within
-/// `limit` is closed: the pool itself would wait for it without end, and have one connection less meanwhile.
+/// Returns a connection to its pool, which first checks that the connection answers. A connection that does not answer
+/// within `limit` is closed; the pool itself would wait for it without a limit.
 pub(super) fn give_back(conn: &mut PoolConnection<Postgres>, limit: Duration) {
-    let given_back = tokio::time::timeout(limit, conn.return_to_pool());
+    let returned = tokio::time::timeout(limit, conn.return_to_pool());
     // Without a runtime the connection is closed.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
         return;
     };
-    // No task of the server's own: it ends by itself, and whoever closes the pool waits for it.
-    drop(runtime.spawn(given_back));
+    // Not a tracked task: it ends by itself, and closing the pool waits for it.
+    drop(runtime.spawn(returned));
 }
 
-/// A connection that goes back to its pool only if nothing is left open on it.
+/// A Postgres connection that returns to its pool only if no transaction can be open on it.
 ///
-/// Dropping a transaction rolls it back, but one whose beginning was not waited for to its end is not known to the driver:
-/// the next user of the connection would find themselves in it, and could not write.
+/// Dropping a transaction rolls it back. But if the future of its `begin` was dropped, the driver does not know of the
+/// transaction: the next user of the connection would be in a read-only transaction.
 pub(super) struct Reader {
     conn: PoolConnection<Postgres>,
     has_begun: bool,
@@ -36,7 +36,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Takes a connection out of the pool. What a read leaves behind on it has to end within `limit`.
+    /// Acquires a connection. On return to the pool, the rollback of an open read may take up to `limit`.
     pub(super) async fn of(pool: &PgPool, limit: Duration) -> DbResult<Self> {
         Ok(Self {
             conn: pool.acquire().await?,
@@ -45,12 +45,12 @@ impl Reader {
         })
     }
 
-    /// The connection does not answer: it does not go back to the pool.
+    /// Marks the connection as not answering, so that it is closed instead of returned to the pool.
     pub(super) fn is_stuck(&mut self) {
         self.has_begun = false;
     }
 
-    /// Begins the read.
+    /// Begins the read transaction.
     pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Postgres>> {
         let transaction = self.conn.begin_with(BEGIN).await?;
         self.has_begun = true;
@@ -67,10 +67,10 @@ impl Drop for Reader {
     }
 }
 
-/// After how many instructions of its virtual machine SQLite asks whether to go on: about every millisecond.
-const INSTRUCTIONS: i32 = 50_000;
+/// The number of virtual machine instructions between two calls of SQLite's progress handler: about a millisecond.
+const PROGRESS_INTERVAL: i32 = 50_000;
 
-/// A connection to SQLite whose statements can be broken off.
+/// A SQLite connection whose statements can be interrupted.
 pub(super) struct SearchReader {
     conn: PoolConnection<Sqlite>,
     is_over: Arc<AtomicBool>,
@@ -78,7 +78,7 @@ pub(super) struct SearchReader {
 }
 
 impl SearchReader {
-    /// Takes a connection out of the pool, for statements of this length together.
+    /// Acquires a connection whose statements may together take up to `limit`.
     pub(super) async fn of(pool: &SqlitePool, limit: Duration) -> DbResult<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let end = Instant::now() + limit;
@@ -87,21 +87,21 @@ impl SearchReader {
             is_over: Arc::clone(&is_over),
             is_finished: false,
         };
-        let goes_on = move || !is_over.load(Ordering::Relaxed) && Instant::now() < end;
+        let may_continue = move || !is_over.load(Ordering::Relaxed) && Instant::now() < end;
         reader
             .conn
             .lock_handle()
             .await?
-            .set_progress_handler(INSTRUCTIONS, goes_on);
+            .set_progress_handler(PROGRESS_INTERVAL, may_continue);
         Ok(reader)
     }
 
-    /// Begins the read.
+    /// Begins the read transaction.
     pub(super) async fn begin(&mut self) -> DbResult<Transaction<'_, Sqlite>> {
         Ok(self.conn.begin().await?)
     }
 
-    /// Lets the connection go back to its pool.
+    /// Removes the limit, so that the connection returns to its pool on drop.
     pub(super) async fn finish(&mut self) -> DbResult<()> {
         self.conn.lock_handle().await?.remove_progress_handler();
         self.is_finished = true;

@@ -1,4 +1,4 @@
-//! What threads take up, and how they come to take up less.
+//! Retention: finds expired threads, prunes histories and measures the storage of a thread.
 
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
@@ -11,12 +11,12 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::time::Timestamp;
 
-/// Takes the history of a thread away, all but the newest state of the main agent and the work of subagents that is still
-/// under way. What comes later goes on from there. False if there is no such thread, or it is at work.
+/// Prunes the history of a thread: keeps only the newest state of the main agent, as one checkpoint, and the histories
+/// of unfinished subagents. Returns false if the thread does not exist or has pending or running runs.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<bool> {
     const COLLAPSE: &str = "update checkpoints set parent_id = null, segment = seq, writes = $2, shown = null \
         where checkpoint_id = $1 and thread_id = $3";
-    const DONE: &str = "update threads set pruned_at = $2 where thread_id = $1";
+    const PRUNED: &str = "update threads set pruned_at = $2 where thread_id = $1";
     if threads::lock(tx, thread).await?.is_none() || !runs::count_in_flight(tx, thread).await?.is_none() {
         return Ok(false);
     }
@@ -30,10 +30,10 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
             .execute(conn)
             .await
             .map(drop))?;
-        let kept = lanes_under_way(tx, thread, &head).await?;
+        let kept = unfinished_lanes(tx, thread, &head).await?;
         delete_before(tx, thread, &head, &kept).await?;
     }
-    on_engine!(tx, |conn| query(DONE)
+    on_engine!(tx, |conn| query(PRUNED)
         .bind(thread.0)
         .bind(now.0)
         .execute(conn)
@@ -42,8 +42,8 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> D
     Ok(true)
 }
 
-/// The lowest number in the log of a thread from which something was taken away; none for any other. A run that was undone
-/// leaves a hole as well, but nothing in it is lost on those who follow the thread.
+/// Returns the lowest number in the log of a pruned thread; none for a thread that was never pruned. Rolled back runs
+/// leave gaps in the log, too, but readers of the log miss nothing there.
 pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64>> {
     const SQL: &str = "select 1 from threads where thread_id = $1 and pruned_at is not null";
     let pruned: Option<i32> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
@@ -53,8 +53,8 @@ pub async fn pruned_to(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<i64
     Ok(events::reach(tx, thread).await?.map(|(first, _)| first))
 }
 
-/// The histories of subagents that are not done, at any depth.
-async fn lanes_under_way(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head) -> DbResult<Vec<Lane>> {
+/// Returns the histories of unfinished subagents, at any depth.
+async fn unfinished_lanes(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head) -> DbResult<Vec<Lane>> {
     let mut found: Vec<Lane> = vec![];
     let mut heads = vec![head.clone()];
     while let Some(head) = heads.pop() {
@@ -72,8 +72,8 @@ async fn lanes_under_way(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::
     Ok(found)
 }
 
-/// Deletes the log of a thread before a checkpoint, but for some lanes. What is behind the checkpoint stays, so that no
-/// number of the log is given twice.
+/// Deletes the log of a thread before a checkpoint, except for some lanes. Later entries stay, so that no number of the
+/// log is used twice.
 async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::Head, kept: &[Lane]) -> DbResult<()> {
     for table in ["checkpoints", "events"] {
         on_engine!(tx, |conn| {
@@ -97,22 +97,22 @@ async fn delete_before(tx: &mut Tx<'_>, thread: ThreadId, head: &checkpoints::He
     Ok(())
 }
 
-/// Some of the threads whose time is over, the longest over first, and none that is at work.
+/// Returns up to `limit` expired threads that are not busy, the first expired first.
 pub async fn expired(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select thread_id from threads where expires_at <= $1 and status <> 'busy' \
         order by expires_at, thread_id limit $2";
-    some(tx, SQL, now, limit).await
+    select_ids(tx, SQL, now, limit).await
 }
 
-/// Some of the threads whose state is from `until` or older and whose history was not taken away since, the oldest first,
-/// and none that is at work.
+/// Returns up to `limit` threads that are not busy, whose state last changed at or before `until` and that were not
+/// pruned since, oldest first.
 pub async fn unpruned(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select thread_id from threads where (pruned_at is null or pruned_at < state_updated_at) \
         and state_updated_at <= $1 and status <> 'busy' order by state_updated_at, thread_id limit $2";
-    some(tx, SQL, until, limit).await
+    select_ids(tx, SQL, until, limit).await
 }
 
-async fn some(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
+async fn select_ids(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> DbResult<Vec<ThreadId>> {
     let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(sql)
         .bind(at.0)
         .bind(limit)
@@ -121,16 +121,15 @@ async fn some(tx: &mut Tx<'_>, sql: &'static str, at: Timestamp, limit: i64) -> 
     Ok(ids.into_iter().map(ThreadId).collect())
 }
 
-/// Notes that what was to become of a thread at the end of its time has been done. The time begins anew with the next
-/// change.
+/// Clears the expiry of a thread that was handled. The next change of the thread starts its TTL again.
 pub async fn rest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null where thread_id = $1";
     on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Notes that nothing is to be taken away from a thread until it changes: what is stored of it cannot be read, so its history
-/// cannot be summed up.
+/// Excludes a thread from expiry and pruning until it changes. For threads whose history cannot be read and so not be
+/// folded.
 pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "update threads set expires_at = null, pruned_at = $2 where thread_id = $1";
     on_engine!(tx, |conn| query(SQL)
@@ -142,18 +141,18 @@ pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbR
     Ok(())
 }
 
-/// What one table holds of a thread.
+/// The storage of a thread in one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// The table.
     pub table: &'static str,
-    /// How many rows.
+    /// The number of rows.
     pub rows: i64,
-    /// How many bytes of content; keys, numbers and indexes not counted.
+    /// The size of the content in bytes, without keys, numbers and indexes.
     pub bytes: i64,
 }
 
-/// What the tables hold of a thread. None if there is no such thread.
+/// Returns the storage of a thread by table; none if the thread does not exist.
 pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<Share>>> {
     const TABLES: [(&str, &str); 4] = [
         (

@@ -1,6 +1,8 @@
-//! What the server processes on one Postgres tell each other, so that nobody has to wait for his next look: a ring of the
-//! bell that is heard once the transaction is durable. It carries an id and nothing else; who hears it looks. Rings may
-//! get lost with a connection, so everybody looks now and then anyway. SQLite has one process, which needs no bell.
+//! Notifications between the servers on one Postgres (`LISTEN`/`NOTIFY`), so that they react before their next poll.
+//!
+//! A notification is sent when its transaction commits. It carries only an id: the receiver reads the rest from the
+//! database. Notifications can be lost with a connection, so every receiver polls as well. SQLite has one server, which
+//! needs none.
 
 use std::time::Duration;
 
@@ -15,23 +17,23 @@ use super::engine::{Conn, Tx};
 use super::error::DbResult;
 use crate::domain::id::{RunId, ThreadId};
 
-/// The name of the bell in the database.
-const BELL: &str = "adjutant";
-/// How many rings wait for a listener that is slow; it loses the oldest beyond.
+/// The name of the channel in the database.
+const CHANNEL: &str = "adjutant";
+/// The number of notifications buffered for a slow receiver; beyond it, the receiver loses the oldest.
 pub(super) const UNHEARD: usize = 1024;
-/// How long to wait after the connection broke.
-const PAUSE: Duration = Duration::from_secs(1);
-/// After how long without a ring it is looked whether the connection still answers.
-const QUIET: Duration = Duration::from_secs(10);
-/// How long the answer may take.
-const TO_ANSWER: Duration = Duration::from_secs(10);
+/// The delay before reconnecting after the connection broke.
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// The time without notifications after which the connection is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// The timeout for connecting and for that check.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Something that another process may want to look at.
+/// A notification to the other servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ring {
-    /// A run waits for its turn.
+    /// A run is pending.
     Queue,
-    /// This run shall stop.
+    /// The cancellation of this run was requested.
     Cancel(RunId),
     /// A run has ended on this thread.
     Ended(ThreadId),
@@ -46,8 +48,8 @@ impl Ring {
         }
     }
 
-    /// Reads a ring; a newer server may know others.
-    fn read(text: &str) -> Option<Self> {
+    /// Parses a notification; none if it is unknown, as one of a newer release.
+    fn parse(text: &str) -> Option<Self> {
         match text.split_once(' ') {
             None => (text == "queue").then_some(Self::Queue),
             Some(("cancel", id)) => id.parse().ok().map(Self::Cancel),
@@ -57,58 +59,59 @@ impl Ring {
     }
 }
 
-/// Rings as soon as the transaction is durable; not at all if it is undone.
+/// Sends a notification when the transaction commits; not if it is rolled back.
 pub async fn ring(tx: &mut Tx<'_>, ring: Ring) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
     match &mut tx.conn {
         Conn::Sqlite(_) => {}
         Conn::Postgres(conn) => {
-            query(SQL).bind(BELL).bind(ring.text()).execute(&mut **conn).await?;
+            query(SQL).bind(CHANNEL).bind(ring.text()).execute(&mut **conn).await?;
         }
     }
     Ok(())
 }
 
-/// Listens until the database is `closing`, and passes on what it hears.
+/// Listens until the database is `closing`, and forwards notifications to `rings`.
 pub(super) fn listen(
     pool: PgPool,
     rings: broadcast::Sender<Ring>,
     closing: CancellationToken,
 ) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        while let Some(heard) = closing.run_until_cancelled(hear(&pool, &rings)).await {
-            if let Err(error) = heard {
-                tracing::warn!(%error, "cannot hear other servers for the moment");
+        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &rings)).await {
+            if let Err(error) = ended {
+                tracing::warn!(%error, "LISTEN failed: no notifications from other servers until the next attempt");
             }
-            closing.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+            closing.run_until_cancelled(tokio::time::sleep(RECONNECT_DELAY)).await;
         }
     })
 }
 
-async fn hear(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx::Error> {
-    // With a connection of its own: a listener that is dropped takes leave of the database, however long that takes, and
-    // would keep a connection of the others meanwhile.
+/// Forwards notifications until the connection breaks.
+async fn forward(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx::Error> {
+    // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
+    // meanwhile.
     let own = PgPoolOptions::new()
         .max_connections(1)
         .max_lifetime(None)
         .idle_timeout(None)
-        .acquire_timeout(TO_ANSWER);
+        .acquire_timeout(ANSWER_TIMEOUT);
     let own = own.connect_lazy_with(PgConnectOptions::clone(&pool.connect_options()));
     let mut listener = PgListener::connect_with(&own).await?;
-    // After a break it is not known what was missed.
+    // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);
-    listener.listen(BELL).await?;
+    listener.listen(CHANNEL).await?;
     let _ = rings.send(Ring::Queue);
     loop {
-        let Ok(heard) = timeout(QUIET, listener.try_recv()).await else {
-            // To listen once more changes nothing, and has to be answered.
-            let answers = timeout(TO_ANSWER, listener.listen(BELL)).await;
+        let Ok(received) = timeout(CHECK_INTERVAL, listener.try_recv()).await else {
+            // A second `LISTEN` changes nothing, but the database must answer it.
+            let answers = timeout(ANSWER_TIMEOUT, listener.listen(CHANNEL)).await;
             answers.map_err(|_| sqlx::Error::PoolTimedOut)??;
             continue;
         };
-        let Some(heard) = heard? else { return Ok(()) };
-        if let Some(ring) = Ring::read(heard.payload()) {
-            // Nobody may be listening yet.
+        let Some(notification) = received? else { return Ok(()) };
+        if let Some(ring) = Ring::parse(notification.payload()) {
+            // An error only means that there is no receiver yet.
             let _ = rings.send(ring);
         }
     }

@@ -1,4 +1,4 @@
-//! Runs: who works on what, and who waits for it. The functions that hand runs to workers are in `claims`.
+//! The table of runs: stores, reads, lists and deletes them. Handing runs to workers and ending them is in `claims`.
 
 mod below;
 mod claims;
@@ -6,6 +6,7 @@ mod order;
 mod queue;
 mod usage;
 
+use const_format::concatcp;
 use serde::de::DeserializeOwned;
 use sqlx::types::Json;
 use sqlx::{query, query_as};
@@ -34,20 +35,11 @@ use crate::domain::visibility::Visibility;
 
 const TABLE: &str = "runs";
 
-macro_rules! columns {
-    () => {
-        "run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
-         status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
-         visibility, crashes"
-    };
-}
-use columns;
-
-macro_rules! select {
-    () => {
-        concat!("select ", columns!(), " from runs")
-    };
-}
+const COLUMNS: &str = "\
+    run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, cast(path as text) as path, \
+    status, request, cast(metadata as text) as metadata, error, attempt, fence, created_at, updated_at, due_at, \
+    visibility, crashes";
+const SELECT: &str = concatcp!("select ", COLUMNS, " from runs");
 
 #[derive(sqlx::FromRow)]
 struct RunRow {
@@ -73,18 +65,18 @@ struct RunRow {
     crashes: i32,
 }
 
-/// A run as far as it can be read.
+/// A run of which some columns may be unreadable.
 struct ReadRun {
-    /// What cannot be read has its default here, and `error` says so.
+    /// The run. Unreadable columns have their default, and `error` says so.
     run: Run,
-    /// The first column that cannot be read.
-    trouble: Option<DbError>,
+    /// The error of the first unreadable column.
+    corrupt: Option<DbError>,
 }
 
-/// Reads the columns of a run, and keeps the first error.
+/// A reader of a run's columns that keeps the first error.
 struct Columns<'a> {
     id: &'a Uuid,
-    trouble: Option<DbError>,
+    first_error: Option<DbError>,
 }
 
 impl<'a> Columns<'a> {
@@ -98,7 +90,7 @@ impl<'a> Columns<'a> {
 
     fn take<T: Default>(&mut self, read: DbResult<T>) -> T {
         read.unwrap_or_else(|error| {
-            self.trouble.get_or_insert(error);
+            self.first_error.get_or_insert(error);
             T::default()
         })
     }
@@ -118,9 +110,9 @@ impl From<RunRow> for ReadRun {
     fn from(row: RunRow) -> Self {
         let mut columns = Columns {
             id: &row.run_id,
-            trouble: None,
+            first_error: None,
         };
-        let namespace = read_namespace(&row.namespace).ok_or_else(|| columns.at("namespace").corrupt());
+        let namespace = parse_namespace(&row.namespace).ok_or_else(|| columns.at("namespace").corrupt());
         let visibility = match &row.visibility {
             None => Some(Visibility::Full),
             Some(word) => Visibility::from_word(word),
@@ -133,7 +125,7 @@ impl From<RunRow> for ReadRun {
             depth: columns.number("depth", row.depth),
             namespace: columns.take(namespace),
             path: columns.json("path", &row.path),
-            // Nothing is shown of a run of which it is not known how much may be seen.
+            // Hides the run when its visibility is unknown.
             visibility: columns.take(visibility.map(Some)).unwrap_or(Visibility::Hidden),
             cause: row.cause,
         };
@@ -156,34 +148,34 @@ impl From<RunRow> for ReadRun {
             updated_at: Timestamp(row.updated_at),
             due_at: Timestamp(row.due_at),
         };
-        let trouble = columns.trouble;
-        if let Some(trouble) = &trouble {
-            run.error.get_or_insert_with(|| unreadable(trouble));
+        let corrupt = columns.first_error;
+        if let Some(error) = &corrupt {
+            run.error.get_or_insert_with(|| unreadable(error));
         }
-        Self { run, trouble }
+        Self { run, corrupt }
     }
 }
 
-/// What is said of a run that cannot go on because what is stored of it cannot be read.
-pub fn unreadable(trouble: &DbError) -> Failure {
-    let text = format!("What is stored of this run cannot be read: {trouble}. It was ended; others are not concerned.");
+/// Returns the failure of a run that was ended because its row cannot be read.
+pub fn unreadable(error: &DbError) -> Failure {
+    let text = format!("The stored run cannot be read: {error}. It was ended; other runs are not affected.");
     Failure::new("UnreadableRunError", text)
 }
 
-/// As far as it can be read: runs are looked at in order to end, delete and list them, and one that cannot be read must
-/// not be in the way of that. Those that are to be driven are read by [`Claim`].
+/// Reads a run leniently: a run with an unreadable column can still be listed, ended and deleted. Runs to be executed
+/// are read strictly, by [`Claim`].
 impl From<RunRow> for Run {
     fn from(row: RunRow) -> Self {
-        let ReadRun { run, trouble } = row.into();
-        if let Some(trouble) = &trouble {
-            log_unreadable(trouble);
+        let ReadRun { run, corrupt } = row.into();
+        if let Some(error) = &corrupt {
+            log_unreadable(error);
         }
         run
     }
 }
 
-/// The tasks of a namespace as clients write it; none when it is not one.
-fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
+/// Parses a checkpoint namespace (`tools:<id>|tools:<id>`) into its tasks; none when the text is malformed.
+fn parse_namespace(text: &str) -> Option<Vec<TaskId>> {
     if text.is_empty() {
         return Some(vec![]);
     }
@@ -192,10 +184,10 @@ fn read_namespace(text: &str) -> Option<Vec<TaskId>> {
         .collect()
 }
 
-/// Stores a new run; one that begins at once belongs to `worker`.
+/// Stores a new run. A run that starts at once is held by `worker`.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when its thread is gone, or when it would be the second run of the main agent at work on it.
+/// [`super::DbError::Conflict`] when its thread was deleted, or another run of the main agent is running on it.
 pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbResult<()> {
     const SQL: &str = "insert into runs (run_id, thread_id, assistant_id, root_id, parent_id, depth, cause, namespace, \
         path, status, request, metadata, error, attempt, worker, fence, cancel, created_at, updated_at, due_at, \
@@ -230,34 +222,34 @@ pub async fn insert(tx: &mut Tx<'_>, run: &Run, worker: Option<WorkerId>) -> DbR
     Ok(())
 }
 
-/// The run of this id on this thread.
+/// Returns the run with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<Option<Run>> {
     Ok(get_by_id(tx, run).await?.filter(|found| found.thread == thread))
 }
 
-/// The run of this id, on whichever thread.
+/// Returns the run with this id, on any thread.
 pub async fn get_by_id(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<Run>> {
-    const SQL: &str = concat!(select!(), " where run_id = $1");
+    const SQL: &str = concatcp!(SELECT, " where run_id = $1");
     let row: Option<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).fetch_optional(conn).await)?;
     Ok(row.map(Run::from))
 }
 
-/// Which runs of a thread are wanted.
+/// A query for runs of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunList {
-    /// Their thread.
+    /// The thread.
     pub thread: ThreadId,
-    /// Only those that are doing this.
+    /// Only runs with this status.
     pub status: Option<RunStatus>,
-    /// How many at most.
+    /// The maximum number of runs.
     pub limit: i64,
-    /// How many to pass over before.
+    /// The number of runs to skip.
     pub offset: i64,
-    /// How much memory they may take, roughly, in bytes.
+    /// The approximate memory the runs may take, in bytes.
     pub bytes: usize,
 }
 
-/// The newest run of the main agent on a thread.
+/// Returns the newest run of the main agent on a thread.
 pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> {
     let wanted = RunList {
         thread,
@@ -269,14 +261,14 @@ pub async fn newest(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Run>> 
     Ok(list(tx, &wanted).await?.into_items().pop())
 }
 
-/// The runs of the main agent on a thread, the newest first.
+/// Returns the runs of the main agent on a thread, newest first.
 pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> {
-    const ALL: &str = concat!(
-        select!(),
+    const ALL: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and depth = 0 order by created_at desc, run_id desc limit $2 offset $3"
     );
-    const SOME: &str = concat!(
-        select!(),
+    const SOME: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and depth = 0 and status = $4 order by created_at desc, run_id desc limit $2 offset $3"
     );
     let sql = if wanted.status.is_some() { SOME } else { ALL };
@@ -296,41 +288,38 @@ pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> 
     Ok(filling.finish())
 }
 
-/// The runs that a run delegated to, the oldest first.
+/// Returns the runs that a run delegated to, oldest first.
 pub async fn children(tx: &mut Tx<'_>, parent: RunId) -> DbResult<Vec<Run>> {
-    const SQL: &str = concat!(select!(), " where parent_id = $1 order by created_at, run_id");
-    many(tx, SQL, parent.0).await
+    const SQL: &str = concatcp!(SELECT, " where parent_id = $1 order by created_at, run_id");
+    select_all(tx, SQL, parent.0).await
 }
 
-/// The runs below a run of the main agent, at any depth, the oldest first.
+/// Returns the runs of all subagents below a run of the main agent, oldest first.
 pub async fn descendants(tx: &mut Tx<'_>, root: RunId) -> DbResult<Vec<Run>> {
-    const SQL: &str = concat!(
-        select!(),
-        " where root_id = $1 and depth > 0 order by created_at, run_id"
-    );
-    many(tx, SQL, root.0).await
+    const SQL: &str = concatcp!(SELECT, " where root_id = $1 and depth > 0 order by created_at, run_id");
+    select_all(tx, SQL, root.0).await
 }
 
-/// The runs of the main agent on a thread that are at work or wait for their turn, the oldest first.
+/// Returns the pending and running runs of the main agent on a thread, oldest first.
 pub async fn in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Run>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id"
     );
-    many(tx, SQL, thread.0).await
+    select_all(tx, SQL, thread.0).await
 }
 
-/// How many runs of the main agent are in flight on a thread.
+/// The numbers of pending and running runs of the main agent on a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InFlight {
-    /// Those that wait for their turn.
+    /// The pending runs.
     pub waiting: u64,
-    /// Those at work.
+    /// The running ones.
     pub at_work: u64,
 }
 
 impl InFlight {
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_none(self) -> bool {
         self == Self::default()
     }
@@ -351,7 +340,7 @@ pub async fn count_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<InFl
     })
 }
 
-/// The ids of the runs of [`in_flight`], in the same order.
+/// Returns the ids of the runs of [`in_flight`], in the same order.
 pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
     const SQL: &str = "select run_id from runs \
         where thread_id = $1 and depth = 0 and status in ('pending', 'running') order by created_at, run_id";
@@ -359,7 +348,7 @@ pub async fn ids_in_flight(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Ru
     Ok(rows.into_iter().map(|(id,)| RunId(id)).collect())
 }
 
-/// How many runs of main agents wait on all threads; what is beyond `most` is not counted.
+/// Counts the pending runs of main agents on all threads, up to `most`.
 pub async fn count_pending(tx: &mut Tx<'_>, most: i64) -> DbResult<u64> {
     const SQL: &str =
         "select count(*) from (select 1 from runs where depth = 0 and status = 'pending' limit $1) as waiting";
@@ -367,12 +356,12 @@ pub async fn count_pending(tx: &mut Tx<'_>, most: i64) -> DbResult<u64> {
     Ok(u64::try_from(count).unwrap_or(0))
 }
 
-async fn many(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
+async fn select_all(tx: &mut Tx<'_>, sql: &'static str, id: Uuid) -> DbResult<Vec<Run>> {
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(Run::from).collect())
 }
 
-/// Sets what a run is doing, and why it failed, when it did. Returns whether there is such a run.
+/// Sets the status of a run and its error, if it failed. Returns whether the run exists.
 pub async fn set_status(
     tx: &mut Tx<'_>,
     run: RunId,
@@ -393,7 +382,7 @@ pub async fn set_status(
     Ok(changed == 1)
 }
 
-/// Changes what a run was asked to do. Returns whether there is such a run.
+/// Replaces the request of a run. Returns whether the run exists.
 pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update runs set request = $2, updated_at = $3 where run_id = $1";
     let request = encode(request)?;
@@ -407,8 +396,8 @@ pub async fn set_request(tx: &mut Tx<'_>, run: RunId, request: &RunRequest, now:
     Ok(changed == 1)
 }
 
-/// Deletes a run of the main agent and those below it. What they did to the thread stays; see
-/// [`super::checkpoints::delete_of_run`]. Returns whether there was one.
+/// Deletes a run of the main agent and the runs below it. Their checkpoints and events stay; see
+/// [`super::checkpoints::delete_of_run`]. Returns whether the run existed.
 pub async fn delete(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<bool> {
     const SQL: &str = "delete from runs where root_id = $2 and thread_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL)

@@ -1,5 +1,5 @@
-//! A small memory of states. The state at a checkpoint never changes, and is the same in the copies of a thread, which have
-//! its checkpoints under the same ids: so there is nothing to keep in step.
+//! An LRU cache of states. The state at a checkpoint never changes, and copies of a thread share their checkpoint ids
+//! and states, so entries are never invalidated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,96 +11,97 @@ use crate::domain::id::CheckpointId;
 use crate::domain::message::{Content, Message};
 use crate::domain::state::State;
 
-/// How many states are kept at most.
-const MOST: usize = 512;
-/// How many bytes they may hold together, roughly. Neighbours share most of theirs, so this is far on the safe side.
-const MOST_BYTES: usize = 128 << 20;
+/// The maximum number of states.
+const MAX_STATES: usize = 512;
+/// The approximate maximum size of all states together, in bytes. Neighbours share most of theirs, so the real size is
+/// much smaller.
+const MAX_BYTES: usize = 128 << 20;
 
-/// The states that were lately folded or written; the ones not asked for longest are forgotten first.
+/// The cache of states that were recently folded or written. The least recently used are evicted first.
 #[derive(Default)]
-pub struct States(Mutex<Shelf>);
+pub struct States(Mutex<CacheInner>);
 
 #[derive(Default)]
-struct Shelf {
-    kept: HashMap<CheckpointId, Kept>,
-    /// The same by the time of their last use.
+struct CacheInner {
+    entries: HashMap<CheckpointId, CacheEntry>,
+    /// The ids of `entries` by their last use.
     by_use: BTreeMap<u64, CheckpointId>,
     uses: u64,
     bytes: usize,
 }
 
-struct Kept {
+struct CacheEntry {
     state: Arc<State>,
     used: u64,
     bytes: usize,
 }
 
 impl States {
-    /// The state at `checkpoint`, when it is still remembered.
+    /// Returns the state at `checkpoint`, if it is cached.
     pub fn get(&self, checkpoint: CheckpointId) -> Option<Arc<State>> {
-        let mut shelf = self.shelf();
-        let now = shelf.tick();
-        let kept = shelf.kept.get_mut(&checkpoint)?;
-        let before = std::mem::replace(&mut kept.used, now);
-        let state = Arc::clone(&kept.state);
-        shelf.by_use.remove(&before);
-        shelf.by_use.insert(now, checkpoint);
+        let mut cache = self.lock();
+        let now = cache.next_use();
+        let entry = cache.entries.get_mut(&checkpoint)?;
+        let before = std::mem::replace(&mut entry.used, now);
+        let state = Arc::clone(&entry.state);
+        cache.by_use.remove(&before);
+        cache.by_use.insert(now, checkpoint);
         Some(state)
     }
 
-    /// Forgets all of them.
+    /// Removes all states.
     pub fn clear(&self) {
-        *self.shelf() = Shelf::default();
+        *self.lock() = CacheInner::default();
     }
 
-    /// Remembers the state at `checkpoint`.
+    /// Caches the state at `checkpoint`.
     pub fn put(&self, checkpoint: CheckpointId, state: Arc<State>) {
         let bytes = weight(&state);
-        let mut shelf = self.shelf();
-        shelf.forget(checkpoint);
-        let used = shelf.tick();
-        shelf.bytes += bytes;
-        shelf.by_use.insert(used, checkpoint);
-        shelf.kept.insert(checkpoint, Kept { state, used, bytes });
-        while shelf.kept.len() > MOST || shelf.bytes > MOST_BYTES {
-            let Some((_, oldest)) = shelf.by_use.first_key_value().map(|(used, id)| (*used, *id)) else {
+        let mut cache = self.lock();
+        cache.remove(checkpoint);
+        let used = cache.next_use();
+        cache.bytes += bytes;
+        cache.by_use.insert(used, checkpoint);
+        cache.entries.insert(checkpoint, CacheEntry { state, used, bytes });
+        while cache.entries.len() > MAX_STATES || cache.bytes > MAX_BYTES {
+            let Some((_, oldest)) = cache.by_use.first_key_value().map(|(used, id)| (*used, *id)) else {
                 break;
             };
-            shelf.forget(oldest);
+            cache.remove(oldest);
         }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        // A panic inside leaves at worst a state that is forgotten too early.
+    fn lock(&self) -> MutexGuard<'_, CacheInner> {
+        // A panic while the lock was held can at worst leave an entry that is evicted too early.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shelf {
-    fn tick(&mut self) -> u64 {
+impl CacheInner {
+    fn next_use(&mut self) -> u64 {
         self.uses += 1;
         self.uses
     }
 
-    fn forget(&mut self, checkpoint: CheckpointId) {
-        if let Some(gone) = self.kept.remove(&checkpoint) {
-            self.by_use.remove(&gone.used);
-            self.bytes -= gone.bytes;
+    fn remove(&mut self, checkpoint: CheckpointId) {
+        if let Some(removed) = self.entries.remove(&checkpoint) {
+            self.by_use.remove(&removed.used);
+            self.bytes -= removed.bytes;
         }
     }
 }
 
 impl fmt::Debug for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shelf = self.shelf();
+        let cache = self.lock();
         f.debug_struct("States")
-            .field("kept", &shelf.kept.len())
-            .field("bytes", &shelf.bytes)
+            .field("entries", &cache.entries.len())
+            .field("bytes", &cache.bytes)
             .finish()
     }
 }
 
-/// Roughly how many bytes a state holds. Looks at texts only where they are long: messages, files, fields.
+/// Returns the approximate size of a state in bytes: of its messages, files and fields.
 fn weight(state: &State) -> usize {
     let messages: usize = state.messages.iter().map(|message| message_weight(message)).sum();
     let files: usize = state
@@ -130,7 +131,7 @@ fn message_weight(message: &Message) -> usize {
     512 + content + calls
 }
 
-/// Roughly how many bytes a JSON object holds.
+/// Returns the approximate size of a JSON object in bytes.
 pub(super) fn object_weight(object: &Map<String, Value>) -> usize {
     object
         .iter()

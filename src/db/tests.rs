@@ -1,4 +1,4 @@
-//! Every test runs on both engines.
+//! Tests of the database. Each runs on SQLite and, where the tests have one, on Postgres.
 
 mod assistants;
 mod checkpoints;
@@ -7,11 +7,11 @@ mod crons;
 mod definitions;
 mod deliveries;
 mod idempotency;
+mod interrupts;
 mod items;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
-mod questions;
 mod retention;
 mod rings;
 mod runs;
@@ -33,7 +33,7 @@ use crate::domain::state::{State, Update};
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::time::Timestamp;
 
-/// Makes of each `async fn name(db: Db)` a test per engine.
+/// Defines a test per engine for each `async fn name(db: Db)`.
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {
         mod sqlite {
@@ -75,7 +75,7 @@ async fn with_postgres(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
     }
 }
 
-/// Writes with the job, which must succeed.
+/// Runs a write that must succeed.
 macro_rules! write {
     ($db:expr, |$tx:ident| $body:expr) => {
         $db.write(move |$tx| Box::pin(async move { $body.await }))
@@ -85,7 +85,7 @@ macro_rules! write {
 }
 use write;
 
-/// Reads with the job, which must succeed.
+/// Runs a read that must succeed.
 macro_rules! read {
     ($db:expr, |$tx:ident| $body:expr) => {
         $db.read(move |$tx| Box::pin(async move { $body.await }))
@@ -114,7 +114,7 @@ fn thread_at(now: i64) -> Thread {
     }
 }
 
-/// A thread that is stored.
+/// Stores a new thread.
 async fn stored_thread(db: &Db) -> ThreadId {
     let thread = thread_at(1);
     let id = thread.id;
@@ -143,7 +143,7 @@ fn run_at(thread: ThreadId, now: i64) -> Run {
     }
 }
 
-/// A step that says `text`, under the id `text`.
+/// Returns a step that adds the message `text` with the id `text`.
 fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
     Entry {
         id: CheckpointId::mint(),
@@ -156,7 +156,8 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
     }
 }
 
-fn said(state: &State) -> Vec<String> {
+/// Returns the texts of the messages of a state.
+fn texts(state: &State) -> Vec<String> {
     state.messages.iter().map(|message| message.content.text()).collect()
 }
 

@@ -1,17 +1,18 @@
-//! Threads: conversations, without what was said in them.
+//! The table of threads: their metadata, status and TTL. Their messages are in the checkpoints.
 
 mod search;
 mod terms;
 
 use std::time::Duration;
 
+use const_format::concatcp;
 use serde_json::{Map, Value};
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 #[cfg(test)]
-pub(in crate::db) use search::Way;
+pub(in crate::db) use search::AccessPath;
 pub use search::{COUNTED, LOOKED_INTO, ThreadPage, ThreadSearch, ThreadSort, count, search};
 
 use super::engine::on_engine;
@@ -24,19 +25,9 @@ use crate::domain::time::Timestamp;
 
 const TABLE: &str = "threads";
 
-macro_rules! columns {
-    () => {
-        "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
-         created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at"
-    };
-}
-use columns;
-
-macro_rules! select {
-    () => {
-        concat!("select ", columns!(), " from threads")
-    };
-}
+const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
+    created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at";
+const SELECT: &str = concatcp!("select ", COLUMNS, " from threads");
 
 #[derive(sqlx::FromRow)]
 struct ThreadRow {
@@ -53,8 +44,7 @@ struct ThreadRow {
     expires_at: Option<i64>,
 }
 
-/// As far as it can be read: a thread is looked at in order to run on it, sweep and delete it, and none of that depends on
-/// the columns that hold JSON.
+/// Reads a thread leniently: a thread with unreadable JSON columns can still run, expire and be deleted.
 impl From<ThreadRow> for Thread {
     fn from(row: ThreadRow) -> Self {
         let at = |column| Cell {
@@ -84,14 +74,14 @@ impl From<ThreadRow> for Thread {
     }
 }
 
-/// How long a thread is kept; for good when that makes no sense.
+/// Decodes the TTL of a thread; none, so that it is kept for good, when the columns cannot be read.
 fn read_ttl(micros: Option<i64>, strategy: Option<&str>) -> Option<Ttl> {
     let after = Duration::from_micros(u64::try_from(micros?).ok()?);
     let strategy = TtlStrategy::from_word(strategy?)?;
     Some(Ttl { after, strategy })
 }
 
-/// Stores a new thread. Returns false, and changes nothing, when there is one of this id.
+/// Stores a new thread. Returns false, and changes nothing, when the id is taken.
 pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     let inserted = insert_unindexed(tx, thread).await?;
     if inserted {
@@ -100,7 +90,7 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     Ok(inserted)
 }
 
-/// The same of a thread that is not to be found by its metadata yet.
+/// Stores a new thread that searches by metadata do not find yet.
 pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     const SQL: &str = "insert into threads \
         (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
@@ -124,21 +114,21 @@ pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResu
     Ok(inserted == 1)
 }
 
-/// The thread of this id.
+/// Returns the thread with this id.
 pub async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
-    const SQL: &str = concat!(select!(), " where thread_id = $1");
-    one(tx, SQL, id).await
+    const SQL: &str = concatcp!(SELECT, " where thread_id = $1");
+    select_one(tx, SQL, id).await
 }
 
-/// The thread of this id, kept from changing under us until the end of the transaction.
+/// Returns the thread with this id, locked until the end of the transaction.
 pub async fn lock(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Thread>> {
-    const SQLITE: &str = concat!(select!(), " where thread_id = $1");
-    const POSTGRES: &str = concat!(select!(), " where thread_id = $1 for update");
+    const SQLITE: &str = concatcp!(SELECT, " where thread_id = $1");
+    const POSTGRES: &str = concatcp!(SELECT, " where thread_id = $1 for update");
     let sql = tx.either(SQLITE, POSTGRES);
-    one(tx, sql, id).await
+    select_one(tx, sql, id).await
 }
 
-async fn one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
+async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: ThreadId) -> DbResult<Option<Thread>> {
     let row: Option<ThreadRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
     Ok(row.map(Thread::from))
 }
@@ -147,8 +137,8 @@ fn micros(ttl: Ttl) -> i64 {
     i64::try_from(ttl.after.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Sets the given keys of the metadata and leaves the others, and with `ttl` how long the thread is kept. Returns the
-/// thread as it is then.
+/// Sets the given metadata keys, keeps the others, and sets the TTL if one is given. Returns the changed thread; none
+/// if it does not exist.
 pub async fn patch(
     tx: &mut Tx<'_>,
     id: ThreadId,
@@ -184,22 +174,22 @@ pub async fn patch(
     Ok(Some(thread))
 }
 
-/// What shall change about a thread. The default changes nothing.
+/// A change of a thread. The default changes nothing but `updated_at`.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadChange {
     /// The new status.
     pub status: Option<ThreadStatus>,
-    /// The settings of the run that begins.
+    /// The new config: that of the run that starts.
     pub config: Option<Map<String, Value>>,
-    /// Why the last run failed; `Some(None)` forgets an older failure.
+    /// The failure of the last run; `Some(None)` clears an earlier one.
     pub error: Option<Option<Failure>>,
-    /// The new metadata, all of it: for those who have read and locked the thread.
+    /// The whole new metadata. The caller has read and locked the thread.
     pub metadata: Option<Map<String, Value>>,
-    /// Whether its state changed, too.
+    /// Whether `state_updated_at` is set, too.
     pub state_changed: bool,
 }
 
-/// Changes a thread. Returns whether there is one of this id.
+/// Changes a thread. Returns whether it exists.
 pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = coalesce($2, status), config = coalesce($3, config), \
         error = case when $4 then $5 else error end, metadata = coalesce($6, metadata), updated_at = $7, \
@@ -223,18 +213,18 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
     Ok(changed == 1)
 }
 
-/// How a run left its thread.
+/// The outcome of a run for its thread.
 #[derive(Debug, Clone)]
 pub struct Left {
     /// The run, of the main agent.
     pub run: RunId,
-    /// What the thread is doing now, unless other runs are at work on it or wait for their turn: then it is busy.
+    /// The new status of the thread, unless it has other pending or running runs: then it is busy.
     pub status: ThreadStatus,
-    /// Why the run failed, when it did.
+    /// The failure of the run, if it failed.
     pub error: Option<Failure>,
 }
 
-/// Notes that a run has left a thread, and that the thread's state changed. Returns whether there is such a thread.
+/// Updates the status, error and times of a thread at the end of a run. Returns whether the thread exists.
 pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
@@ -254,7 +244,7 @@ pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -
     Ok(changed == 1)
 }
 
-/// Deletes a thread and everything on it. Returns whether there was one.
+/// Deletes a thread and everything on it. Returns whether it existed.
 pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     const SQL: &str = "delete from threads where thread_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL)
@@ -265,20 +255,20 @@ pub async fn delete(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<bool> {
     Ok(deleted == 1)
 }
 
-/// Which version of a thread is stored, for those who wait for news of it.
+/// The stored version of a thread, for clients that poll for changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadVersion {
     /// The thread.
     pub thread: ThreadId,
-    /// Stands for its row: another one after every change. It tells nothing else, not even which came first.
+    /// A token of the row that differs after every change. It says nothing about the order of versions.
     pub version: i64,
-    /// Whether a run is at work on it.
+    /// Whether a run of the main agent is running on it.
     pub is_at_work: bool,
 }
 
-/// The versions of those of these threads that there are.
+/// Returns the versions of those of these threads that exist.
 pub async fn versions(tx: &mut Tx<'_>, threads: &[ThreadId]) -> DbResult<Vec<ThreadVersion>> {
-    // On Postgres the transaction that wrote the row, whatever the clock of its server said.
+    // On Postgres, the id of the transaction that wrote the row: clocks of servers may differ.
     let version = tx.either("updated_at", "cast(cast(threads.xmin as text) as bigint)");
     let found: Vec<(Uuid, i64, bool)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select thread_id, ");

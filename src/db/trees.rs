@@ -1,5 +1,6 @@
-//! What whole trees of runs have used whose limits reach beyond one thread, and the shares of those who used it.
+//! The usage of trees of runs whose budget spans several threads, and the share of each run in it.
 
+use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
@@ -9,12 +10,12 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::limits::Change;
 use crate::domain::time::Timestamp;
 
-/// What a tree has used.
+/// The usage of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct TreeUsed {
-    /// What was used, time aside, and how many subagents are under way.
+    /// The usage without time, and the number of unfinished subagents.
     pub sum: Change,
-    /// For how long it was at work.
+    /// The time during which any of its runs was running.
     pub busy: BusyTime,
 }
 
@@ -79,23 +80,19 @@ impl From<TreeRow> for TreeUsed {
     }
 }
 
-macro_rules! sums {
-    () => {
-        "model_calls, tool_calls, input_tokens, output_tokens, children, under_way"
-    };
-}
+const SUMS: &str = "model_calls, tool_calls, input_tokens, output_tokens, children, under_way";
 
-/// Makes room for what a tree uses, and for the share of one of those who work for it.
+/// Creates the row of a tree and the row of a run's share in it, unless they exist.
 pub async fn enter(tx: &mut Tx<'_>, tree: RunId, (share, thread): (RunId, ThreadId), now: Timestamp) -> DbResult<()> {
-    const TREE: &str = concat!(
+    const TREE: &str = concatcp!(
         "insert into trees (tree_id, thread_id, ",
-        sums!(),
+        SUMS,
         ", busy_micros, busy_before, busy_from, busy_until) values ($1, $2, 0, 0, 0, 0, 0, 0, 0, $3, $3, $3) \
          on conflict (tree_id) do nothing"
     );
-    const SHARE: &str = concat!(
+    const SHARE: &str = concatcp!(
         "insert into tree_shares (tree_id, run_id, thread_id, ",
-        sums!(),
+        SUMS,
         ") values ($1, $2, $3, 0, 0, 0, 0, 0, 0) on conflict (tree_id, run_id) do nothing"
     );
     on_engine!(tx, |conn| query(TREE)
@@ -115,25 +112,21 @@ pub async fn enter(tx: &mut Tx<'_>, tree: RunId, (share, thread): (RunId, Thread
     Ok(())
 }
 
-/// What a tree has used; nobody else changes it before the end of the transaction. None if nobody entered it, or its
-/// conversation was deleted.
+/// Returns the usage of a tree, locked until the end of the transaction. None if no run entered the tree, or its thread
+/// was deleted.
 pub async fn lock(tx: &mut Tx<'_>, tree: RunId) -> DbResult<Option<TreeUsed>> {
-    macro_rules! find {
-        ($lock:literal) => {
-            concat!(
-                "select ",
-                sums!(),
-                ", busy_micros, busy_before, busy_from, busy_until from trees where tree_id = $1",
-                $lock
-            )
-        };
-    }
-    let sql = tx.either(find!(""), find!(" for update"));
+    const SQLITE: &str = concatcp!(
+        "select ",
+        SUMS,
+        ", busy_micros, busy_before, busy_from, busy_until from trees where tree_id = $1"
+    );
+    const POSTGRES: &str = concatcp!(SQLITE, " for update");
+    let sql = tx.either(SQLITE, POSTGRES);
     let row: Option<TreeRow> = on_engine!(tx, |conn| query_as(sql).bind(tree.0).fetch_optional(conn).await)?;
     Ok(row.map(TreeUsed::from))
 }
 
-/// Sets what a tree has used.
+/// Sets the usage of a tree.
 pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> {
     const SQL: &str = "update trees set model_calls = $2, tool_calls = $3, input_tokens = $4, output_tokens = $5, \
         children = $6, under_way = $7, busy_micros = $8, busy_before = $9, busy_from = $10, busy_until = $11 \
@@ -157,13 +150,9 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
     Ok(())
 }
 
-/// The share of one of those who work for a tree.
+/// Returns the share of a run in the usage of a tree.
 pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Option<Change>> {
-    const SQL: &str = concat!(
-        "select ",
-        sums!(),
-        " from tree_shares where tree_id = $1 and run_id = $2"
-    );
+    const SQL: &str = concatcp!("select ", SUMS, " from tree_shares where tree_id = $1 and run_id = $2");
     let row: Option<SumRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(tree.0)
         .bind(share.0)
@@ -172,7 +161,7 @@ pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Optio
     Ok(row.map(Change::from))
 }
 
-/// Adds to a share.
+/// Adds to the share of a run.
 pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &Change) -> DbResult<()> {
     const SQL: &str = "update tree_shares set model_calls = model_calls + $3, tool_calls = tool_calls + $4, \
         input_tokens = input_tokens + $5, output_tokens = output_tokens + $6, children = children + $7, \
@@ -192,7 +181,7 @@ pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &C
     Ok(())
 }
 
-/// How many delegations a run has made, be it in its own course or in the background.
+/// Counts the delegations of a run: to subagents and to background tasks.
 pub async fn delegations(tx: &mut Tx<'_>, run: RunId) -> DbResult<i64> {
     const SQL: &str = "select (select count(*) from runs where parent_id = $1) \
         + (select count(*) from background_tasks where parent_run = $1)";

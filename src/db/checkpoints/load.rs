@@ -1,14 +1,15 @@
-//! Sums up the writes of checkpoints to states.
+//! Folds the writes of checkpoints to states, and reads histories.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use const_format::concatcp;
 use sqlx::postgres::PgRow;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, query_as};
 use uuid::Uuid;
 
-use super::{EntryColumns, Head, TABLE, lane_id, lane_of, source_of, torn};
+use super::{EntryColumns, Head, TABLE, lane_id, lane_of, missing_ancestor, source_of};
 use crate::db::engine::on_engine;
 use crate::db::fold::Fold;
 use crate::db::json::Cell;
@@ -19,7 +20,7 @@ use crate::domain::machine::Position;
 use crate::domain::state::State;
 use crate::domain::time::Timestamp;
 
-/// The state at `head`: what it and its ancestors wrote.
+/// Returns the state at `head`: the sum of its own writes and those of its ancestors.
 ///
 /// # Errors
 /// [`crate::db::DbError::Corrupt`] when an ancestor is missing.
@@ -27,7 +28,7 @@ pub async fn load_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &He
     Ok(State::clone(&*state_at(tx, thread, lane, head.id).await?))
 }
 
-/// The same, shared with everybody who reads it.
+/// Returns the same state as [`load_state`], shared with the cache.
 ///
 /// # Errors
 /// As [`load_state`].
@@ -35,7 +36,7 @@ pub async fn shared_state(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, head: &
     state_at(tx, thread, lane, head.id).await
 }
 
-/// A step of a segment that is being summed up.
+/// A step to be folded.
 #[derive(sqlx::FromRow)]
 struct StepRow {
     checkpoint_id: Uuid,
@@ -43,21 +44,7 @@ struct StepRow {
     writes: String,
 }
 
-/// The rows of the segment of a checkpoint, up to it.
-macro_rules! segment {
-    ($hint:literal) => {
-        concat!(
-            "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
-             join checkpoints step",
-            $hint,
-            " on step.thread_id = $2 and step.lane = $3 and step.seq >= upto.segment and step.seq <= upto.seq \
-             and step.segment = upto.segment \
-             where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq"
-        )
-    };
-}
-
-/// The state at a checkpoint, remembered or folded; afterwards it is remembered.
+/// Returns the state at a checkpoint from the cache, or folds and caches it.
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
     if let Some(state) = tx.states.get(checkpoint) {
         return Ok(state);
@@ -82,19 +69,26 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
     Ok(state)
 }
 
-/// The steps that lead to a checkpoint, the oldest first, and the state with which they begin: that of the nearest
-/// ancestor whose state is remembered, or none at the beginning of the lane.
+/// Returns the state of the nearest cached ancestor of a checkpoint, and the steps from there to the checkpoint, oldest
+/// first. Without a cached ancestor there is no state, and the steps begin with the first of the lane.
 async fn steps_to(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     lane: Lane,
     checkpoint: CheckpointId,
 ) -> DbResult<(Option<Arc<State>>, Vec<StepRow>)> {
-    // Left to itself, SQLite takes the index without the lane and reads the steps of subagents as well.
-    let sql = tx.either(segment!(" indexed by checkpoints_by_lane"), segment!(""));
+    const SEGMENT: &str = "select step.checkpoint_id, step.parent_id, step.writes from checkpoints upto \
+        join checkpoints step";
+    const UP_TO: &str = " on step.thread_id = $2 and step.lane = $3 and step.seq >= upto.segment \
+        and step.seq <= upto.seq and step.segment = upto.segment \
+        where upto.checkpoint_id = $1 and upto.thread_id = $2 and upto.lane = $3 order by step.seq";
+    // Without the hint, SQLite chooses the index without the lane and reads the steps of subagents, too.
+    const SQLITE: &str = concatcp!(SEGMENT, " indexed by checkpoints_by_lane", UP_TO);
+    const POSTGRES: &str = concatcp!(SEGMENT, UP_TO);
+    let sql = tx.either(SQLITE, POSTGRES);
     let mut steps: Vec<StepRow> = vec![];
-    let mut upto = Some(checkpoint);
-    while let Some(id) = upto {
+    let mut last = Some(checkpoint);
+    while let Some(id) = last {
         let mut rows: Vec<StepRow> = on_engine!(tx, |conn| query_as(sql)
             .bind(id.0)
             .bind(thread.0)
@@ -102,14 +96,14 @@ async fn steps_to(
             .fetch_all(conn)
             .await)?;
         let Some(first) = rows.first() else {
-            return Err(torn(id));
+            return Err(missing_ancestor(id));
         };
-        upto = first.parent_id.map(CheckpointId);
-        let known = rows.iter().enumerate().rev().find_map(|(at, row)| {
+        last = first.parent_id.map(CheckpointId);
+        let cached = rows.iter().enumerate().rev().find_map(|(at, row)| {
             let state = tx.states.get(CheckpointId(row.checkpoint_id))?;
             Some((at, state))
         });
-        if let Some((at, state)) = known {
+        if let Some((at, state)) = cached {
             rows.drain(..=at);
             rows.append(&mut steps);
             return Ok((Some(state), rows));
@@ -138,7 +132,7 @@ struct CheckpointRow {
 }
 
 impl CheckpointRow {
-    /// The checkpoint without its state.
+    /// Decodes the checkpoint, with an empty state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
         let cell = Cell {
             table: TABLE,
@@ -169,16 +163,12 @@ impl CheckpointRow {
     }
 }
 
-macro_rules! select {
-    () => {
-        "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, position, created_at \
-         from checkpoints"
-    };
-}
+const SELECT: &str = "select checkpoint_id, lane, seq, segment, parent_id, step, source, node, run_id, writes, shown, \
+    position, created_at from checkpoints";
 
-/// A checkpoint of a thread with its state, in whichever lane.
+/// Returns a checkpoint of a thread with its state, of any lane.
 pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Checkpoint>> {
-    const SQL: &str = concat!(select!(), " where checkpoint_id = $1 and thread_id = $2");
+    const SQL: &str = concatcp!(SELECT, " where checkpoint_id = $1 and thread_id = $2");
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(checkpoint.0)
         .bind(thread.0)
@@ -192,16 +182,16 @@ pub async fn get(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) ->
     Ok(Some(found))
 }
 
-/// Which part of a history is wanted.
+/// A query for a part of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryQuery {
-    /// How many checkpoints at most.
+    /// The maximum number of checkpoints.
     pub limit: i64,
-    /// Only those older than this one. None are older than one that is not there.
+    /// Only checkpoints older than this one. An unknown checkpoint has none.
     pub before: Option<CheckpointId>,
 }
 
-/// A part of a lane: from one number of the thread's log to another, both included.
+/// A part of a lane: an inclusive range of numbers of the thread's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The thread.
@@ -214,16 +204,16 @@ pub struct Span {
     pub last: i64,
 }
 
-/// Takes checkpoints one after the other, the oldest first.
+/// A visitor of checkpoints, oldest first.
 pub trait Visit: Send {
-    /// The step that left the checkpoint which comes next.
+    /// Receives the next checkpoint, without its state.
     fn step(&mut self, checkpoint: &Checkpoint);
 
-    /// The state after that step; none when states are not read.
+    /// Receives the state at that checkpoint; none when states are not read.
     fn state(&mut self, state: Option<&State>);
 }
 
-/// What is known of a row before it is read.
+/// The size of a row, read before its content.
 #[derive(sqlx::FromRow)]
 struct RowSize {
     checkpoint_id: Uuid,
@@ -232,23 +222,23 @@ struct RowSize {
     bytes: i64,
 }
 
-/// How many bytes of rows are in memory at once, but for a single row that is larger.
-const CHUNK_BYTES: i64 = 1 << 20;
+/// The maximum size of the rows read at once, in bytes. A larger row is read alone.
+const MAX_CHUNK_BYTES: i64 = 1 << 20;
 
-/// Leads a visitor through a part of a lane, the oldest checkpoint first. At no time is more in memory than one state and
-/// a few rows: only the state before the oldest checkpoint is folded from the beginning of the lane, the others follow
-/// from it.
+/// Passes the checkpoints of a part of a lane to a visitor, oldest first. Only one state and one chunk of rows are in
+/// memory at a time: the state before the oldest checkpoint is folded from the beginning of the lane, the others from
+/// the one before.
 pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visitor: &mut V) -> DbResult<()> {
     let sizes = sizes(tx, span).await?;
-    let alone = sizes.len() == 1;
-    // The parents of branches: their states are needed once more, and the memory of states has its own bound.
-    let neighbours = sizes
+    let is_single = sizes.len() == 1;
+    // The states of parents of branches are needed again, so they go into the cache, which is bounded.
+    let branch_starts = sizes
         .windows(2)
         .filter(|pair| pair[1].parent_id != Some(pair[0].checkpoint_id));
-    let branched: HashSet<Uuid> = neighbours.filter_map(|pair| pair[1].parent_id).collect();
+    let branch_parents: HashSet<Uuid> = branch_starts.filter_map(|pair| pair[1].parent_id).collect();
     let mut current: Option<(CheckpointId, Fold)> = None;
     let mut rest = sizes.as_slice();
-    while let Some(last) = rest.get(chunk_of(rest).saturating_sub(1)) {
+    while let Some(last) = rest.get(chunk_len(rest).saturating_sub(1)) {
         let rows = rows_between(
             tx,
             Span {
@@ -258,14 +248,14 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
             },
         )
         .await?;
-        rest = &rest[chunk_of(rest)..];
+        rest = &rest[chunk_len(rest)..];
         for row in rows {
             let mut checkpoint = row.read(span.thread)?;
             visitor.step(&checkpoint);
             let id = checkpoint.entry.id;
             if !with_states {
                 visitor.state(None);
-            } else if alone {
+            } else if is_single {
                 visitor.state(Some(&*state_at(tx, span.thread, span.lane, id).await?));
             } else {
                 let mut fold = match (checkpoint.entry.parent, current.take()) {
@@ -276,7 +266,7 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
                     (None, _) => Fold::default(),
                 };
                 fold.add(std::mem::take(&mut checkpoint.entry.writes));
-                if branched.contains(&id.0) {
+                if branch_parents.contains(&id.0) {
                     tx.states.put(id, Arc::new(fold.state().clone()));
                 }
                 visitor.state(Some(fold.state()));
@@ -288,12 +278,12 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
     Ok(())
 }
 
-/// How many of these rows are read in one go: at least one, if there are any.
-fn chunk_of(rows: &[RowSize]) -> usize {
+/// Returns the number of rows in the next chunk: at least one, if there are any.
+fn chunk_len(rows: &[RowSize]) -> usize {
     let mut bytes = 0;
     let fitting = rows.iter().take_while(|row| {
         bytes += row.bytes;
-        bytes <= CHUNK_BYTES
+        bytes <= MAX_CHUNK_BYTES
     });
     fitting.count().max(1).min(rows.len())
 }
@@ -302,19 +292,19 @@ async fn sizes(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<RowSize>> {
     const SQL: &str = "select checkpoint_id, parent_id, seq, \
         cast(octet_length(writes) + octet_length(position) as bigint) as bytes from checkpoints \
         where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq";
-    rows_of(tx, SQL, span).await
+    select_span(tx, SQL, span).await
 }
 
 async fn rows_between(tx: &mut Tx<'_>, span: Span) -> DbResult<Vec<CheckpointRow>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and lane = $2 and seq >= $3 and seq <= $4 order by seq"
     );
-    rows_of(tx, SQL, span).await
+    select_span(tx, SQL, span).await
 }
 
-/// What `sql` finds within a span: its parameters are the thread, the lane, and the first and the last number.
-async fn rows_of<R>(tx: &mut Tx<'_>, sql: &'static str, span: Span) -> DbResult<Vec<R>>
+/// Runs `sql` with the parameters of a span: the thread, the lane, and the first and the last number.
+async fn select_span<R>(tx: &mut Tx<'_>, sql: &'static str, span: Span) -> DbResult<Vec<R>>
 where
     R: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, PgRow> + Send + Unpin,
 {
@@ -327,7 +317,7 @@ where
         .await)?)
 }
 
-/// The checkpoints of a lane with their states, the newest first, whichever branch they are on; all in memory.
+/// Returns the checkpoints of a lane with their states, of all branches, newest first.
 #[cfg(test)]
 pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: HistoryQuery) -> DbResult<Vec<Checkpoint>> {
     struct Collected(Vec<Checkpoint>);
@@ -367,24 +357,24 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
     Ok(all.0)
 }
 
-/// How a checkpoint came to be, without what it wrote.
+/// The metadata of a checkpoint, without its position, writes and state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sketch {
     /// The checkpoint.
     pub id: CheckpointId,
     /// Its number in the log of the thread.
     pub seq: i64,
-    /// Its number in the lane.
+    /// Its step number in the lane.
     pub step: i64,
-    /// Why it exists.
+    /// The kind of write that made it.
     pub source: Source,
-    /// The run of the main agent in whose course it was made.
+    /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
     /// The checkpoint before it.
     pub parent: Option<CheckpointId>,
-    /// The checkpoint before it, if it is the first of a branch.
+    /// The checkpoint before it, if this one is the first of a branch.
     pub fork_of: Option<CheckpointId>,
-    /// When it was made.
+    /// The time at which it was made.
     pub created_at: Timestamp,
 }
 
@@ -422,16 +412,13 @@ impl TryFrom<SketchRow> for Sketch {
     }
 }
 
-macro_rules! select_sketch {
-    () => {
-        "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints"
-    };
-}
+const SELECT_SKETCH: &str =
+    "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
 
-/// How a checkpoint of a lane came to be.
+/// Returns a checkpoint of a lane without its writes.
 pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: CheckpointId) -> DbResult<Option<Sketch>> {
-    const SQL: &str = concat!(
-        select_sketch!(),
+    const SQL: &str = concatcp!(
+        SELECT_SKETCH,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
     );
     let row: Option<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -443,10 +430,10 @@ pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: Checkpoin
     row.map(Sketch::try_from).transpose()
 }
 
-/// The checkpoints of a lane whose number is below `before`, the newest first, without what they wrote.
+/// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
 pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
-    const SQL: &str = concat!(
-        select_sketch!(),
+    const SQL: &str = concatcp!(
+        SELECT_SKETCH,
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
     );
     let rows: Vec<SketchRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -459,10 +446,10 @@ pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64
     rows.into_iter().map(Sketch::try_from).collect()
 }
 
-/// The step that came next in a lane after the place `seq` of the log.
+/// Returns the first step of a lane after number `seq` of the log.
 pub async fn next_after(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, seq: i64) -> DbResult<Option<Entry>> {
-    const SQL: &str = concat!(
-        select!(),
+    const SQL: &str = concatcp!(
+        SELECT,
         " where thread_id = $1 and lane = $2 and seq > $3 order by seq limit 1"
     );
     let row: Option<CheckpointRow> = on_engine!(tx, |conn| query_as(SQL)

@@ -1,4 +1,4 @@
-//! Checkpoints read back as machines, ready to go on.
+//! Restores machines from checkpoints: the state, phase and pending tasks of an agent.
 
 use sqlx::query_scalar;
 
@@ -10,28 +10,29 @@ use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::{Machine, START};
 use crate::domain::state::Update;
 
-/// Where a lane stands, and the segment that its next checkpoint continues; a fresh machine if it has no checkpoint.
+/// Returns the machine at the newest checkpoint of a lane, and the segment that its next checkpoint continues. A lane
+/// without checkpoints has a new machine.
 pub async fn machine(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<(Machine, Option<i64>)> {
     let newest = head(tx, thread, lane).await?;
     machine_of(tx, thread, newest).await
 }
 
-/// As [`machine`], when the newest checkpoint of the lane has been read already.
+/// Does the same as [`machine`], for a newest checkpoint that was already read.
 pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>) -> DbResult<(Machine, Option<i64>)> {
     match newest {
         Some(head) => {
             let segment = head.segment;
-            Ok((revive(tx, thread, head).await?, Some(segment)))
+            Ok((restore(tx, thread, head).await?, Some(segment)))
         }
         None => Ok((Machine::default(), None)),
     }
 }
 
-/// Where a lane stood at one of its checkpoints; a fresh machine if there is no such checkpoint.
+/// Returns the machine at a checkpoint, ready to replay from it; a new machine if the checkpoint does not exist.
 pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Machine> {
     match find_head(tx, thread, checkpoint).await? {
         Some(head) => {
-            let machine = revive(tx, thread, head).await?;
+            let machine = restore(tx, thread, head).await?;
             Ok(Machine {
                 position: machine.position.replayed(),
                 ..machine
@@ -41,7 +42,7 @@ pub async fn machine_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: Checkpoin
     }
 }
 
-async fn revive(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
+async fn restore(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machine> {
     let state = load_state(tx, thread, head.lane, &head).await?;
     Ok(Machine {
         state,
@@ -51,7 +52,7 @@ async fn revive(tx: &mut Tx<'_>, thread: ThreadId, head: Head) -> DbResult<Machi
     })
 }
 
-/// What a child's lane began with, if it has begun.
+/// Returns the input of a subagent's lane; none if the lane has no checkpoint yet.
 pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<Option<Update>> {
     const SQL: &str = "select writes from checkpoints \
         where thread_id = $1 and lane = $2 and node = $3 and source = 'loop' order by seq limit 1";
@@ -77,7 +78,7 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
     })))
 }
 
-/// The node that left a checkpoint of a thread.
+/// Returns the node that made a checkpoint of a thread.
 pub async fn node_of(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<String>> {
     const SQL: &str = "select node from checkpoints where checkpoint_id = $1 and thread_id = $2";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)

@@ -1,7 +1,7 @@
-//! That a SQLite file has one server: a lock on a file beside it, for as long as it is open.
+//! The lock that limits a SQLite database to one server: on a file beside it, for as long as the database is open.
 //!
-//! Not on the file itself, which SQLite locks in its own way. The operating system gives the lock back when the process ends,
-//! however that happens, so that nothing is left in the way of the next one.
+//! The database file itself is not locked, since SQLite does that in its own way. The operating system releases the
+//! lock when the process ends for any reason, so no stale lock stops the next server.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -10,24 +10,24 @@ use std::path::{Path, PathBuf};
 use super::cannot_open;
 use crate::db::error::{DbError, DbResult};
 
-/// The lock on a database file. It is given back when this is dropped.
+/// The lock on a database file, released on drop.
 #[derive(Debug)]
 pub(in crate::db) struct FileLock(#[expect(dead_code, reason = "it is held, not used")] File);
 
 impl FileLock {
-    /// Takes the lock on the database in `file`, which need not exist yet.
+    /// Acquires the lock on the database in `file`, which need not exist yet.
     ///
     /// # Errors
-    /// [`DbError::InUse`] when another server has it.
+    /// [`DbError::InUse`] when another server holds it.
     pub(super) fn take(file: &Path) -> DbResult<Self> {
-        let place = place_of(file);
+        let path = lock_path(file);
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .open(&place);
-        let mut lock = opened.map_err(|error| cannot_open("the lock file", &place, &error))?;
+            .open(&path);
+        let mut lock = opened.map_err(|error| cannot_open("the lock file", &path, &error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -37,29 +37,32 @@ impl FileLock {
                 });
             }
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                tracing::warn!(file = %place.display(), "this file system has no locks: see to it that one server uses it");
+                tracing::warn!(
+                    file = %path.display(),
+                    "the file system has no locks: use the database with one server only"
+                );
             }
-            Err(TryLockError::Error(error)) => return Err(cannot_open("the lock file", &place, &error)),
+            Err(TryLockError::Error(error)) => return Err(cannot_open("the lock file", &path, &error)),
         }
-        // For people and for the message of who comes second. The lock is what counts.
-        let named = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        if let Err(error) = named {
-            tracing::debug!(%error, file = %place.display(), "the lock does not say who has it");
+        // The process id is for the error message of another server. Only the lock counts.
+        let written = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        if let Err(error) = written {
+            tracing::debug!(%error, file = %path.display(), "could not write the process id to the lock file");
         }
         Ok(Self(lock))
     }
 }
 
-/// The lock beside a database file, the same by whatever name the file is called.
-fn place_of(file: &Path) -> PathBuf {
-    let mut place = std::fs::canonicalize(file)
+/// Returns the path of the lock file beside a database file, the same for every path to that file.
+fn lock_path(file: &Path) -> PathBuf {
+    let mut path = std::fs::canonicalize(file)
         .unwrap_or_else(|_| file.to_owned())
         .into_os_string();
-    place.push(".lock");
-    place.into()
+    path.push(".lock");
+    path.into()
 }
 
-/// Who has the lock, as a message says it.
+/// Returns the process that holds the lock, in brackets for an error message; empty if it is unknown.
 fn owner(lock: &mut File) -> String {
     let mut text = String::new();
     let read = lock.rewind().and_then(|()| lock.read_to_string(&mut text));

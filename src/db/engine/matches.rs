@@ -1,5 +1,5 @@
-//! Filters of items, in the JSON of either engine. Both find the same items: a field that is not there is null, numbers are
-//! compared by value and texts by their code points.
+//! Filters of items as SQL over JSON, for each engine. Both engines find the same items: a missing field is null,
+//! numbers are compared by value and strings by code points.
 
 use serde_json::Value;
 use sqlx::types::Json;
@@ -10,12 +10,12 @@ use crate::domain::item::{Condition, Filter, Test};
 
 /// A query under construction, on either engine.
 pub(in crate::db) trait Matches {
-    /// Adds, after `and`, each condition of the filter on the JSON object in `column`.
+    /// Appends each condition of the filter on the JSON object in `column`, after `and`.
     fn push_matches(&mut self, column: &str, filter: &Filter);
 }
 
-/// The sign of a test of order.
-fn sign(test: Test) -> &'static str {
+/// Returns the SQL operator of a test.
+fn operator(test: Test) -> &'static str {
     match test {
         Test::Eq => " = ",
         Test::Ne => " <> ",
@@ -34,7 +34,7 @@ impl Matches for QueryBuilder<Postgres> {
                     self.push(" and coalesce(");
                     push_field(self, column, path);
                     self.push(", 'null'::jsonb)")
-                        .push(sign(*test))
+                        .push(operator(*test))
                         .push_bind(Json(operand.clone()));
                 }
                 (_, Value::String(text)) => {
@@ -43,7 +43,7 @@ impl Matches for QueryBuilder<Postgres> {
                     self.push(") = 'string' and (");
                     push_field(self, column, path);
                     self.push(" #>> '{}') collate \"C\"")
-                        .push(sign(*test))
+                        .push(operator(*test))
                         .push_bind(text.clone());
                 }
                 (_, number) => {
@@ -51,7 +51,7 @@ impl Matches for QueryBuilder<Postgres> {
                     push_field(self, column, path);
                     self.push(") = 'number' and ");
                     push_field(self, column, path);
-                    self.push(sign(*test)).push_bind(Json(number.clone()));
+                    self.push(operator(*test)).push_bind(Json(number.clone()));
                 }
             }
         }
@@ -72,7 +72,7 @@ impl Matches for QueryBuilder<Sqlite> {
             self.push(" and ");
             match (test, operand) {
                 (Test::Eq | Test::Ne, _) => {
-                    // What is not there is null, so null is looked for by its absence.
+                    // A missing field is null, so a field equals null if no non-null value exists.
                     let not = (*test == Test::Ne) != operand.is_null();
                     push_at(self, column, (path, not), |query, row| {
                         if operand.is_null() {
@@ -90,7 +90,7 @@ impl Matches for QueryBuilder<Sqlite> {
                     };
                     query
                         .push(format!("{row}.type in ({kind}) and {row}.value"))
-                        .push(sign(*test));
+                        .push(operator(*test));
                     push_scalar(query, operand);
                 }),
             }
@@ -98,7 +98,7 @@ impl Matches for QueryBuilder<Sqlite> {
     }
 }
 
-/// Adds that there is (or is not) something at the end of the path that passes the test.
+/// Appends the condition that a value at the path exists (or does not exist) that passes the test.
 fn push_at(
     query: &mut QueryBuilder<Sqlite>,
     column: &str,
@@ -127,7 +127,7 @@ fn push_at(
     query.push(")".repeat(path.len()));
 }
 
-/// Adds that the row of a `json_each` is exactly `operand`.
+/// Appends the condition that a row of `json_each` equals `operand`.
 fn push_equal(query: &mut QueryBuilder<Sqlite>, row: &str, operand: &Value, depth: usize) {
     let inner = format!("e{depth}");
     let each = format!(" and exists (select 1 from json_each({row}.value) {inner} where {inner}.key = ");
@@ -167,7 +167,7 @@ fn push_equal(query: &mut QueryBuilder<Sqlite>, row: &str, operand: &Value, dept
     }
 }
 
-/// Adds a number or a text.
+/// Appends a number or a string.
 fn push_scalar(query: &mut QueryBuilder<Sqlite>, operand: &Value) {
     match (operand.as_i64(), operand) {
         (Some(whole), _) => query.push_bind(whole),

@@ -1,4 +1,4 @@
-//! Vectors in columns: a list of numbers on Postgres, on SQLite their bytes, four for each, the lowest first.
+//! Vectors in columns: `real[]` on Postgres; on SQLite a blob of little-endian `f32` values.
 
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
@@ -6,7 +6,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueRef};
 use sqlx::sqlite::{SqliteArgumentsBuffer, SqliteTypeInfo, SqliteValueRef};
 use sqlx::{Decode, Encode, Postgres, Sqlite, Type};
 
-/// A vector on its way into or out of a column.
+/// A vector to bind to a column or decode from it.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::db) struct Vector(pub(in crate::db) Vec<f32>);
 
@@ -50,7 +50,7 @@ impl<'r> Decode<'r, Sqlite> for Vector {
         let bytes = <&[u8] as Decode<'r, Sqlite>>::decode(value)?;
         let (numbers, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
-            return Err("a vector has four bytes for each number".into());
+            return Err("the length of a vector is not a multiple of four bytes".into());
         }
         Ok(Self(numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()))
     }

@@ -1,4 +1,4 @@
-//! Which namespaces there are.
+//! Lists the namespaces of the Store.
 
 use sqlx::query_scalar;
 
@@ -8,58 +8,58 @@ use crate::db::{DbResult, Tx};
 use crate::domain::item::Namespace;
 use crate::domain::time::Timestamp;
 
-/// How many namespaces are looked up at a time.
+/// The number of namespaces read at a time.
 const BATCH: i64 = 128;
 
-/// Stands for any label.
-const ANY: &str = "*";
+/// The wildcard for a label.
+const WILDCARD: &str = "*";
 
-/// Which namespaces are wanted. They come in the order of their texts.
+/// A query for namespaces, which are listed in the order of their stored texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamespaceSearch {
-    /// How they begin; `*` is any label.
+    /// The first labels; `*` matches any label.
     pub prefix: Namespace,
-    /// How they end; `*` is any label.
+    /// The last labels; `*` matches any label.
     pub suffix: Namespace,
-    /// How many labels are shown of each; those that look alike then count as one.
+    /// The maximum number of labels to return; namespaces that are cut to the same labels count as one.
     pub max_depth: Option<usize>,
-    /// How many at most.
+    /// The maximum number of namespaces.
     pub limit: usize,
-    /// How many to pass over before.
+    /// The number of namespaces to skip.
     pub offset: usize,
 }
 
 impl NamespaceSearch {
-    /// The labels of the prefix up to the first that may be any.
+    /// Returns the labels of the prefix up to the first wildcard.
     fn fixed_prefix(&self) -> Namespace {
         Namespace::stored(
             self.prefix
                 .labels()
                 .iter()
-                .take_while(|label| *label != ANY)
+                .take_while(|label| *label != WILDCARD)
                 .cloned()
                 .collect(),
         )
     }
 
-    fn wants(&self, namespace: &Namespace) -> bool {
+    fn matches(&self, namespace: &Namespace) -> bool {
         let labels = namespace.labels();
         let prefix = self.prefix.labels();
         let suffix = self.suffix.labels();
-        let alike = |(label, wanted): (&String, &String)| wanted == ANY || label == wanted;
+        let equal = |(label, wanted): (&String, &String)| wanted == WILDCARD || label == wanted;
         labels.len() >= prefix.len().max(suffix.len())
-            && labels.iter().zip(prefix).all(alike)
-            && labels[labels.len() - suffix.len()..].iter().zip(suffix).all(alike)
+            && labels.iter().zip(prefix).all(equal)
+            && labels[labels.len() - suffix.len()..].iter().zip(suffix).all(equal)
     }
 
-    fn shown(&self, namespace: &Namespace) -> Namespace {
+    fn cut(&self, namespace: &Namespace) -> Namespace {
         let depth = self.max_depth.unwrap_or(usize::MAX);
         Namespace::stored(namespace.labels().iter().take(depth).cloned().collect())
     }
 }
 
-/// The namespaces in which there are items. Each is found by one look into the index, however many items it has; and of
-/// those that `max_depth` makes one, at most a batch is looked at.
+/// Returns the namespaces that have items. Each costs one index lookup, however many items it has. Of namespaces that
+/// `max_depth` makes one, at most one batch is read.
 pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Timestamp) -> DbResult<Vec<Namespace>> {
     let (mut from, to) = range(&wanted.fixed_prefix());
     let mut found: Vec<Namespace> = vec![];
@@ -68,9 +68,9 @@ pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Tim
         let batch = batch(tx, &from, &to, now).await?;
         for text in &batch {
             let namespace = namespace_of(text);
-            let shown = wanted.shown(&namespace);
-            if wanted.wants(&namespace) && found.last() != Some(&shown) {
-                found.push(shown);
+            let cut = wanted.cut(&namespace);
+            if wanted.matches(&namespace) && found.last() != Some(&cut) {
+                found.push(cut);
             }
         }
         let Some(last) = batch.last().filter(|_| i64::try_from(batch.len()) == Ok(BATCH)) else {
@@ -84,19 +84,19 @@ pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Tim
     Ok(found.into_iter().skip(wanted.offset).take(wanted.limit).collect())
 }
 
-/// Where to look on after `last`: past all that would be shown like the one shown last, else at `last` again, which the
-/// list has already.
-fn next_after(wanted: &NamespaceSearch, last: &str, shown: Option<&Namespace>) -> String {
+/// Returns the text from which the next batch begins: behind all namespaces that would be cut to the one listed last,
+/// else `last` itself, which is in the list already.
+fn next_after(wanted: &NamespaceSearch, last: &str, last_listed: Option<&Namespace>) -> String {
     let namespace = namespace_of(last);
-    let cut = wanted.shown(&namespace);
-    if cut != namespace && shown == Some(&cut) {
+    let cut = wanted.cut(&namespace);
+    if cut != namespace && last_listed == Some(&cut) {
         range(&cut).1
     } else {
         text_of(&namespace)
     }
 }
 
-/// The next namespaces with items, from one text on and before another.
+/// Returns the next namespaces with items, from one text (included) to another (excluded).
 async fn batch(tx: &mut Tx<'_>, from: &str, to: &str, now: Timestamp) -> DbResult<Vec<String>> {
     const SQL: &str = "with recursive found (name, number) as ( \
         select (select namespace from items where namespace >= $1 and namespace < $2 \

@@ -1,45 +1,46 @@
-//! Items by what they are about: their texts as directions, compared with that of a question.
+//! Semantic search of items: the embeddings of their texts, compared with that of a query.
 //!
-//! Every search is exact. Where Postgres has the extension pgvector it compares the vectors itself; otherwise they are read,
-//! some hundred at a time, and compared here, which is why their number is bounded then.
+//! Every search is exact. If Postgres has the extension pgvector, it compares the vectors. Otherwise they are read in
+//! batches and compared here, so their number is limited.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, namespace_of, range, text_of};
+use super::{ItemRow, SELECT, namespace_of, range, text_of};
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemSearch};
 use crate::domain::time::Timestamp;
 
-/// How many vectors are read at a time.
+/// The number of vectors read at a time.
 const BATCH: i64 = 256;
-/// How many vectors are compared for one search when the database does not do it.
+/// The maximum number of vectors that one search compares without pgvector.
 pub const MOST_COMPARED: usize = 100_000;
 
-/// Who compares vectors.
+/// The method of comparing vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VectorSearch {
-    /// Postgres, by the extension pgvector.
+    /// In Postgres, with the extension pgvector.
     Extension,
-    /// This program.
+    /// In this process.
     Scan,
 }
 
-/// What is looked for.
+/// A query of a semantic search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Near {
-    /// The direction of the question, a unit vector.
+    /// The embedding of the query text, a unit vector.
     pub vector: Vec<f32>,
-    /// Who compares.
+    /// The method of comparing.
     pub by: VectorSearch,
 }
 
 impl Db {
-    /// Who compares vectors in this database: Postgres if it has the extension pgvector, or can have it from us.
+    /// Returns the method of comparing vectors in this database: pgvector, if it is installed or can be installed now.
     ///
     /// # Errors
     /// [`DbError`](crate::db::DbError) when the database does not answer.
@@ -49,23 +50,23 @@ impl Db {
         if self.engine() == Engine::Sqlite {
             return Ok(VectorSearch::Scan);
         }
-        if self.has(INSTALLED).await? {
+        if self.has_rows(INSTALLED).await? {
             return Ok(VectorSearch::Extension);
         }
-        if self.has(OFFERED).await? {
-            // It may be forbidden to us, or somebody else may do it at this moment; what counts is what is there then.
-            let made = self.write(|tx| {
+        if self.has_rows(OFFERED).await? {
+            // Installing it can be forbidden, or another server may do it at the same time: only the result counts.
+            let created = self.write(|tx| {
                 Box::pin(async move {
                     const CREATE: &str = "create extension if not exists vector";
                     on_engine!(tx, |conn| query(CREATE).execute(conn).await.map(drop))?;
                     Ok(())
                 })
             });
-            if let Err(error) = made.await {
+            if let Err(error) = created.await {
                 tracing::warn!(%error, "could not install the extension pgvector");
             }
         }
-        let found = self.has(INSTALLED).await?;
+        let found = self.has_rows(INSTALLED).await?;
         Ok(if found {
             VectorSearch::Extension
         } else {
@@ -73,7 +74,7 @@ impl Db {
         })
     }
 
-    async fn has(&self, sql: &'static str) -> DbResult<bool> {
+    async fn has_rows(&self, sql: &'static str) -> DbResult<bool> {
         self.read(move |tx| {
             Box::pin(async move {
                 let count: i64 = on_engine!(tx, |conn| query_scalar(sql).fetch_one(conn).await)?;
@@ -84,12 +85,12 @@ impl Db {
     }
 }
 
-/// Replaces the vectors of an item that is there.
+/// Replaces the vectors of a stored item.
 pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> {
-    const FORGET: &str = "delete from item_vectors where namespace = $1 and key = $2";
+    const DELETE: &str = "delete from item_vectors where namespace = $1 and key = $2";
     let namespace = text_of(&draft.address.namespace);
     let key = draft.address.key.as_str();
-    on_engine!(tx, |conn| query(FORGET)
+    on_engine!(tx, |conn| query(DELETE)
         .bind(&namespace)
         .bind(key)
         .execute(conn)
@@ -109,7 +110,8 @@ pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> 
     Ok(())
 }
 
-/// The items that are wanted and have vectors, the closest first. None if there are too many to be compared.
+/// Returns the items that match a search and have vectors, closest first; none if there are more than [`MOST_COMPARED`]
+/// vectors to compare.
 pub async fn nearest(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
@@ -117,8 +119,8 @@ pub async fn nearest(
     now: Timestamp,
 ) -> DbResult<Option<Vec<FoundItem>>> {
     match near.by {
-        VectorSearch::Extension => compared_there(tx, wanted, near, now).await.map(Some),
-        VectorSearch::Scan => compared_here(tx, wanted, near, now).await,
+        VectorSearch::Extension => search_in_postgres(tx, wanted, near, now).await.map(Some),
+        VectorSearch::Scan => search_by_scan(tx, wanted, near, now).await,
     }
 }
 
@@ -129,8 +131,13 @@ struct ScoredRow {
     score: f64,
 }
 
-/// Lets Postgres compare. For unit vectors the inner product is the cosine; the operator gives it with the other sign.
-async fn compared_there(tx: &mut Tx<'_>, wanted: &ItemSearch, near: &Near, now: Timestamp) -> DbResult<Vec<FoundItem>> {
+/// Searches with pgvector. For unit vectors the inner product is the cosine; the operator `<#>` returns it negated.
+async fn search_in_postgres(
+    tx: &mut Tx<'_>,
+    wanted: &ItemSearch,
+    near: &Near,
+    now: Timestamp,
+) -> DbResult<Vec<FoundItem>> {
     let (from, to) = range(&wanted.prefix);
     let length = i32::try_from(near.vector.len()).unwrap_or(i32::MAX);
     let rows: Vec<ScoredRow> = on_engine!(tx, |conn| {
@@ -168,7 +175,7 @@ struct VectorRow {
     vector: Vector,
 }
 
-/// How close an item is.
+/// The score of an item: the highest cosine of its vectors.
 struct Scored {
     namespace: String,
     key: String,
@@ -176,14 +183,14 @@ struct Scored {
 }
 
 impl Scored {
-    /// The closest first, then by place.
+    /// Orders by score, highest first, then by address.
     fn order(&self, other: &Self) -> Ordering {
-        let places = || (&self.namespace, &self.key).cmp(&(&other.namespace, &other.key));
-        other.score.total_cmp(&self.score).then_with(places)
+        let addresses = || (&self.namespace, &self.key).cmp(&(&other.namespace, &other.key));
+        other.score.total_cmp(&self.score).then_with(addresses)
     }
 }
 
-async fn compared_here(
+async fn search_by_scan(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
     near: &Near,
@@ -220,7 +227,7 @@ async fn compared_here(
                 None => best.push(Scored { namespace, key, score }),
             }
         }
-        // The item looked at last may have more vectors: it stays at the end.
+        // The next batch may have more vectors of the last item, so it stays at the end.
         if is_last || best.len() > 4 * most + 1024 {
             let last = best.pop();
             best.sort_by(Scored::order);
@@ -237,10 +244,10 @@ async fn compared_here(
         .skip(wanted.offset as usize)
         .take(wanted.limit as usize)
         .collect();
-    with_items(tx, page).await.map(Some)
+    read_items(tx, page).await.map(Some)
 }
 
-/// The next vectors behind a position.
+/// Returns the next batch of vectors after a position.
 async fn vectors_after(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
@@ -268,13 +275,13 @@ async fn vectors_after(
     Ok(rows)
 }
 
-/// The items of a page, in its order.
-async fn with_items(tx: &mut Tx<'_>, page: Vec<Scored>) -> DbResult<Vec<FoundItem>> {
+/// Reads the items of a page, in its order.
+async fn read_items(tx: &mut Tx<'_>, page: Vec<Scored>) -> DbResult<Vec<FoundItem>> {
     if page.is_empty() {
         return Ok(vec![]);
     }
     let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(concat!(super::select!(), " where (namespace, key) in ("));
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where (namespace, key) in ("));
         sql.push_values(&page, |mut row, scored| {
             row.push_bind(&scored.namespace).push_bind(&scored.key);
         });
@@ -304,7 +311,7 @@ fn found(item: Item, score: f32) -> FoundItem {
     }
 }
 
-/// The cosine of two unit vectors; none if they are not of one length, so not of one model.
+/// Returns the cosine of two unit vectors; none if their lengths differ, so that they are of different models.
 fn cosine(one: &[f32], other: &[f32]) -> Option<f32> {
     (one.len() == other.len()).then(|| one.iter().zip(other).map(|(a, b)| a * b).sum())
 }

@@ -1,38 +1,35 @@
-//! The runs below a run: those that it delegated to, and theirs.
+//! Queries over a tree of runs: a run, the runs it delegated to, and so on.
 
+use const_format::concatcp;
 use sqlx::{query_as, query_scalar};
 use uuid::Uuid;
 
-use super::{RunRow, columns};
+use super::{COLUMNS, RunRow};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::run::Run;
 
-/// Names the runs of a tree `tree`: the one of `$1` and all below it.
-macro_rules! with_tree {
-    () => {
-        "with recursive tree(member) as (select run_id from runs where run_id = $1 union all \
-         select runs.run_id from runs join tree on runs.parent_id = tree.member) "
-    };
-}
-pub(super) use with_tree;
+/// The common table expression `tree`: the ids of run `$1` and of all runs below it.
+pub(super) const WITH_TREE: &str = "\
+    with recursive tree(member) as (select run_id from runs where run_id = $1 union all \
+    select runs.run_id from runs join tree on runs.parent_id = tree.member) ";
 
-/// A run and the runs below it at any depth, the oldest first, up to `limit`.
+/// Returns a run and the runs below it at any depth: parents before children, oldest first, up to `limit`.
 pub async fn tree(tx: &mut Tx<'_>, top: RunId, limit: i64) -> DbResult<Vec<Run>> {
-    const SQL: &str = concat!(
-        with_tree!(),
+    const SQL: &str = concatcp!(
+        WITH_TREE,
         "select ",
-        columns!(),
+        COLUMNS,
         " from runs where run_id in (select member from tree) order by depth, created_at, run_id limit $2"
     );
     let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(top.0).bind(limit).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(Run::from).collect())
 }
 
-/// The ids of a run and of the runs below it at any depth.
+/// Returns the ids of a run and of the runs below it at any depth.
 pub async fn members(tx: &mut Tx<'_>, top: RunId) -> DbResult<Vec<RunId>> {
-    const SQL: &str = concat!(with_tree!(), "select member from tree");
+    const SQL: &str = concatcp!(WITH_TREE, "select member from tree");
     let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(top.0).fetch_all(conn).await)?;
     Ok(ids.into_iter().map(RunId).collect())
 }

@@ -1,4 +1,4 @@
-//! In which order the runs of the main agent were at work on a thread.
+//! The order of the runs of the main agent on a thread, by their first event in the thread's log.
 
 use sqlx::query_as;
 use uuid::Uuid;
@@ -9,21 +9,21 @@ use crate::db::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 
-/// The run whose events begin next behind number `seq` of the log, and the number of its first one.
+/// Returns the first run whose events begin after number `seq` of the log, and the number of its first event.
 pub async fn begun_after(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
     const SQL: &str = "select run_id, first_seq from runs where thread_id = $1 and depth = 0 and first_seq > $2 \
         order by first_seq limit 1";
-    one(tx, SQL, thread, seq).await
+    find_by_seq(tx, SQL, thread, seq).await
 }
 
-/// The run whose events began last up to number `seq` of the log, and the number of its first one.
+/// Returns the last run whose events begin at or before number `seq` of the log, and the number of its first event.
 pub async fn begun_by(tx: &mut Tx<'_>, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
     const SQL: &str = "select run_id, first_seq from runs where thread_id = $1 and depth = 0 and first_seq <= $2 \
         order by first_seq desc limit 1";
-    one(tx, SQL, thread, seq).await
+    find_by_seq(tx, SQL, thread, seq).await
 }
 
-async fn one(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
+async fn find_by_seq(tx: &mut Tx<'_>, sql: &'static str, thread: ThreadId, seq: i64) -> DbResult<Option<(Run, i64)>> {
     let found: Option<(Uuid, i64)> = on_engine!(tx, |conn| query_as(sql)
         .bind(thread.0)
         .bind(seq)

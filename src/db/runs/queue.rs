@@ -1,4 +1,4 @@
-//! How much waits and works.
+//! The length of the queue of runs, for metrics.
 
 use sqlx::query_as;
 
@@ -6,18 +6,19 @@ use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
 use crate::domain::time::Timestamp;
 
-/// How much waits and works, of the runs of main agents.
+/// The numbers of due and running runs of main agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queue {
-    /// How many are due and wait.
+    /// The number of pending runs that are due.
     pub due: u64,
-    /// Since when the oldest of those has been due.
+    /// The time since which the oldest of those has been due.
     pub oldest: Option<Timestamp>,
-    /// How many are at work.
+    /// The number of running runs.
     pub running: u64,
 }
 
-/// How much waits and works at the moment `now`. Reads the entries of two small indexes: of what waits, and of what works.
+/// Counts the due and the running runs at `now`. Reads only the entries of two partial indexes: pending and running
+/// runs.
 pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Queue> {
     const SQL: &str = "select \
         (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1) as due, \

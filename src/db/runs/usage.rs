@@ -1,4 +1,4 @@
-//! What runs have used.
+//! The usage of runs: tokens, calls and time.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
 
-/// Sets what a run has used by now.
+/// Sets the usage of a run.
 pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage) -> DbResult<()> {
     const SQL: &str = "update runs set usage = $2 where run_id = $1";
     let usage = encode(usage)?;
@@ -25,7 +25,7 @@ pub async fn set_usage(tx: &mut Tx<'_>, run: RunId, usage: &Usage) -> DbResult<(
     Ok(())
 }
 
-/// What a run has used, without those below it.
+/// Returns the usage of a run, without the runs below it.
 pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
     const SQL: &str = "select usage from runs where run_id = $1";
     let found: Option<Option<String>> =
@@ -41,17 +41,17 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
         .unwrap_or_default())
 }
 
-/// What the runs of a tree have used, each by itself; those that have used nothing are left out.
+/// Returns the usage of each run in a tree. Runs without usage are left out.
 pub async fn usages(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "select run_id, usage from runs where root_id = $1 and usage is not null";
-    Ok(read(on_engine!(tx, |conn| query_as(SQL)
+    Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
         .bind(root.0)
         .fetch_all(conn)
         .await)?))
 }
 
-/// The same, and what the background tasks have used that were begun in the tree, at any depth; those of other servers are
-/// called by the id of the task.
+/// Returns the usage of each run in a tree and of the background tasks started in it, at any depth. A task on another
+/// server is listed under the id of the task.
 pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<HashMap<RunId, Usage>> {
     const SQL: &str = "with recursive below(member) as (select r.run_id from background_tasks t \
         join runs r on r.thread_id = t.task_id where t.parent_run = $1 \
@@ -61,14 +61,14 @@ pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<Ha
         union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
         union all select task_id, used from background_tasks where used is not null \
         and (parent_run = $1 or parent_run in (select member from below))";
-    Ok(read(on_engine!(tx, |conn| query_as(SQL)
+    Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
         .bind(root.0)
         .fetch_all(conn)
         .await)?))
 }
 
-fn read(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
-    let read = |(id, usage): (Uuid, String)| {
+fn decode_rows(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
+    let decode = |(id, usage): (Uuid, String)| {
         let cell = Cell {
             table: TABLE,
             column: "usage",
@@ -76,5 +76,5 @@ fn read(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
         };
         (RunId(id), cell.decode_or_default(&usage))
     };
-    rows.into_iter().map(read).collect()
+    rows.into_iter().map(decode).collect()
 }

@@ -10,12 +10,12 @@ use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
 on_both!(
-    is_stored_once_with_its_first_version,
-    keeps_every_version,
-    is_searched,
-    is_found_by_any_part_of_its_name,
-    goes_with_its_versions,
-    is_renamed_in_its_only_version,
+    an_assistant_is_stored_once_with_its_first_version,
+    every_version_is_kept,
+    a_search_filters_sorts_and_pages,
+    a_search_finds_any_part_of_a_name,
+    deleting_an_assistant_deletes_its_versions,
+    renaming_changes_the_only_version,
 );
 
 fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
@@ -31,7 +31,7 @@ fn filter(wanted: Value) -> Filter {
     Filter::new("metadata", object(wanted)).expect("a filter")
 }
 
-async fn is_stored_once_with_its_first_version(db: Db) {
+async fn an_assistant_is_stored_once_with_its_first_version(db: Db) {
     let settings = Settings {
         graph_id: "agent".to_owned(),
         config: object(json!({"tags": ["x"], "recursion_limit": 5})),
@@ -57,7 +57,7 @@ async fn is_stored_once_with_its_first_version(db: Db) {
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, AssistantId::mint())), 0);
 }
 
-async fn keeps_every_version(db: Db) {
+async fn every_version_is_kept(db: Db) {
     let mut assistant = named("one", "agent", 1);
     let id = assistant.id;
     let first = assistant.clone();
@@ -70,7 +70,7 @@ async fn keeps_every_version(db: Db) {
         let changed = assistant.clone();
         write!(db, |tx| assistants::update(tx, &changed));
     }
-    // An older version in use again, with a change of the row that is none of the version.
+    // An older version is the current one again; the row changes, but no version is added.
     let second = read!(db, |tx| assistants::version(tx, id, 2)).expect("a version");
     assistant.take(second, Timestamp(9));
     let taken = assistant.clone();
@@ -94,7 +94,7 @@ async fn keeps_every_version(db: Db) {
     assert_eq!(versions(json!({"even": true}), (10, 0)).await, [(2, 2)]);
 }
 
-async fn is_searched(db: Db) {
+async fn a_search_filters_sorts_and_pages(db: Db) {
     let mut ids = vec![];
     for (n, name) in (0..).zip(["beta", "Alpha", "gamma", "delta"]) {
         let mut assistant = named(name, if n % 2 == 0 { "agent" } else { "plain" }, 10 + n);
@@ -145,7 +145,7 @@ async fn is_searched(db: Db) {
     assert_eq!(found(led).await, (vec![1, 0], 2));
 }
 
-async fn is_found_by_any_part_of_its_name(db: Db) {
+async fn a_search_finds_any_part_of_a_name(db: Db) {
     for (n, name) in (1..).zip(["Größe 100%", "a_b", "a\\b", "axb", "GRÖSSE"]) {
         let assistant = named(name, "agent", n);
         write!(db, |tx| assistants::insert(tx, &assistant));
@@ -167,7 +167,7 @@ async fn is_found_by_any_part_of_its_name(db: Db) {
     assert_eq!(found("nobody").await, Vec::<String>::new());
 }
 
-async fn goes_with_its_versions(db: Db) {
+async fn deleting_an_assistant_deletes_its_versions(db: Db) {
     let assistant = named("one", "agent", 1);
     let id = assistant.id;
     write!(db, |tx| assistants::insert(tx, &assistant));
@@ -176,7 +176,7 @@ async fn goes_with_its_versions(db: Db) {
     assert_eq!(read!(db, |tx| assistants::newest_version(tx, id)), 0);
 }
 
-async fn is_renamed_in_its_only_version(db: Db) {
+async fn renaming_changes_the_only_version(db: Db) {
     let assistant = named("Old", "agent", 1);
     let id = assistant.id;
     write!(db, |tx| assistants::insert(tx, &assistant));
@@ -194,7 +194,7 @@ async fn is_renamed_in_its_only_version(db: Db) {
     assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
 }
 
-/// Searches and the indexes they must use on SQLite.
+/// Queries and the indexes they must use on SQLite.
 const SEARCHES: [(&str, &str); 7] = [
     (
         "select * from assistants order by created_at desc, assistant_id desc limit 10",
@@ -227,7 +227,7 @@ const SEARCHES: [(&str, &str); 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_searched_by_index() {
+async fn searches_use_indexes_on_sqlite() {
     let db = super::open("sqlite::memory:").await;
     for (sql, index) in SEARCHES {
         let explained = sql.replace("{id}", "x'00'");
@@ -238,7 +238,7 @@ async fn are_searched_by_index() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_searched_by_index_on_postgres() {
+async fn searches_use_indexes_on_postgres() {
     const FILL: &str = "insert into assistants select gen_random_uuid(), 1, 'g' || n % 50, '{}', '{}', \
         jsonb_build_object('n', n), 'name ' || n, 'name ' || n, null, n, n from generate_series(1, 5000) n; \
         insert into assistant_versions select assistant_id, 1, graph_id, config, context, metadata, name, null, 0 \

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{Db, on_both, read, said, saying, stored_thread, write};
+use super::{Db, on_both, read, saying, stored_thread, texts, write};
 use crate::db::checkpoints::{self, HistoryQuery, Placed};
 use crate::db::events::{self, Logged, PlacedFact};
 use crate::db::{DbError, DbResult, Tx};
@@ -15,25 +15,25 @@ use crate::domain::state::{File, State, Update};
 use crate::domain::time::Timestamp;
 
 on_both!(
-    fold_as_the_machine_does,
-    make_segments,
-    fork,
-    tell_their_history,
-    keep_lanes_apart,
-    are_remembered,
-    are_refused_without_parent,
-    come_in_batches,
-    are_events,
-    are_taken_back
+    folding_equals_applying_each_update,
+    checkpoints_form_segments,
+    forks_of_forks_are_folded,
+    a_history_has_all_branches_newest_first,
+    lanes_are_separate,
+    states_are_cached,
+    a_checkpoint_needs_its_parent_and_a_free_number,
+    many_checkpoints_are_stored_in_batches,
+    the_log_has_steps_and_events_in_order,
+    the_checkpoints_of_a_run_are_deleted
 );
 
 /// Stores a step of the main agent and returns its segment.
 async fn add(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) -> i64 {
     let entry = entry.clone();
-    write!(db, |tx| place(tx, thread, seq, entry))
+    write!(db, |tx| insert_step(tx, thread, seq, entry))
 }
 
-async fn place(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbResult<i64> {
+async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbResult<i64> {
     let position = Position {
         taken: 3,
         ..Position::default()
@@ -52,11 +52,11 @@ async fn place(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) -> DbR
     checkpoints::insert(tx, &placed).await
 }
 
-/// What is said at a checkpoint, folded anew.
-async fn said_at(db: &Db, thread: ThreadId, checkpoint: CheckpointId) -> Vec<String> {
+/// Returns the texts of the messages at a checkpoint, folded without the cache.
+async fn texts_at(db: &Db, thread: ThreadId, checkpoint: CheckpointId) -> Vec<String> {
     db.states().clear();
     let state = read!(db, |tx| state_at(tx, thread, checkpoint));
-    said(&state)
+    texts(&state)
 }
 
 async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<State> {
@@ -66,7 +66,7 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: CheckpointId) -
     checkpoints::load_state(tx, thread, head.lane, &head).await
 }
 
-async fn fold_as_the_machine_does(db: Db) {
+async fn folding_equals_applying_each_update(db: Db) {
     let thread = stored_thread(&db).await;
     let say = |id: &str, text: &str| Update::messages([Message::human(text).with_id(id)]);
     let remove = |id: &str| Update::messages([Message::new(Role::Remove, "").with_id(id)]);
@@ -123,7 +123,7 @@ async fn fold_as_the_machine_does(db: Db) {
     }
 }
 
-async fn make_segments(db: Db) {
+async fn checkpoints_form_segments(db: Db) {
     let thread = stored_thread(&db).await;
     let a = saying("a", None, -1);
     let b = saying("b", Some(a.id), 0);
@@ -145,10 +145,10 @@ async fn make_segments(db: Db) {
         segments.push(add(&db, thread, seq, entry).await);
     }
     assert_eq!(segments, [1, 1, 1, 6, 6, 1, 9]);
-    assert_eq!(said_at(&db, thread, f.id).await, ["a", "b", "c", "f"]);
-    assert_eq!(said_at(&db, thread, e.id).await, ["a", "b", "d", "e"]);
-    assert_eq!(said_at(&db, thread, other_fork.id).await, ["a", "g"]);
-    assert_eq!(said_at(&db, thread, b.id).await, ["a", "b"]);
+    assert_eq!(texts_at(&db, thread, f.id).await, ["a", "b", "c", "f"]);
+    assert_eq!(texts_at(&db, thread, e.id).await, ["a", "b", "d", "e"]);
+    assert_eq!(texts_at(&db, thread, other_fork.id).await, ["a", "g"]);
+    assert_eq!(texts_at(&db, thread, b.id).await, ["a", "b"]);
     let head = read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).expect("a head");
     assert_eq!(head.id, other_fork.id);
     assert_eq!(head.seq, 9);
@@ -159,7 +159,7 @@ async fn make_segments(db: Db) {
     assert_eq!(head.created_at, Timestamp(9));
 }
 
-async fn fork(db: Db) {
+async fn forks_of_forks_are_folded(db: Db) {
     let thread = stored_thread(&db).await;
     let mut parent = None;
     let mut trunk = vec![];
@@ -186,12 +186,12 @@ async fn fork(db: Db) {
                 from = entry.id;
             }
         }
-        assert_eq!(said_at(&db, thread, from).await, expected);
+        assert_eq!(texts_at(&db, thread, from).await, expected);
     }
-    assert_eq!(said_at(&db, thread, trunk[19]).await.len(), 20);
+    assert_eq!(texts_at(&db, thread, trunk[19]).await.len(), 20);
 }
 
-async fn tell_their_history(db: Db) {
+async fn a_history_has_all_branches_newest_first(db: Db) {
     let thread = stored_thread(&db).await;
     let a = saying("a", None, -1);
     let b = saying("b", Some(a.id), 0);
@@ -213,7 +213,7 @@ async fn tell_their_history(db: Db) {
         ));
         found
             .iter()
-            .map(|checkpoint| said(&checkpoint.state).concat())
+            .map(|checkpoint| texts(&checkpoint.state).concat())
             .collect::<Vec<_>>()
     };
     assert_eq!(history(10, None).await, ["abcf", "ade", "ad", "abc", "ab", "a"]);
@@ -230,7 +230,7 @@ async fn tell_their_history(db: Db) {
     assert_eq!(found[2].entry, d);
 }
 
-async fn keep_lanes_apart(db: Db) {
+async fn lanes_are_separate(db: Db) {
     let thread = stored_thread(&db).await;
     let run = RunId::mint();
     let main = saying("main", None, -1);
@@ -268,7 +268,7 @@ async fn keep_lanes_apart(db: Db) {
     assert_eq!(head.lane, lane);
     assert_eq!(head.run, Some(run));
     assert_eq!(head.position, position);
-    assert_eq!(said_at(&db, thread, id).await, ["inner"]);
+    assert_eq!(texts_at(&db, thread, id).await, ["inner"]);
     assert_eq!(
         read!(db, |tx| checkpoints::head(tx, thread, Lane::Main)).map(|head| head.id),
         Some(main.id)
@@ -285,12 +285,12 @@ async fn keep_lanes_apart(db: Db) {
         ..Position::default()
     };
     let changed = ended.clone();
-    let elsewhere = changed.clone();
+    let other_position = changed.clone();
     assert!(!write!(db, |tx| checkpoints::set_position(
         tx,
         ThreadId::mint(),
         id,
-        &elsewhere,
+        &other_position,
         RunId::mint()
     )));
     assert!(write!(db, |tx| checkpoints::set_position(
@@ -307,7 +307,7 @@ async fn keep_lanes_apart(db: Db) {
     assert!(read!(db, |tx| checkpoints::find_head(tx, ThreadId::mint(), id)).is_none());
 }
 
-async fn are_remembered(db: Db) {
+async fn states_are_cached(db: Db) {
     let thread = stored_thread(&db).await;
     let a = saying("a", None, -1);
     let b = saying("b", Some(a.id), 0);
@@ -324,7 +324,7 @@ async fn are_remembered(db: Db) {
     };
     db.states().put(middle, Arc::new(made_up));
     let state = read!(db, |tx| state_at(tx, thread, id));
-    assert_eq!(said(&state), vec!["c".to_owned()]);
+    assert_eq!(texts(&state), vec!["c".to_owned()]);
     assert_eq!(state.fields["from"].clone(), json!("memory"));
     assert!(db.states().get(id).is_some());
     db.states().clear();
@@ -333,21 +333,23 @@ async fn are_remembered(db: Db) {
     }
     db.states().put(id, Arc::default());
     assert!(db.states().get(id).is_some());
-    assert!(format!("{:?}", db.states()).contains("kept: 512"));
+    assert!(format!("{:?}", db.states()).contains("entries: 512"));
 }
 
-async fn are_refused_without_parent(db: Db) {
+async fn a_checkpoint_needs_its_parent_and_a_free_number(db: Db) {
     let thread = stored_thread(&db).await;
     let orphan = saying("a", Some(CheckpointId::mint()), 0);
-    let refused = db.write(move |tx| Box::pin(place(tx, thread, 1, orphan))).await;
+    let refused = db.write(move |tx| Box::pin(insert_step(tx, thread, 1, orphan))).await;
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
     add(&db, thread, 1, &saying("a", None, -1)).await;
     let same_number = saying("b", None, -1);
-    let refused = db.write(move |tx| Box::pin(place(tx, thread, 1, same_number))).await;
+    let refused = db
+        .write(move |tx| Box::pin(insert_step(tx, thread, 1, same_number)))
+        .await;
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
 }
 
-async fn come_in_batches(db: Db) {
+async fn many_checkpoints_are_stored_in_batches(db: Db) {
     let thread = stored_thread(&db).await;
     let mut entries: Vec<Entry> = vec![];
     for n in 0..450 {
@@ -357,7 +359,7 @@ async fn come_in_batches(db: Db) {
     db.write(move |tx| {
         Box::pin(async move {
             let position = Position::default();
-            let place = |(seq, entry)| {
+            let checkpoint = |(seq, entry)| {
                 let lane = Lane::Main;
                 let at = Timestamp(seq);
                 Placed {
@@ -371,7 +373,7 @@ async fn come_in_batches(db: Db) {
                     at,
                 }
             };
-            let placed: Vec<Placed<'_>> = (1..).zip(&entries).map(place).collect();
+            let placed: Vec<Placed<'_>> = (1..).zip(&entries).map(checkpoint).collect();
             assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
             assert_eq!(checkpoints::insert_all(tx, &[]).await?, 0);
             Ok(())
@@ -380,10 +382,10 @@ async fn come_in_batches(db: Db) {
     .await
     .expect("a write");
     let state = read!(db, |tx| state_at(tx, thread, last));
-    assert_eq!(said(&state), (0..450).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(texts(&state), (0..450).map(|n| n.to_string()).collect::<Vec<_>>());
 }
 
-async fn are_events(db: Db) {
+async fn the_log_has_steps_and_events_in_order(db: Db) {
     let thread = stored_thread(&db).await;
     let run = RunId::mint();
     let other = RunId::mint();
@@ -409,7 +411,7 @@ async fn are_events(db: Db) {
                 fact(5, other, &facts[2]),
             ];
             events::insert(tx, &facts).await?;
-            let place = |seq, run, entry| {
+            let checkpoint = |seq, run, entry| {
                 let at = Timestamp(seq);
                 Placed {
                     thread,
@@ -422,7 +424,11 @@ async fn are_events(db: Db) {
                     at,
                 }
             };
-            checkpoints::insert_all(tx, &[place(2, Some(run), &entries[0]), place(4, None, &entries[1])]).await
+            checkpoints::insert_all(
+                tx,
+                &[checkpoint(2, Some(run), &entries[0]), checkpoint(4, None, &entries[1])],
+            )
+            .await
         })
     })
     .await
@@ -444,7 +450,7 @@ async fn are_events(db: Db) {
     assert_eq!(seqs(5, 10).await, Vec::<i64>::new());
 }
 
-async fn are_taken_back(db: Db) {
+async fn the_checkpoints_of_a_run_are_deleted(db: Db) {
     let thread = stored_thread(&db).await;
     let run = RunId::mint();
     let a = saying("a", None, -1);
@@ -478,7 +484,7 @@ async fn are_taken_back(db: Db) {
     assert_eq!(
         add(&db, thread, 3, &kept).await,
         1,
-        "the segment goes on where it ends now"
+        "the new checkpoint continues the segment"
     );
-    assert_eq!(said_at(&db, thread, kept.id).await, ["a", "c"]);
+    assert_eq!(texts_at(&db, thread, kept.id).await, ["a", "c"]);
 }

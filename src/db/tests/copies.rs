@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::{Db, DbResult, object, on_both, read, said, saying, stored_thread, thread_at, write};
+use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, Placed};
 use crate::db::{Engine, Tx, copies, threads};
 use crate::domain::call::{Call, Fate};
@@ -12,10 +12,10 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 on_both!(
-    have_the_history_with_its_branches,
-    wait_for_nobody,
-    need_an_original,
-    are_swept_when_a_crash_leaves_them
+    a_copy_has_the_history_with_its_branches,
+    a_copy_asks_and_delegates_again,
+    an_unknown_thread_is_not_copied,
+    abandoned_copies_are_swept
 );
 
 async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
@@ -50,7 +50,7 @@ async fn copy(db: &Db, from: ThreadId) -> ThreadId {
         copy = begun;
         let Some(piece) = piece else { break };
         write!(db, |tx| copies::store(tx, piece, Timestamp(91)));
-        assert_eq!(found(db).await, 0, "nobody finds it yet");
+        assert_eq!(found(db).await, 0, "searches do not find an unfinished copy");
     }
     let remains = copy.remains();
     write!(db, |tx| copies::finish(tx, to, remains, Timestamp(90)));
@@ -63,7 +63,7 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
     Ok((copy, piece))
 }
 
-/// How many threads a search finds that were made when copies are.
+/// Counts the threads that a search finds and whose creation time is that of copies.
 async fn found(db: &Db) -> usize {
     let all = threads::ThreadSearch {
         limit: 100,
@@ -84,7 +84,7 @@ async fn history(db: &Db, thread: ThreadId) -> Vec<Checkpoint> {
     read!(db, |tx| checkpoints::history(tx, thread, Lane::Main, all))
 }
 
-async fn have_the_history_with_its_branches(db: Db) {
+async fn a_copy_has_the_history_with_its_branches(db: Db) {
     let mut thread = thread_at(1);
     thread.metadata = object(json!({"k": "v"}));
     let original = thread.id;
@@ -105,7 +105,7 @@ async fn have_the_history_with_its_branches(db: Db) {
     let old = history(&db, original).await;
     let new = history(&db, to).await;
     assert_eq!(new.len(), 451);
-    assert_eq!(said(&new[0].state), ["s0", "s1", "branch"]);
+    assert_eq!(texts(&new[0].state), ["s0", "s1", "branch"]);
     for (old, new) in old.iter().zip(&new) {
         assert_eq!(old.entry.id, new.entry.id);
         assert_eq!(old.entry.parent, new.entry.parent);
@@ -123,7 +123,7 @@ async fn have_the_history_with_its_branches(db: Db) {
     assert_eq!(history(&db, to).await.len(), 451);
 }
 
-async fn wait_for_nobody(db: Db) {
+async fn a_copy_asks_and_delegates_again(db: Db) {
     let original = stored_thread(&db).await;
     let step = saying("one", None, 0);
     let task = TaskId::of_step(Some(step.id), "tools", 0);
@@ -175,14 +175,14 @@ async fn wait_for_nobody(db: Db) {
     assert_eq!(copied.status, ThreadStatus::Interrupted);
 }
 
-async fn need_an_original(db: Db) {
+async fn an_unknown_thread_is_not_copied(db: Db) {
     let from = ThreadId::mint();
     let to = ThreadId::mint();
     assert!(write!(db, |tx| copies::begin(tx, from, to, Timestamp(1))).is_none());
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
 }
 
-async fn are_swept_when_a_crash_leaves_them(db: Db) {
+async fn abandoned_copies_are_swept(db: Db) {
     let original = stored_thread(&db).await;
     let step = saying("one", None, 0);
     put(&db, original, Lane::Main, 1, &step, ended()).await;
@@ -194,7 +194,7 @@ async fn are_swept_when_a_crash_leaves_them(db: Db) {
     write!(db, |tx| copies::store(tx, piece, Timestamp(20)));
     assert!(
         !write!(db, |tx| copies::sweep(tx, false, Timestamp(hour + 19))),
-        "it may be in the making"
+        "another server may still be making it"
     );
     let at_start = db.engine() == Engine::Sqlite;
     assert!(write!(db, |tx| copies::sweep(

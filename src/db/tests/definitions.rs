@@ -8,10 +8,10 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 on_both!(
-    has_a_new_version_for_each_change_and_none_without,
-    is_an_agent_of_clients_until_it_is_removed,
-    stays_as_long_as_a_run_needs_it,
-    counts_its_changes,
+    only_a_changed_definition_gets_a_new_version,
+    an_agent_of_a_client_is_listed_until_it_is_removed,
+    a_definition_is_kept_while_a_run_needs_it,
+    changes_are_counted,
 );
 
 fn saying(prompt: &str) -> AgentDefinition {
@@ -24,24 +24,24 @@ fn saying(prompt: &str) -> AgentDefinition {
     }
 }
 
-async fn kept(db: &Db, graph_id: &'static str, prompt: &str, now: i64) -> i64 {
+async fn store_version(db: &Db, graph_id: &'static str, prompt: &str, now: i64) -> i64 {
     let definition = saying(prompt);
-    let kept = write!(db, |tx| definitions::keep(
+    let version = write!(db, |tx| definitions::keep(
         tx,
         graph_id,
         &definition,
         &Provenance::Client,
         Timestamp(now)
     ));
-    kept.number
+    version.number
 }
 
-async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
-    assert_eq!(kept(&db, "a", "one", 1).await, 1);
-    assert_eq!(kept(&db, "a", "one", 2).await, 1);
-    assert_eq!(kept(&db, "a", "two", 3).await, 2);
-    assert_eq!(kept(&db, "a", "one", 4).await, 3);
-    assert_eq!(kept(&db, "b", "one", 5).await, 1);
+async fn only_a_changed_definition_gets_a_new_version(db: Db) {
+    assert_eq!(store_version(&db, "a", "one", 1).await, 1);
+    assert_eq!(store_version(&db, "a", "one", 2).await, 1);
+    assert_eq!(store_version(&db, "a", "two", 3).await, 2);
+    assert_eq!(store_version(&db, "a", "one", 4).await, 3);
+    assert_eq!(store_version(&db, "b", "one", 5).await, 1);
     let file = Provenance::File("agents/a".to_owned());
     let definition = saying("one");
     let at = file.clone();
@@ -56,7 +56,7 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
         .collect();
     assert_eq!(shown, [(4, "one", 6), (3, "one", 4), (2, "two", 3), (1, "one", 1)]);
     assert_eq!(all[0].provenance, file);
-    // The order of keys means something to models.
+    // The order of keys matters to models, so it must be stored.
     assert_eq!(all[3].definition.text(), saying("one").text());
     assert_eq!(read!(db, |tx| definitions::version(tx, "a", 2)), Some(all[2].clone()));
     assert_eq!(
@@ -69,12 +69,12 @@ async fn has_a_new_version_for_each_change_and_none_without(db: Db) {
     assert_eq!(read!(db, |tx| definitions::count_versions(tx, "a")), 2);
 }
 
-async fn is_an_agent_of_clients_until_it_is_removed(db: Db) {
+async fn an_agent_of_a_client_is_listed_until_it_is_removed(db: Db) {
     for (prompt, number) in [("one", 1), ("two", 2)] {
-        assert_eq!(kept(&db, "a", prompt, number).await, number);
+        assert_eq!(store_version(&db, "a", prompt, number).await, number);
         write!(db, |tx| definitions::put(tx, "a", number));
     }
-    kept(&db, "of a file", "one", 3).await;
+    store_version(&db, "of a file", "one", 3).await;
     assert_eq!(read!(db, |tx| definitions::count(tx)), 1);
     let all = read!(db, |tx| definitions::of_clients(tx));
     assert_eq!(
@@ -83,7 +83,7 @@ async fn is_an_agent_of_clients_until_it_is_removed(db: Db) {
     );
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "a")), Some(all[0].clone()));
     assert_eq!(read!(db, |tx| definitions::of_client(tx, "of a file")), None);
-    // The version in use is not forgotten.
+    // The current version is not deleted.
     write!(db, |tx| definitions::forget_versions(tx, "a", 2));
     assert_eq!(read!(db, |tx| definitions::newest(tx, "a")).map(|v| v.number), Some(2));
     assert!(write!(db, |tx| definitions::remove(tx, "a", Timestamp(9))));
@@ -95,9 +95,9 @@ async fn is_an_agent_of_clients_until_it_is_removed(db: Db) {
     assert_eq!(read!(db, |tx| definitions::find(tx, &Digest("none".to_owned()))), None);
 }
 
-async fn stays_as_long_as_a_run_needs_it(db: Db) {
-    for prompt in ["waits", "at work", "done", "listed"] {
-        kept(&db, "a", prompt, 1).await;
+async fn a_definition_is_kept_while_a_run_needs_it(db: Db) {
+    for prompt in ["waits", "runs", "done", "listed"] {
+        store_version(&db, "a", prompt, 1).await;
     }
     let under = |prompt: &str| {
         let definition = Some(saying(prompt).digest());
@@ -113,7 +113,7 @@ async fn stays_as_long_as_a_run_needs_it(db: Db) {
     };
     for (prompt, status) in [
         ("waits", RunStatus::Success),
-        ("at work", RunStatus::Pending),
+        ("runs", RunStatus::Pending),
         ("done", RunStatus::Success),
     ] {
         let thread = stored_thread(&db).await;
@@ -131,10 +131,10 @@ async fn stays_as_long_as_a_run_needs_it(db: Db) {
     assert_eq!(
         write!(db, |tx| definitions::sweep(tx, Timestamp(1))),
         0,
-        "it may be in use in this moment"
+        "it went out of use too recently"
     );
     assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(100))), 1);
-    for (prompt, is_there) in [("waits", true), ("at work", true), ("done", false), ("listed", true)] {
+    for (prompt, is_there) in [("waits", true), ("runs", true), ("done", false), ("listed", true)] {
         let digest = saying(prompt).digest();
         assert_eq!(
             read!(db, |tx| definitions::find(tx, &digest)).is_some(),
@@ -145,7 +145,7 @@ async fn stays_as_long_as_a_run_needs_it(db: Db) {
     assert_eq!(write!(db, |tx| definitions::sweep(tx, Timestamp(100))), 0);
 }
 
-async fn counts_its_changes(db: Db) {
+async fn changes_are_counted(db: Db) {
     assert_eq!(read!(db, |tx| definitions::last_change(tx)), 0);
     assert_eq!(write!(db, |tx| definitions::note_change(tx)), 1);
     assert_eq!(write!(db, |tx| definitions::note_change(tx)), 2);

@@ -9,10 +9,10 @@ use crate::domain::idempotency::{Kept, Key, Once, REMEMBERED};
 use crate::domain::time::Timestamp;
 
 on_both!(
-    keep_the_answer,
-    stay_free_when_nothing_was_made,
-    let_the_second_wait_for_the_first,
-    are_forgotten_after_a_day
+    a_repeated_request_gets_the_stored_response,
+    a_refused_request_leaves_its_key_free,
+    the_second_request_waits_for_the_first,
+    keys_expire_after_a_day
 );
 
 const BEGIN: Timestamp = Timestamp(1_000_000);
@@ -21,7 +21,7 @@ fn key(text: &str, body: &str) -> Key {
     Key::new("alice", text, &[b"POST", body.as_bytes()]).expect("a key")
 }
 
-fn answer(number: i32) -> Kept {
+fn response(number: i32) -> Kept {
     Kept::Answer {
         status: 200,
         body: number.to_string(),
@@ -29,34 +29,39 @@ fn answer(number: i32) -> Kept {
     }
 }
 
-/// Makes `number` under a key.
-async fn make(db: &Db, key: Key, number: Result<i32, &'static str>, now: Timestamp) -> Result<Once<i32>, &'static str> {
-    let made = db.write_once(
+/// Creates `number` under a key.
+async fn create(
+    db: &Db,
+    key: Key,
+    number: Result<i32, &'static str>,
+    now: Timestamp,
+) -> Result<Once<i32>, &'static str> {
+    let created = db.write_once(
         Some(key),
         now,
-        |number| answer(*number),
+        |number| response(*number),
         move |_| Box::pin(async move { Ok(number) }),
     );
-    made.await.expect("a write")
+    created.await.expect("a write")
 }
 
-async fn keep_the_answer(db: Db) {
-    assert_eq!(make(&db, key("k", "{}"), Ok(1), BEGIN).await, Ok(Once::First(1)));
+async fn a_repeated_request_gets_the_stored_response(db: Db) {
+    assert_eq!(create(&db, key("k", "{}"), Ok(1), BEGIN).await, Ok(Once::First(1)));
     assert_eq!(
-        make(&db, key("k", "{}"), Ok(2), BEGIN).await,
-        Ok(Once::Again(answer(1)))
+        create(&db, key("k", "{}"), Ok(2), BEGIN).await,
+        Ok(Once::Again(response(1)))
     );
-    assert_eq!(make(&db, key("k", "[]"), Ok(3), BEGIN).await, Ok(Once::Reused));
+    assert_eq!(create(&db, key("k", "[]"), Ok(3), BEGIN).await, Ok(Once::Reused));
     assert_eq!(
-        make(&db, key("k", "{}"), Err("no"), BEGIN).await,
-        Ok(Once::Again(answer(1)))
+        create(&db, key("k", "{}"), Err("no"), BEGIN).await,
+        Ok(Once::Again(response(1)))
     );
-    let place = Kept::Run {
+    let kept_run = Kept::Run {
         thread: ThreadId::mint(),
         run: RunId::mint(),
     };
-    for once in [Once::First(()), Once::Again(place.clone())] {
-        let kept = place.clone();
+    for once in [Once::First(()), Once::Again(kept_run.clone())] {
+        let kept = kept_run.clone();
         let job = db.write_once(
             Some(key("r", "")),
             BEGIN,
@@ -67,18 +72,18 @@ async fn keep_the_answer(db: Db) {
     }
 }
 
-async fn stay_free_when_nothing_was_made(db: Db) {
-    assert_eq!(make(&db, key("k", "{}"), Err("no"), BEGIN).await, Err("no"));
-    assert_eq!(make(&db, key("k", "[]"), Ok(1), BEGIN).await, Ok(Once::First(1)));
+async fn a_refused_request_leaves_its_key_free(db: Db) {
+    assert_eq!(create(&db, key("k", "{}"), Err("no"), BEGIN).await, Err("no"));
+    assert_eq!(create(&db, key("k", "[]"), Ok(1), BEGIN).await, Ok(Once::First(1)));
 }
 
-async fn let_the_second_wait_for_the_first(db: Db) {
+async fn the_second_request_waits_for_the_first(db: Db) {
     let begun = Arc::new(Barrier::new(2));
     let begins = Arc::clone(&begun);
     let slow = db.write_once(
         Some(key("k", "{}")),
         BEGIN,
-        |number| answer(*number),
+        |number| response(*number),
         move |_| {
             Box::pin(async move {
                 begins.wait().await;
@@ -88,29 +93,29 @@ async fn let_the_second_wait_for_the_first(db: Db) {
     );
     let second = async {
         begun.wait().await;
-        make(&db, key("k", "{}"), Ok(2), BEGIN).await
+        create(&db, key("k", "{}"), Ok(2), BEGIN).await
     };
     let (slow, second) = tokio::join!(slow, second);
     assert_eq!(slow.expect("a write"), Ok(Once::First(1)));
-    assert_eq!(second, Ok(Once::Again(answer(1))));
+    assert_eq!(second, Ok(Once::Again(response(1))));
 }
 
-async fn are_forgotten_after_a_day(db: Db) {
+async fn keys_expire_after_a_day(db: Db) {
     let late = BEGIN.plus(REMEMBERED);
     for (name, at) in [("old", BEGIN), ("other", BEGIN), ("young", late)] {
-        assert_eq!(make(&db, key(name, "{}"), Ok(1), at).await, Ok(Once::First(1)));
+        assert_eq!(create(&db, key(name, "{}"), Ok(1), at).await, Ok(Once::First(1)));
     }
     let eve = Timestamp(late.0 - 1);
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, eve, 10)), 0);
     assert_eq!(
-        make(&db, key("old", "{}"), Ok(2), eve).await,
-        Ok(Once::Again(answer(1)))
+        create(&db, key("old", "{}"), Ok(2), eve).await,
+        Ok(Once::Again(response(1)))
     );
-    // Without a sweep a key is as free when its time is over.
-    assert_eq!(make(&db, key("old", "[]"), Ok(2), late).await, Ok(Once::First(2)));
+    // An expired key is free even before it is swept.
+    assert_eq!(create(&db, key("old", "[]"), Ok(2), late).await, Ok(Once::First(2)));
     assert_eq!(write!(db, |tx| idempotency::sweep(tx, late, 10)), 1);
     assert_eq!(
-        make(&db, key("young", "{}"), Ok(2), late).await,
-        Ok(Once::Again(answer(1)))
+        create(&db, key("young", "{}"), Ok(2), late).await,
+        Ok(Once::Again(response(1)))
     );
 }

@@ -1,4 +1,4 @@
-//! Items: where they lie, what they say, how long they stay.
+//! Items: addresses, filters, TTLs and namespaces.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use crate::domain::item::{Filter, Item, ItemAddress, ItemDraft, ItemSearch, Name
 use crate::domain::time::Timestamp;
 
 on_both! {
-    are_written_read_and_forgotten,
-    lie_in_namespaces_and_below,
-    come_in_pages,
-    are_found_by_what_they_say,
-    are_gone_when_their_time_is_over,
-    stay_longer_when_they_are_read,
-    are_swept_once,
-    have_namespaces_that_are_listed,
-    have_more_namespaces_than_are_looked_up_at_once,
+    items_are_written_read_and_deleted,
+    a_search_covers_a_namespace_and_those_below_it,
+    searches_are_paged,
+    filters_find_items_by_value,
+    expired_items_are_not_found,
+    refreshing_restarts_the_ttl,
+    expired_items_are_swept_once,
+    namespaces_are_listed,
+    namespaces_are_listed_across_batches,
 }
 
 fn namespace(text: &str) -> Namespace {
     Namespace::prefix("n", text.split_terminator('.').map(str::to_owned).collect()).expect("a namespace")
 }
 
-fn address(place: &str, key: &str) -> ItemAddress {
-    ItemAddress::new(namespace(place), key).expect("an address")
+fn address(labels: &str, key: &str) -> ItemAddress {
+    ItemAddress::new(namespace(labels), key).expect("an address")
 }
 
-fn draft(place: &str, key: &str, value: Value) -> ItemDraft {
-    ItemDraft::new(address(place, key), object(value), None).expect("a draft")
+fn draft(labels: &str, key: &str, value: Value) -> ItemDraft {
+    ItemDraft::new(address(labels, key), object(value), None).expect("a draft")
 }
 
 async fn put(db: &Db, draft: ItemDraft, now: i64) {
     write!(db, |tx| items::put(tx, &draft, Timestamp(now)));
 }
 
-async fn find(db: &Db, place: &str, key: &str, now: i64) -> Option<Item> {
-    let address = address(place, key);
+async fn find(db: &Db, labels: &str, key: &str, now: i64) -> Option<Item> {
+    let address = address(labels, key);
     read!(db, |tx| items::find(tx, &address, Timestamp(now)))
 }
 
-/// The keys of what is found, in order.
+/// Returns the keys that a search finds, in order.
 async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
     let filter = Filter::read("filter", &object(filter)).expect("a filter");
     let wanted = ItemSearch {
@@ -56,7 +56,7 @@ async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<Str
     found.into_iter().map(|item| item.address.key).collect()
 }
 
-async fn are_written_read_and_forgotten(db: Db) {
+async fn items_are_written_read_and_deleted(db: Db) {
     put(&db, draft("a.b", "k", json!({"x": {"y": [1, 2.5, null]}, "ü": "π"})), 1).await;
     put(&db, draft("a", "k", json!({"other": true})), 2).await;
     let expected = Item {
@@ -74,10 +74,10 @@ async fn are_written_read_and_forgotten(db: Db) {
         ..expected
     };
     assert_eq!(find(&db, "a.b", "k", 5).await, Some(newer));
-    let gone = address("a.b", "k");
+    let deleted = address("a.b", "k");
     let forget = async || {
-        let gone = gone.clone();
-        write!(db, |tx| items::delete(tx, &gone, Timestamp(4)))
+        let deleted = deleted.clone();
+        write!(db, |tx| items::delete(tx, &deleted, Timestamp(4)))
     };
     assert!(forget().await);
     assert!(!forget().await);
@@ -85,8 +85,8 @@ async fn are_written_read_and_forgotten(db: Db) {
     assert!(find(&db, "a", "k", 5).await.is_some());
 }
 
-async fn lie_in_namespaces_and_below(db: Db) {
-    for (place, key) in [
+async fn a_search_covers_a_namespace_and_those_below_it(db: Db) {
+    for (labels, key) in [
         ("a", "1"),
         ("a.b", "2"),
         ("a.b.c", "3"),
@@ -95,7 +95,7 @@ async fn lie_in_namespaces_and_below(db: Db) {
         ("b.a", "6"),
         ("é", "7"),
     ] {
-        put(&db, draft(place, key, json!({})), 1).await;
+        put(&db, draft(labels, key, json!({})), 1).await;
     }
     assert_eq!(keys(&db, "a", json!({}), (10, 0)).await, ["1", "2", "3"]);
     assert_eq!(keys(&db, "a.b", json!({}), (10, 0)).await, ["2", "3"]);
@@ -107,7 +107,7 @@ async fn lie_in_namespaces_and_below(db: Db) {
     assert_eq!(keys(&db, "c", json!({}), (10, 0)).await, [""; 0]);
 }
 
-async fn come_in_pages(db: Db) {
+async fn searches_are_paged(db: Db) {
     for key in ["b", "a", "C", "d"] {
         put(&db, draft("n", key, json!({})), 1).await;
     }
@@ -116,7 +116,7 @@ async fn come_in_pages(db: Db) {
     assert_eq!(keys(&db, "n", json!({}), (2, 4)).await, [""; 0]);
 }
 
-async fn are_found_by_what_they_say(db: Db) {
+async fn filters_find_items_by_value(db: Db) {
     let values = [
         ("int", json!({"v": 2, "o": {"i": 1}})),
         ("float", json!({"v": 2.0, "o": {"i": 1, "j": 2}})),
@@ -167,26 +167,26 @@ async fn are_found_by_what_they_say(db: Db) {
     }
 }
 
-/// An item that stays for ten microseconds.
-fn brief(place: &str, key: &str) -> ItemDraft {
+/// Returns an item with a TTL of ten microseconds.
+fn short_lived(labels: &str, key: &str) -> ItemDraft {
     ItemDraft {
         ttl: Some(Duration::from_micros(10)),
-        ..draft(place, key, json!({}))
+        ..draft(labels, key, json!({}))
     }
 }
 
-async fn are_gone_when_their_time_is_over(db: Db) {
-    put(&db, brief("n", "k"), 90).await;
-    put(&db, brief("n", "l"), 91).await;
+async fn expired_items_are_not_found(db: Db) {
+    put(&db, short_lived("n", "k"), 90).await;
+    put(&db, short_lived("n", "l"), 91).await;
     assert_eq!(
         find(&db, "n", "k", 99).await.and_then(|item| item.expires_at),
         Some(Timestamp(100))
     );
     assert_eq!(find(&db, "n", "k", 100).await, None);
     assert_eq!(keys(&db, "n", json!({}), (10, 0)).await, ["l"]);
-    let gone = address("n", "k");
-    assert!(!write!(db, |tx| items::delete(tx, &gone, Timestamp(100))));
-    put(&db, brief("n", "l"), 200).await;
+    let deleted = address("n", "k");
+    assert!(!write!(db, |tx| items::delete(tx, &deleted, Timestamp(100))));
+    put(&db, short_lived("n", "l"), 200).await;
     let anew = find(&db, "n", "l", 201).await.expect("it is there again");
     assert_eq!(anew.created_at, Timestamp(200));
     assert_eq!(anew.expires_at, Some(Timestamp(210)));
@@ -196,8 +196,8 @@ async fn are_gone_when_their_time_is_over(db: Db) {
     assert_eq!(lasting.expires_at, None);
 }
 
-async fn stay_longer_when_they_are_read(db: Db) {
-    put(&db, brief("n", "k"), 0).await;
+async fn refreshing_restarts_the_ttl(db: Db) {
+    put(&db, short_lived("n", "k"), 0).await;
     put(&db, draft("n", "l", json!({})), 0).await;
     let both = [address("n", "k"), address("n", "l")];
     let again = both.clone();
@@ -211,9 +211,9 @@ async fn stay_longer_when_they_are_read(db: Db) {
     write!(db, |tx| items::refresh(tx, &[], Timestamp(19)));
 }
 
-async fn are_swept_once(db: Db) {
+async fn expired_items_are_swept_once(db: Db) {
     for at in 0..50 {
-        put(&db, brief("n", &format!("{at:02}")), at).await;
+        put(&db, short_lived("n", &format!("{at:02}")), at).await;
     }
     put(&db, draft("n", "stays", json!({})), 0).await;
     let sweepers = (0..4).map(|_| {
@@ -232,7 +232,7 @@ async fn are_swept_once(db: Db) {
     assert!(find(&db, "n", "stays", 49).await.is_some() && find(&db, "n", "40", 49).await.is_some());
 }
 
-/// Namespaces as texts: of this prefix and suffix, down to a depth, and a page of them.
+/// Returns a page of the namespaces with this prefix and suffix, cut to a depth, as texts.
 async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize, usize)) -> Vec<String> {
     let [prefix, suffix] = ends.map(namespace);
     let wanted = NamespaceSearch {
@@ -246,13 +246,13 @@ async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize
     found.iter().map(ToString::to_string).collect()
 }
 
-async fn have_namespaces_that_are_listed(db: Db) {
-    for place in ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"] {
+async fn namespaces_are_listed(db: Db) {
+    for labels in ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"] {
         for key in ["1", "2"] {
-            put(&db, draft(place, key, json!({})), 1).await;
+            put(&db, draft(labels, key, json!({})), 1).await;
         }
     }
-    put(&db, brief("a.gone", "1"), 90).await;
+    put(&db, short_lived("a.deleted", "1"), 90).await;
     let all = ["a", "a.b.c", "a.b.d", "a.x.c", "b.c", "c"];
     assert_eq!(listed(&db, ["", ""], None, (100, 0)).await, all);
     assert_eq!(listed(&db, ["", ""], None, (2, 3)).await, ["a.x.c", "b.c"]);
@@ -273,13 +273,13 @@ async fn have_namespaces_that_are_listed(db: Db) {
     );
 }
 
-async fn have_more_namespaces_than_are_looked_up_at_once(db: Db) {
+async fn namespaces_are_listed_across_batches(db: Db) {
     db.write(|tx| {
         Box::pin(async move {
             for user in 0..3 {
                 for note in 0..200 {
-                    let place = format!("users.{user}.{note:03}");
-                    items::put(tx, &draft(&place, "k", json!({})), Timestamp(1)).await?;
+                    let labels = format!("users.{user}.{note:03}");
+                    items::put(tx, &draft(&labels, "k", json!({})), Timestamp(1)).await?;
                 }
             }
             Ok(())

@@ -1,19 +1,19 @@
-//! A hundred thousand threads, and how the databases go about every search among them.
+//! The query plans of thread searches, among a hundred thousand threads.
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, QueryBuilder, raw_sql};
 
 use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
-use crate::db::threads::{self, ThreadSearch, ThreadSort, Way};
+use crate::db::threads::{self, AccessPath, ThreadSearch, ThreadSort};
 use crate::db::{DbResult, Tx};
 use crate::domain::filter::{Filter, Term};
 use crate::domain::thread::ThreadStatus;
 
 on_both!(
-    pages_are_cut_from_an_index,
+    pages_are_read_from_an_index,
     matches_are_counted_in_an_index,
-    searches_find_the_few_and_the_many
+    searches_find_rare_and_frequent_terms
 );
 
 const SORTS: [ThreadSort; 5] = [
@@ -28,12 +28,12 @@ fn filter(wanted: Value) -> Filter {
     Filter::new("metadata", object(wanted)).expect("a filter")
 }
 
-/// What all threads have in their metadata.
+/// Matches all threads.
 fn many() -> Filter {
     filter(json!({"graph_id": "agent"}))
 }
 
-/// What ten of them have.
+/// Matches ten threads.
 fn few() -> Filter {
     filter(json!({"owner": "me"}))
 }
@@ -42,7 +42,7 @@ fn only_term(filter: &Filter) -> Term {
     *filter.terms().first().expect("a term")
 }
 
-/// Stores the threads, each with a tenth of them idle, and tells the planner.
+/// Stores the threads, a tenth of them idle, and updates the planner's statistics.
 async fn fill(db: &Db) {
     let threads = |id: &str, numbers: &str, pair: &str| {
         format!(
@@ -90,21 +90,21 @@ async fn fill(db: &Db) {
     .expect("the threads are stored");
 }
 
-/// Which statement of a search.
+/// A statement of a search.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Page,
     Count,
 }
 
-/// How the database goes about a statement of a search.
-async fn plan(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way, part: Part) -> DbResult<String> {
+/// Returns the database's plan for a statement of a search.
+async fn plan(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath, part: Part) -> DbResult<String> {
     macro_rules! explain {
         ($explain:literal, $conn:expr, $row:ty) => {{
             let mut sql = QueryBuilder::new($explain);
             match part {
-                Part::Page => wanted.push_page(&mut sql, way)?,
-                Part::Count => wanted.push_count(&mut sql, way, Some(threads::COUNTED))?,
+                Part::Page => wanted.push_page(&mut sql, path)?,
+                Part::Count => wanted.push_count(&mut sql, path, Some(threads::COUNTED))?,
             }
             let rows: Vec<$row> = sql.build_query_as().fetch_all(&mut **$conn).await?;
             rows
@@ -122,10 +122,10 @@ async fn plan(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way, part: Part) -> D
     })
 }
 
-/// No table is read whole. SQLite says `SCAN` of an index that is walked in order, too; then it names the index.
+/// Checks that a plan scans no table. SQLite also says `SCAN` for an index walked in order, but then names the index.
 fn assert_indexed(plan: &str, about: &str) {
     for line in plan.lines() {
-        // The table of threads is in the order of their ids, and read only as far as the page goes.
+        // The table itself is in the order of ids, and read only up to the end of the page.
         let by_id = line == "SCAN found" && about.contains("status: None, sort: Id");
         let whole_table = line.contains("Seq Scan")
             || line.contains("SCAN")
@@ -136,25 +136,25 @@ fn assert_indexed(plan: &str, about: &str) {
     }
 }
 
-fn searches() -> Vec<(ThreadSearch, Way)> {
+fn searches() -> Vec<(ThreadSearch, AccessPath)> {
     let mut all = vec![];
     let filters = [
-        (Filter::default(), Way::Order),
-        (many(), Way::Order),
-        (few(), Way::Term(only_term(&few()))),
+        (Filter::default(), AccessPath::Order),
+        (many(), AccessPath::Order),
+        (few(), AccessPath::Term(only_term(&few()))),
         (
             filter(json!({"graph_id": "agent", "owner": "me"})),
-            Way::Term(only_term(&few())),
+            AccessPath::Term(only_term(&few())),
         ),
         (
             filter(json!({"owner": "me", "list": [{"a": 1, "b": 2}]})),
-            Way::Term(only_term(&few())),
+            AccessPath::Term(only_term(&few())),
         ),
     ];
     for sort in SORTS {
         for ascending in [false, true] {
             for status in [None, Some(ThreadStatus::Idle)] {
-                all.extend(filters.clone().map(|(metadata, way)| {
+                all.extend(filters.clone().map(|(metadata, path)| {
                     (
                         ThreadSearch {
                             metadata,
@@ -163,7 +163,7 @@ fn searches() -> Vec<(ThreadSearch, Way)> {
                             ascending,
                             ..ThreadSearch::default()
                         },
-                        way,
+                        path,
                     )
                 }));
             }
@@ -172,9 +172,9 @@ fn searches() -> Vec<(ThreadSearch, Way)> {
     all
 }
 
-async fn pages_are_cut_from_an_index(db: Db) {
+async fn pages_are_read_from_an_index(db: Db) {
     fill(&db).await;
-    for (wanted, way) in searches() {
+    for (wanted, path) in searches() {
         for offset in [0, 50_000] {
             let search = ThreadSearch {
                 offset,
@@ -182,11 +182,11 @@ async fn pages_are_cut_from_an_index(db: Db) {
             };
             let about = format!("{search:?}");
             let asked = search.clone();
-            let plan = read!(db, |tx| plan(tx, &asked, way, Part::Page));
+            let plan = read!(db, |tx| plan(tx, &asked, path, Part::Page));
             assert_indexed(&plan, &about);
-            // What is walked in its order is not sorted: at most the page is. Postgres may sort threads of one status.
+            // An index walked in order needs no sort but that of the page. Postgres may sort threads of one status.
             let sorts = plan.matches("TEMP B-TREE").count();
-            assert!(way != Way::Order || sorts <= 1, "{about}\n{plan}");
+            assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{plan}");
         }
     }
     let ids = read!(db, |tx| threads::search(tx, &ThreadSearch::default()));
@@ -197,26 +197,26 @@ async fn pages_are_cut_from_an_index(db: Db) {
             sort,
             ..ThreadSearch::default()
         };
-        let plan = read!(db, |tx| plan(tx, &search, Way::Ids, Part::Page));
+        let plan = read!(db, |tx| plan(tx, &search, AccessPath::Ids, Part::Page));
         assert_indexed(&plan, "by ids");
     }
 }
 
 async fn matches_are_counted_in_an_index(db: Db) {
     fill(&db).await;
-    for (wanted, way) in searches() {
-        let way = if wanted.metadata == many() {
-            Way::Term(only_term(&many()))
+    for (wanted, path) in searches() {
+        let path = if wanted.metadata == many() {
+            AccessPath::Term(only_term(&many()))
         } else {
-            way
+            path
         };
         let about = format!("{wanted:?}");
-        let plan = read!(db, |tx| plan(tx, &wanted, way, Part::Count));
+        let plan = read!(db, |tx| plan(tx, &wanted, path, Part::Count));
         assert_indexed(&plan, &about);
     }
 }
 
-async fn searches_find_the_few_and_the_many(db: Db) {
+async fn searches_find_rare_and_frequent_terms(db: Db) {
     fill(&db).await;
     let found = async |wanted: ThreadSearch| {
         let page = read!(db, |tx| threads::search(tx, &wanted));
@@ -278,7 +278,7 @@ async fn searches_find_the_few_and_the_many(db: Db) {
 }
 
 #[test]
-fn a_whole_table_in_a_plan_is_seen() {
+fn a_table_scan_in_a_plan_is_detected() {
     assert!(std::panic::catch_unwind(|| assert_indexed("SCAN found", "a scan")).is_err());
     assert!(std::panic::catch_unwind(|| assert_indexed("Seq Scan on threads", "a scan")).is_err());
     assert_indexed("SCAN found USING COVERING INDEX threads_by_created", "an index");

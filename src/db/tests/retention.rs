@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Db, on_both, read, run_at, said, saying, stored_thread, thread_at, write};
+use super::{Db, on_both, read, run_at, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, Placed};
 use crate::db::events::{self, PlacedFact};
 use crate::db::{retention, runs, threads};
@@ -12,15 +12,15 @@ use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 
 on_both!(
-    finds_what_is_over,
-    restarts_the_time_with_every_change,
-    finds_histories_that_are_old,
-    keeps_the_newest_state,
-    leaves_a_thread_at_work_alone,
-    tells_what_a_thread_takes
+    expired_threads_are_found,
+    every_change_restarts_the_ttl,
+    unpruned_threads_are_found,
+    pruning_keeps_the_newest_state,
+    a_thread_with_a_running_run_is_not_pruned,
+    the_storage_of_a_thread_is_measured
 );
 
-fn kept(now: i64, micros: u64) -> Thread {
+fn with_ttl(now: i64, micros: u64) -> Thread {
     let ttl = Ttl {
         after: Duration::from_micros(micros),
         strategy: TtlStrategy::KeepLatest,
@@ -48,12 +48,12 @@ async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
     });
 }
 
-async fn finds_what_is_over(db: Db) {
-    let first = kept(1, 10);
-    let second = kept(2, 5);
+async fn expired_threads_are_found(db: Db) {
+    let first = with_ttl(1, 10);
+    let second = with_ttl(2, 5);
     let busy = Thread {
         status: ThreadStatus::Busy,
-        ..kept(1, 1)
+        ..with_ttl(1, 1)
     };
     let one = first.id;
     let two = second.id;
@@ -69,8 +69,8 @@ async fn finds_what_is_over(db: Db) {
     assert_eq!(found(11, 9).await, [one]);
 }
 
-async fn restarts_the_time_with_every_change(db: Db) {
-    let thread = kept(1, 10);
+async fn every_change_restarts_the_ttl(db: Db) {
+    let thread = with_ttl(1, 10);
     let id = thread.id;
     let ttl = thread.ttl;
     write!(db, |tx| threads::insert(tx, &thread));
@@ -108,7 +108,7 @@ async fn restarts_the_time_with_every_change(db: Db) {
     );
 }
 
-async fn finds_histories_that_are_old(db: Db) {
+async fn unpruned_threads_are_found(db: Db) {
     let old = thread_at(1);
     let young = thread_at(9);
     let id = old.id;
@@ -127,7 +127,7 @@ async fn finds_histories_that_are_old(db: Db) {
     assert_eq!(found(7).await, [id]);
 }
 
-async fn keeps_the_newest_state(db: Db) {
+async fn pruning_keeps_the_newest_state(db: Db) {
     let id = stored_thread(&db).await;
     let mut steps = vec![saying("s0", None, 0)];
     for at in 1..5 {
@@ -169,17 +169,17 @@ async fn keeps_the_newest_state(db: Db) {
     assert_eq!(history.len(), 1);
     assert_eq!(history[0].entry.id, steps[4].id);
     assert_eq!(history[0].entry.parent, None);
-    assert_eq!(said(&history[0].state), ["s0", "s1", "s2", "s3", "s4"]);
-    // Numbers of the log are not given twice.
+    assert_eq!(texts(&history[0].state), ["s0", "s1", "s2", "s3", "s4"]);
+    // No number of the log is used twice.
     assert_eq!(read!(db, |tx| checkpoints::max_seq(tx, id)), 9);
     let next = saying("s5", Some(steps[4].id), 5);
     put(&db, id, 10, &next).await;
     db.states().clear();
     let found = read!(db, |tx| checkpoints::get(tx, id, next.id)).expect("the checkpoint");
-    assert_eq!(said(&found.state), ["s0", "s1", "s2", "s3", "s4", "s5"]);
+    assert_eq!(texts(&found.state), ["s0", "s1", "s2", "s3", "s4", "s5"]);
 }
 
-async fn leaves_a_thread_at_work_alone(db: Db) {
+async fn a_thread_with_a_running_run_is_not_pruned(db: Db) {
     let id = stored_thread(&db).await;
     let first = saying("s0", None, 0);
     put(&db, id, 1, &first).await;
@@ -199,7 +199,7 @@ async fn leaves_a_thread_at_work_alone(db: Db) {
     )));
 }
 
-async fn tells_what_a_thread_takes(db: Db) {
+async fn the_storage_of_a_thread_is_measured(db: Db) {
     let id = stored_thread(&db).await;
     put(&db, id, 1, &saying("hello", None, 0)).await;
     let shares = read!(db, |tx| retention::storage(tx, id)).expect("the thread");

@@ -5,32 +5,32 @@ use crate::db::rings::{Ring, ring};
 use crate::domain::id::{RunId, ThreadId};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_heard_by_another_process_once_they_are_durable() {
+async fn notifications_reach_another_server_after_the_commit() {
     let Some(database) = postgres::fresh_database().await else {
         return;
     };
-    let here = open(&database.url).await;
-    let there = open(&database.url).await;
-    let mut rings = there.rings();
+    let sender = open(&database.url).await;
+    let receiver = open(&database.url).await;
+    let mut rings = receiver.rings();
     let undone = RunId::mint();
-    let failed = here.write(move |tx| {
+    let failed = sender.write(move |tx| {
         Box::pin(async move {
             ring(tx, Ring::Cancel(undone)).await?;
             Err::<(), _>(crate::db::DbError::Busy)
         })
     });
     assert!(failed.await.is_err());
-    for rung in [Ring::Cancel(RunId::mint()), Ring::Ended(ThreadId::mint()), Ring::Queue] {
-        // The other one may not listen yet.
-        while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(heard)) if heard == rung)
+    for sent in [Ring::Cancel(RunId::mint()), Ring::Ended(ThreadId::mint()), Ring::Queue] {
+        // The receiver may not listen yet, so the notification is sent until it arrives.
+        while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(received)) if received == sent)
         {
-            write!(here, |tx| ring(tx, rung));
+            write!(sender, |tx| ring(tx, sent));
         }
     }
-    while let Ok(heard) = rings.try_recv() {
-        assert_ne!(heard, Ring::Cancel(undone));
+    while let Ok(received) = rings.try_recv() {
+        assert_ne!(received, Ring::Cancel(undone));
     }
-    here.close().await;
-    there.close().await;
+    sender.close().await;
+    receiver.close().await;
     database.discard().await;
 }

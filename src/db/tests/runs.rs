@@ -11,17 +11,17 @@ use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
 
 on_both!(
-    come_back_as_they_went,
-    are_listed,
-    are_claimed_one_at_a_time,
-    race_for_a_thread,
-    are_due_in_order,
-    are_counted_while_they_wait,
-    fence_off_the_past,
-    are_adopted,
-    count_the_crashes_since_they_last_got_on,
-    are_cancelled,
-    stop_with_what_is_below_them
+    a_run_is_read_as_it_was_stored,
+    runs_are_listed_newest_first,
+    one_run_per_thread_is_claimed_at_a_time,
+    only_one_concurrent_claim_on_a_thread_succeeds,
+    runs_become_due_in_order,
+    due_and_running_runs_are_counted,
+    a_worker_with_an_old_fence_cannot_write,
+    orphaned_runs_are_adopted,
+    crashes_are_counted_since_the_last_progress,
+    a_cancel_request_reaches_the_worker,
+    stopping_a_run_stops_the_runs_below_it
 );
 
 fn child_of(parent: &Run, now: i64) -> Run {
@@ -39,7 +39,7 @@ fn child_of(parent: &Run, now: i64) -> Run {
     child
 }
 
-async fn come_back_as_they_went(db: Db) {
+async fn a_run_is_read_as_it_was_stored(db: Db) {
     let thread = stored_thread(&db).await;
     let mut run = run_at(thread, 5);
     let resume = BTreeMap::from([(
@@ -78,7 +78,7 @@ async fn come_back_as_they_went(db: Db) {
     assert_eq!(read!(db, |tx| runs::get_by_id(tx, below)), None);
 }
 
-async fn are_listed(db: Db) {
+async fn runs_are_listed_newest_first(db: Db) {
     let thread = stored_thread(&db).await;
     let all: Vec<Run> = (0..4).map(|n| run_at(thread, n)).collect();
     let child = child_of(&all[0], 9);
@@ -140,11 +140,11 @@ async fn are_listed(db: Db) {
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),
         2,
-        "no more are counted than are asked for"
+        "counting ends at the limit"
     );
 }
 
-async fn are_claimed_one_at_a_time(db: Db) {
+async fn one_run_per_thread_is_claimed_at_a_time(db: Db) {
     let thread = stored_thread(&db).await;
     let worker = WorkerId::mint();
     let first = run_at(thread, 1);
@@ -171,7 +171,7 @@ async fn are_claimed_one_at_a_time(db: Db) {
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
 }
 
-async fn race_for_a_thread(db: Db) {
+async fn only_one_concurrent_claim_on_a_thread_succeeds(db: Db) {
     let thread = stored_thread(&db).await;
     let all: Vec<Run> = (0..8).map(|n| run_at(thread, n)).collect();
     let ids: Vec<RunId> = all.iter().map(|run| run.id).collect();
@@ -183,11 +183,11 @@ async fn race_for_a_thread(db: Db) {
         let id = *id;
         async move { write!(db, |tx| runs::claim(tx, id, WorkerId::mint(), Timestamp(9))) }
     });
-    let won = futures::future::join_all(claims).await.into_iter().flatten().count();
-    assert_eq!(won, 1);
+    let claimed = futures::future::join_all(claims).await.into_iter().flatten().count();
+    assert_eq!(claimed, 1);
 }
 
-async fn are_due_in_order(db: Db) {
+async fn runs_become_due_in_order(db: Db) {
     let one = stored_thread(&db).await;
     let two = stored_thread(&db).await;
     let worker = WorkerId::mint();
@@ -233,7 +233,7 @@ async fn are_due_in_order(db: Db) {
     assert_eq!(next(1000).await, Some(d));
 }
 
-async fn are_counted_while_they_wait(db: Db) {
+async fn due_and_running_runs_are_counted(db: Db) {
     let one = stored_thread(&db).await;
     let two = stored_thread(&db).await;
     let first = run_at(one, 1);
@@ -273,7 +273,7 @@ async fn are_counted_while_they_wait(db: Db) {
     );
 }
 
-async fn fence_off_the_past(db: Db) {
+async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
     let id = run.id;
     let old = WorkerId::mint();
@@ -327,10 +327,10 @@ async fn fence_off_the_past(db: Db) {
     assert_eq!(ended.updated_at, Timestamp(7));
 }
 
-async fn are_adopted(db: Db) {
+async fn orphaned_runs_are_adopted(db: Db) {
     let alive = WorkerId::mint();
     let dead = WorkerId::mint();
-    let rescuer = WorkerId::mint();
+    let adopter = WorkerId::mint();
     let mut ids = vec![];
     for (now, worker) in [
         (1, Some(alive)),
@@ -343,16 +343,16 @@ async fn are_adopted(db: Db) {
         ids.push(run.id);
         write!(db, |tx| runs::insert(tx, &run, worker));
     }
-    let over = Duration::ZERO;
+    let expired = Duration::ZERO;
     let long = Duration::from_secs(1000);
     write!(db, |tx| workers::beat(tx, dead, long));
-    write!(db, |tx| workers::beat(tx, dead, over));
+    write!(db, |tx| workers::beat(tx, dead, expired));
     write!(db, |tx| workers::beat(tx, alive, long));
-    write!(db, |tx| workers::beat(tx, rescuer, long));
-    assert!(write!(db, |tx| workers::has_company(tx, rescuer)));
-    // By whatever clock the rescuer lives: what counts is that of the database.
+    write!(db, |tx| workers::beat(tx, adopter, long));
+    assert!(write!(db, |tx| workers::has_company(tx, adopter)));
+    // The clock of the adopting server does not matter, only that of the database.
     let adopt = async |limit: i64| {
-        let claims = write!(db, |tx| runs::adopt_orphans(tx, rescuer, Timestamp(i64::MAX), limit));
+        let claims = write!(db, |tx| runs::adopt_orphans(tx, adopter, Timestamp(i64::MAX), limit));
         claims
             .iter()
             .map(|claim| (claim.run.id, claim.run.attempt, claim.fence, claim.crashes))
@@ -372,7 +372,7 @@ async fn are_adopted(db: Db) {
     );
 }
 
-async fn count_the_crashes_since_they_last_got_on(db: Db) {
+async fn crashes_are_counted_since_the_last_progress(db: Db) {
     let mut run = run_at(stored_thread(&db).await, 1);
     run.status = RunStatus::Running;
     let id = run.id;
@@ -383,13 +383,13 @@ async fn count_the_crashes_since_they_last_got_on(db: Db) {
         claims
             .first()
             .map(|claim| (claim.fence, claim.crashes))
-            .expect("it was left behind")
+            .expect("an orphaned run")
     };
     for crashes in 1..=3 {
         worker = WorkerId::mint();
         assert_eq!(adopted(worker).await, (crashes, u32::try_from(crashes).unwrap()));
     }
-    // One that is given back was not left by a crash, be it alone or together with all others.
+    // A released run did not crash, whether it was released alone or with all others.
     write!(db, |tx| runs::release(tx, id, worker, 3));
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (4, 3));
@@ -399,13 +399,17 @@ async fn count_the_crashes_since_they_last_got_on(db: Db) {
     let trace = runs::Trace::at(Timestamp(3));
     assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 5), trace)));
     worker = WorkerId::mint();
-    assert_eq!(adopted(worker).await, (6, 4), "it did not get on");
+    assert_eq!(
+        adopted(worker).await,
+        (6, 4),
+        "a write without progress does not reset the count"
+    );
     let trace = runs::Trace { gets_on: true, ..trace };
     assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }
 
-async fn are_cancelled(db: Db) {
+async fn a_cancel_request_reaches_the_worker(db: Db) {
     let run = run_at(stored_thread(&db).await, 1);
     let id = run.id;
     let worker = WorkerId::mint();
@@ -428,7 +432,7 @@ async fn are_cancelled(db: Db) {
     assert!(!write!(db, |tx| runs::request_cancel(tx, id, "interrupt")));
 }
 
-async fn stop_with_what_is_below_them(db: Db) {
+async fn stopping_a_run_stops_the_runs_below_it(db: Db) {
     let thread = stored_thread(&db).await;
     let worker = WorkerId::mint();
     let now = Timestamp(9);
@@ -452,7 +456,7 @@ async fn stop_with_what_is_below_them(db: Db) {
     }
     let [first, second, below, deepest] = all.map(|run| run.id);
     let top = read!(db, |tx| runs::get_by_id(tx, first))
-        .expect("it is there")
+        .expect("the run is stored")
         .lineage
         .root;
     let all = 10;

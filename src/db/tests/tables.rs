@@ -1,4 +1,4 @@
-//! The tables themselves: the same on both engines, and searched by their indexes.
+//! The schema: the same tables on both engines, and indexes for all queries.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Db, postgres, read};
 use crate::db::engine::Conn;
 use crate::db::{DbResult, Tx};
 
-/// The columns of each table in order, and which may be null.
+/// The columns of each table in order, each with whether it is nullable.
 type Tables = BTreeMap<String, Vec<(String, bool)>>;
 
 async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
@@ -29,7 +29,7 @@ async fn tables(tx: &mut Tx<'_>) -> DbResult<Tables> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_the_same_on_both_engines() {
+async fn tables_are_the_same_on_both_engines() {
     let db = super::open("sqlite::memory:").await;
     let ours = read!(db, |tx| tables(tx));
     assert_eq!(
@@ -70,7 +70,7 @@ async fn are_the_same_on_both_engines() {
     }
 }
 
-/// How the engine is going to carry out a statement.
+/// Returns the engine's plan for a statement.
 pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     match &mut tx.conn {
         Conn::Sqlite(conn) => {
@@ -87,7 +87,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
     }
 }
 
-/// Searches and the indexes they must use. `{id}` stands for some id.
+/// Queries and the indexes they must use. `{id}` is replaced by an id.
 const SEARCHES: [(&str, &str); 35] = [
     (
         "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
@@ -255,7 +255,7 @@ async fn check_plans(db: &Db, id: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_searched_by_index() {
+async fn queries_use_indexes_on_sqlite() {
     let db = super::open("sqlite::memory:").await;
     check_plans(&db, "x'00'").await;
     let page = "select seq from checkpoints where thread_id = x'00' and seq > 1 union all \
@@ -266,7 +266,7 @@ async fn are_searched_by_index() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn are_searched_by_index_on_postgres() {
+async fn queries_use_indexes_on_postgres() {
     const FILL: &str = "insert into threads (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at) \
         select gen_random_uuid(), case n % 4 when 0 then 'busy' else 'idle' end, \
         jsonb_build_object('n', n), '{}', null, n, n, n from generate_series(1, 5000) n; \
@@ -308,7 +308,7 @@ async fn are_searched_by_index_on_postgres() {
     database.discard().await;
 }
 
-/// The planner may choose between indexes of equal worth and may sort a few rows; it may not read whole tables.
+/// Checks that Postgres uses an index for each query. Which one, and sorting a few rows, is left to its planner.
 async fn check_plans_of_postgres(db: &Db) {
     for (sql, _) in SEARCHES {
         let sql = sql

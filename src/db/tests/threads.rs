@@ -13,18 +13,18 @@ use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
 on_both!(
-    is_stored_once,
-    is_patched,
-    is_set,
-    is_left,
-    is_searched,
-    contains_metadata,
-    goes_with_everything_on_it,
-    is_stirred,
-    is_fit
+    a_thread_is_stored_once,
+    a_patch_merges_the_metadata,
+    a_change_sets_only_its_fields,
+    the_end_of_a_run_sets_the_status_of_its_thread,
+    a_search_filters_sorts_and_pages,
+    a_search_matches_contained_metadata,
+    deleting_a_thread_deletes_everything_on_it,
+    every_change_has_a_new_version,
+    an_unreadable_thread_can_be_read_and_deleted
 );
 
-async fn is_stored_once(db: Db) {
+async fn a_thread_is_stored_once(db: Db) {
     let mut thread = thread_at(7);
     thread.metadata = object(json!({"a": {"b": [1, "x", null, true]}}));
     thread.error = Some(Failure::new("Class", "text"));
@@ -41,7 +41,7 @@ async fn is_stored_once(db: Db) {
     );
 }
 
-async fn is_patched(db: Db) {
+async fn a_patch_merges_the_metadata(db: Db) {
     let id = stored_thread(&db).await;
     let patch = |value: Value| object(value);
     let first = patch(json!({"a": {"x": 1}, "b": 1}));
@@ -56,7 +56,7 @@ async fn is_patched(db: Db) {
     assert_eq!(read!(db, |tx| threads::find(tx, id)), Some(thread));
 }
 
-async fn is_set(db: Db) {
+async fn a_change_sets_only_its_fields(db: Db) {
     let id = stored_thread(&db).await;
     let change = ThreadChange {
         status: Some(ThreadStatus::Error),
@@ -102,7 +102,7 @@ async fn is_set(db: Db) {
     )));
 }
 
-async fn is_left(db: Db) {
+async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
     let id = stored_thread(&db).await;
     let ending = run_at(id, 1);
     let waiting = run_at(id, 2);
@@ -136,7 +136,7 @@ fn filter(wanted: Value) -> Filter {
     Filter::new("metadata", object(wanted)).expect("a filter")
 }
 
-async fn is_searched(db: Db) {
+async fn a_search_filters_sorts_and_pages(db: Db) {
     let mut ids = vec![];
     for n in 0..5 {
         let mut thread = thread_at(10 + n);
@@ -230,7 +230,7 @@ async fn is_searched(db: Db) {
     );
 }
 
-async fn contains_metadata(db: Db) {
+async fn a_search_matches_contained_metadata(db: Db) {
     let mut thread = thread_at(1);
     thread.metadata = object(json!({
         "text": "x", "one": 1, "half": 0.5, "yes": true, "nothing": null, "odd \"key\".$[0]": 1,
@@ -268,7 +268,7 @@ async fn contains_metadata(db: Db) {
     }
 }
 
-async fn goes_with_everything_on_it(db: Db) {
+async fn deleting_a_thread_deletes_everything_on_it(db: Db) {
     let id = stored_thread(&db).await;
     let run = run_at(id, 1);
     let run_id = run.id;
@@ -318,8 +318,7 @@ async fn goes_with_everything_on_it(db: Db) {
     assert!(matches!(refused, Err(DbError::Conflict(_))), "{refused:?}");
 }
 
-/// A row that makes no sense is shown as far as it can be read, so that it can be looked at and deleted.
-async fn is_fit(db: Db) {
+async fn an_unreadable_thread_can_be_read_and_deleted(db: Db) {
     let id = stored_thread(&db).await;
     db.write(move |tx| {
         Box::pin(async move {
@@ -335,7 +334,7 @@ async fn is_fit(db: Db) {
     assert!(write!(db, |tx| threads::delete(tx, id)));
 }
 
-async fn is_stirred(db: Db) {
+async fn every_change_has_a_new_version(db: Db) {
     let old = thread_at(7);
     let new = thread_at(9);
     let ids = [old.id, new.id];
@@ -352,7 +351,7 @@ async fn is_stirred(db: Db) {
     };
     let before = version(read!(db, |tx| threads::versions(tx, &ids)));
     assert_eq!(version(read!(db, |tx| threads::versions(tx, &ids))), before);
-    // By a server whose clock is behind.
+    // A change by a server whose clock is behind.
     assert!(
         write!(db, |tx| threads::patch(
             tx,

@@ -1,4 +1,4 @@
-//! Items by what they are about, compared by whoever can.
+//! Semantic search of items, with and without pgvector.
 
 use serde_json::{Value, json};
 
@@ -9,20 +9,20 @@ use crate::domain::item::{Filter, ItemAddress, ItemDraft, ItemSearch, ItemVector
 use crate::domain::time::Timestamp;
 
 on_both! {
-    the_closest_come_first,
-    vectors_go_with_their_items,
-    pages_are_cut_from_many,
+    the_closest_items_come_first,
+    vectors_are_replaced_and_deleted_with_their_items,
+    pages_are_right_among_many_vectors,
 }
 
-/// Set where the extension pgvector has to be there.
-const NEEDED: &str = "ADJUTANT_TEST_REQUIRE_PGVECTOR";
+/// The environment variable that requires the extension pgvector.
+const REQUIRE_PGVECTOR: &str = "ADJUTANT_TEST_REQUIRE_PGVECTOR";
 
 fn namespace(text: &str) -> Namespace {
     Namespace::prefix("n", text.split_terminator('.').map(str::to_owned).collect()).expect("a namespace")
 }
 
-async fn put(db: &Db, place: &str, key: &str, vectors: &[[f32; 2]], value: Value) {
-    let address = ItemAddress::new(namespace(place), key).expect("an address");
+async fn put(db: &Db, labels: &str, key: &str, vectors: &[[f32; 2]], value: Value) {
+    let address = ItemAddress::new(namespace(labels), key).expect("an address");
     let vector = |(at, vector): (usize, &[f32; 2])| ItemVector {
         path: format!("t[{at}]"),
         vector: vector.to_vec(),
@@ -35,19 +35,20 @@ async fn put(db: &Db, place: &str, key: &str, vectors: &[[f32; 2]], value: Value
     write!(db, |tx| items::put(tx, &draft, Timestamp(1)));
 }
 
-/// Keys and scores of what is close to the direction (1, 0), by everybody who can compare in this database.
-async fn close(db: &Db, place: &str, filter: Value, page: (u32, u32)) -> Vec<(String, f32)> {
+/// Returns keys and scores of the items nearest to the vector (1, 0), and checks that all methods of this database
+/// agree.
+async fn nearest_keys(db: &Db, labels: &str, filter: Value, page: (u32, u32)) -> Vec<(String, f32)> {
     let by = db.vector_search().await.expect("the database answers");
-    let is_needed = db.engine() == Engine::Postgres && std::env::var_os(NEEDED).is_some();
+    let is_needed = db.engine() == Engine::Postgres && std::env::var_os(REQUIRE_PGVECTOR).is_some();
     assert!(
         by == VectorSearch::Extension || !is_needed,
-        "the extension is not there"
+        "the extension pgvector is not installed"
     );
     let mut lists = vec![];
     for by in [VectorSearch::Scan, by] {
         let filter = Filter::read("filter", &object(filter.clone())).expect("a filter");
         let wanted = ItemSearch {
-            prefix: namespace(place),
+            prefix: namespace(labels),
             filter,
             limit: page.0,
             offset: page.1,
@@ -57,16 +58,16 @@ async fn close(db: &Db, place: &str, filter: Value, page: (u32, u32)) -> Vec<(St
             by,
         };
         let found = read!(db, |tx| nearest(tx, &wanted, &near, Timestamp(5))).expect("few enough");
-        let shown = found
+        let scores = found
             .into_iter()
             .map(|found| (found.item.address.key, found.score.unwrap_or(9.0)));
-        lists.push(shown.collect::<Vec<_>>());
+        lists.push(scores.collect::<Vec<_>>());
     }
-    assert_eq!(lists[0], lists[1], "both compare alike");
+    assert_eq!(lists[0], lists[1], "both methods give the same result");
     lists.swap_remove(0)
 }
 
-async fn the_closest_come_first(db: Db) {
+async fn the_closest_items_come_first(db: Db) {
     put(&db, "n", "far", &[[-1.0, 0.0]], json!({"k": 1})).await;
     put(&db, "n", "near", &[[1.0, 0.0]], json!({"k": 1})).await;
     put(
@@ -79,7 +80,7 @@ async fn the_closest_come_first(db: Db) {
     .await;
     put(&db, "n", "nothing", &[[0.0, 0.0]], json!({"k": 2})).await;
     put(&db, "n", "unindexed", &[], json!({"k": 1})).await;
-    put(&db, "m", "elsewhere", &[[1.0, 0.0]], json!({"k": 1})).await;
+    put(&db, "m", "outside", &[[1.0, 0.0]], json!({"k": 1})).await;
     let pair = |key: &str, score: f32| (key.to_owned(), score);
     let all = [
         pair("near", 1.0),
@@ -87,29 +88,32 @@ async fn the_closest_come_first(db: Db) {
         pair("nothing", 0.0),
         pair("far", -1.0),
     ];
-    assert_eq!(close(&db, "n", json!({}), (10, 0)).await, all);
-    assert_eq!(close(&db, "n", json!({}), (2, 1)).await, all[1..3]);
+    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, all);
+    assert_eq!(nearest_keys(&db, "n", json!({}), (2, 1)).await, all[1..3]);
     assert_eq!(
-        close(&db, "n", json!({"k": {"$lt": 2}}), (10, 0)).await,
+        nearest_keys(&db, "n", json!({"k": {"$lt": 2}}), (10, 0)).await,
         [all[0].clone(), all[3].clone()]
     );
-    assert_eq!(close(&db, "n.below", json!({}), (10, 0)).await, all[1..2]);
+    assert_eq!(nearest_keys(&db, "n.below", json!({}), (10, 0)).await, all[1..2]);
 }
 
-async fn vectors_go_with_their_items(db: Db) {
+async fn vectors_are_replaced_and_deleted_with_their_items(db: Db) {
     put(&db, "n", "a", &[[1.0, 0.0], [0.0, 1.0]], json!({})).await;
     put(&db, "n", "a", &[[0.6, 0.8]], json!({})).await;
-    assert_eq!(close(&db, "n", json!({}), (10, 0)).await, [("a".to_owned(), 0.6)]);
+    assert_eq!(
+        nearest_keys(&db, "n", json!({}), (10, 0)).await,
+        [("a".to_owned(), 0.6)]
+    );
     put(&db, "n", "a", &[], json!({})).await;
-    assert_eq!(close(&db, "n", json!({}), (10, 0)).await, []);
+    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
     put(&db, "n", "a", &[[1.0, 0.0]], json!({})).await;
-    let gone = ItemAddress::new(namespace("n"), "a").expect("an address");
-    write!(db, |tx| items::delete(tx, &gone, Timestamp(2)));
+    let deleted = ItemAddress::new(namespace("n"), "a").expect("an address");
+    write!(db, |tx| items::delete(tx, &deleted, Timestamp(2)));
     put(&db, "n", "a", &[], json!({})).await;
-    assert_eq!(close(&db, "n", json!({}), (10, 0)).await, []);
+    assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
 }
 
-async fn pages_are_cut_from_many(db: Db) {
+async fn pages_are_right_among_many_vectors(db: Db) {
     db.write(|tx| {
         Box::pin(async move {
             for number in 0..1500_u16 {
@@ -119,7 +123,7 @@ async fn pages_are_cut_from_many(db: Db) {
                     path: format!("t[{at}]"),
                     vector: v.to_vec(),
                 });
-                // Keys that are not in the order of the scores.
+                // The order of the keys differs from that of the scores.
                 let key = format!("{:04}", (u32::from(number) * 7) % 1500);
                 let address = ItemAddress::new(namespace("n"), key).expect("an address");
                 let draft = ItemDraft::new(address, object(json!({"number": number})), None).expect("a draft");
@@ -140,7 +144,7 @@ async fn pages_are_cut_from_many(db: Db) {
     .expect("a write");
     let expected = |from: u32, to: u32| (from..to).map(|n| format!("{:04}", (n * 7) % 1500)).collect::<Vec<_>>();
     let keys = async |page| {
-        close(&db, "n", json!({}), page)
+        nearest_keys(&db, "n", json!({}), page)
             .await
             .into_iter()
             .map(|(key, _)| key)

@@ -4,15 +4,15 @@ use super::{Db, on_both, read, stored_thread, thread_at, write};
 use crate::db::{DbError, threads};
 
 on_both!(
-    wait_for_each_other,
-    fail_alone,
-    panic_alone,
-    go_on_without_an_audience,
-    are_not_hindered_by_readers_that_leave,
-    are_refused_after_closing,
+    concurrent_writes_all_succeed,
+    a_failed_job_does_not_affect_others,
+    a_panicking_job_does_not_affect_others,
+    a_job_finishes_without_its_caller,
+    cancelled_reads_do_not_block_writes,
+    writes_after_closing_are_refused,
 );
 
-async fn wait_for_each_other(db: Db) {
+async fn concurrent_writes_all_succeed(db: Db) {
     let writes = (0..64).map(|n| {
         let db = db.clone();
         async move {
@@ -32,7 +32,7 @@ async fn wait_for_each_other(db: Db) {
     );
 }
 
-async fn fail_alone(db: Db) {
+async fn a_failed_job_does_not_affect_others(db: Db) {
     let writes = (0..64).map(|n| {
         let db = db.clone();
         async move {
@@ -50,7 +50,7 @@ async fn fail_alone(db: Db) {
                 })
                 .await;
             match outcome {
-                Ok(told) => assert_eq!(told, n),
+                Ok(value) => assert_eq!(value, n),
                 Err(DbError::Conflict(why)) => assert_eq!((why.as_str(), n % 3), ("on purpose", 0)),
                 Err(other) => panic!("{other}"),
             }
@@ -63,7 +63,7 @@ async fn fail_alone(db: Db) {
     );
 }
 
-async fn panic_alone(db: Db) {
+async fn a_panicking_job_does_not_affect_others(db: Db) {
     let panics = db.write::<(), _>(|_| panic!("at once"));
     let later = db.write::<(), _>(|tx| {
         Box::pin(async move {
@@ -85,7 +85,7 @@ async fn panic_alone(db: Db) {
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
 
-async fn go_on_without_an_audience(db: Db) {
+async fn a_job_finishes_without_its_caller(db: Db) {
     let thread = thread_at(1);
     let id = thread.id;
     let (begun, has_begun) = tokio::sync::oneshot::channel();
@@ -98,7 +98,7 @@ async fn go_on_without_an_audience(db: Db) {
     });
     tokio::select! {
         _ = write => panic!("the job takes longer than that"),
-        told = has_begun => told.expect("the job begins"),
+        begun = has_begun => begun.expect("the job begins"),
     }
     db.close().await;
     let again = db
@@ -107,7 +107,7 @@ async fn go_on_without_an_audience(db: Db) {
     assert!(matches!(again, Err(DbError::Closed)), "{again:?}");
 }
 
-async fn are_refused_after_closing(db: Db) {
+async fn writes_after_closing_are_refused(db: Db) {
     stored_thread(&db).await;
     db.close().await;
     db.close().await;
@@ -117,9 +117,8 @@ async fn are_refused_after_closing(db: Db) {
     assert!(matches!(late, Err(DbError::Closed)), "{late:?}");
 }
 
-/// What a job writes whose caller went away is found after the database is opened again.
 #[tokio::test]
-async fn closing_finishes_what_was_begun() {
+async fn closing_finishes_accepted_writes() {
     let directory = tempfile::tempdir().expect("a directory");
     let url = format!("sqlite://{}/a.db", directory.path().display());
     let db = super::open(&url).await;
@@ -139,11 +138,11 @@ async fn closing_finishes_what_was_begun() {
     db.close().await;
 }
 
-async fn are_not_hindered_by_readers_that_leave(db: Db) {
+async fn cancelled_reads_do_not_block_writes(db: Db) {
     let id = stored_thread(&db).await;
     for turn in 0..300_u64 {
         let read = db.read(move |tx| Box::pin(async move { threads::find(tx, id).await }));
-        // Somewhere between its first word to the database and the last one from there.
+        // The timeout cancels the read at some point between its first statement and the last answer.
         let _ = tokio::time::timeout(Duration::from_micros(turn * 5), read).await;
     }
     let writes = (0..64).map(|n| {

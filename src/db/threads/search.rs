@@ -1,16 +1,17 @@
-//! Searches: which threads, in which order, and by which index they are come by.
+//! Searches for threads, and the access path of each search.
 //!
-//! A search never reads the whole table. Without metadata it walks an index that has its order; for each status there is
-//! one for each order. With metadata the terms decide: if the rarest one has few threads, these are fetched and sorted;
-//! if it has many, the index of the order is walked and every thread asked for its terms, and one in few fits. Pages are
-//! cut from the index before anything else is read of a thread.
+//! A search never reads the whole table. Without metadata it walks the index of its sort order; for each status there
+//! is one per order. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if
+//! many, the index of the order is walked and the terms of each thread are checked, since many of them match. The ids
+//! of a page come from the index before any other column is read.
 
 use std::sync::Arc;
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query_scalar};
 use uuid::Uuid;
 
-use super::{ThreadRow, columns};
+use super::{COLUMNS, ThreadRow};
 use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
@@ -22,54 +23,54 @@ use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
 
-/// How many threads are fetched and sorted at most; with more, the index of the order is walked.
-const FEW: i64 = 1000;
-/// Up to how many the threads that match a search are counted.
+/// The maximum number of threads to fetch and sort; with more, the index of the order is walked.
+const MAX_SORTED: i64 = 1000;
+/// The maximum number of matches that a search counts.
 pub const COUNTED: i64 = 100_000;
-/// Into how many threads a search by values may look.
+/// The maximum number of threads whose states a search by values may fold.
 pub const LOOKED_INTO: usize = 2000;
-/// How many of them are read at once.
-const AT_ONCE: i64 = 200;
+/// The number of threads read at once.
+const BATCH: i64 = 200;
 
-/// By what threads are sorted; those that tie, by their id.
+/// A sort key of threads. Ties are sorted by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThreadSort {
     /// By id.
     Id,
-    /// By status, as a word.
+    /// By status, as text.
     Status,
-    /// By when they were made.
+    /// By creation time.
     #[default]
     CreatedAt,
-    /// By when anything about them last changed.
+    /// By the time of the last change.
     UpdatedAt,
-    /// By when their state last changed.
+    /// By the time of the last change of the state.
     StateUpdatedAt,
 }
 
-/// Which threads are wanted, and in which order. The default wants the ten newest.
+/// A search for threads. The default finds the ten newest.
 #[derive(Debug, Clone)]
 pub struct ThreadSearch {
-    /// Only these.
+    /// Only threads with these ids.
     pub ids: Option<Vec<ThreadId>>,
-    /// Only those whose metadata contains this.
+    /// Only threads whose metadata contains this.
     pub metadata: Filter,
-    /// Only those whose main agent's state contains this.
+    /// Only threads whose main agent's state contains this.
     pub values: Filter,
-    /// Only those of this status.
+    /// Only threads with this status.
     pub status: Option<ThreadStatus>,
-    /// In which order.
+    /// The sort key.
     pub sort: ThreadSort,
-    /// Whether the smallest come first.
+    /// Whether the order is ascending.
     pub ascending: bool,
-    /// How many at most.
+    /// The maximum number of threads.
     pub limit: i64,
-    /// How many to pass over before.
+    /// The number of threads to skip.
     pub offset: i64,
-    /// How much memory the threads of the page may take, roughly, in bytes: it ends early beyond it, behind one thread at
-    /// least.
+    /// The approximate memory the page may take, in bytes. The page ends before the thread that exceeds it, but has at
+    /// least one thread.
     pub bytes: usize,
-    /// Threads that nobody is to find: copies in the making. [`search`] and [`count`] fill them in.
+    /// Threads to leave out: unfinished copies. [`search`] and [`count`] set them.
     pub hidden: Vec<ThreadId>,
 }
 
@@ -95,18 +96,18 @@ impl Default for ThreadSearch {
 pub struct ThreadPage {
     /// The threads.
     pub threads: Vec<Thread>,
-    /// How many match the search on all pages. Counting ends at [`COUNTED`] or behind this page, whichever is more.
+    /// The number of matches on all pages. Counting ends at [`COUNTED`] or behind this page, whichever is more.
     pub total: i64,
 }
 
-/// How the threads of a search are come by.
+/// The access path of a search: the index from which candidates are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::db) enum Way {
-    /// By their ids.
+pub(in crate::db) enum AccessPath {
+    /// The primary key, for given ids.
     Ids,
-    /// By a term that few of them have.
+    /// The index of terms, for a term that few threads have.
     Term(Term),
-    /// By walking the index of the order.
+    /// The index of the sort order.
     Order,
 }
 
@@ -126,29 +127,29 @@ impl ThreadSearch {
         }
     }
 
-    /// Whether the columns of the table itself are asked for anything but the order.
-    fn asks_the_table(&self) -> bool {
+    /// Returns whether a condition needs columns of the table of threads itself.
+    fn filters_on_table(&self) -> bool {
         self.status.is_some() || !self.metadata.is_told_by_terms()
     }
 
-    /// Adds the tables and the conditions. An empty list of ids is a condition that nothing meets.
-    fn push_matches<DB>(&self, sql: &mut QueryBuilder<DB>, way: Way, needs_table: bool) -> DbResult<()>
+    /// Appends the tables and the conditions. An empty list of ids matches nothing.
+    fn push_matches<DB>(&self, sql: &mut QueryBuilder<DB>, path: AccessPath, needs_table: bool) -> DbResult<()>
     where
         DB: sqlx::Database,
         QueryBuilder<DB>: Contains,
         for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
         for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
-        match way {
-            Way::Term(term) if needs_table => {
+        match path {
+            AccessPath::Term(term) if needs_table => {
                 sql.push(" from thread_terms known cross join threads found where found.thread_id = known.thread_id");
                 sql.push(" and known.term = ").push_bind(term.0);
             }
-            Way::Term(term) => {
+            AccessPath::Term(term) => {
                 sql.push(" from thread_terms found where found.term = ")
                     .push_bind(term.0);
             }
-            Way::Ids | Way::Order => {
+            AccessPath::Ids | AccessPath::Order => {
                 sql.push(" from threads found where true");
             }
         }
@@ -177,7 +178,12 @@ impl ThreadSearch {
         if let Some(status) = self.status {
             sql.push(" and status = ").push_bind(status.word());
         }
-        for term in self.metadata.terms().into_iter().filter(|term| way != Way::Term(*term)) {
+        for term in self
+            .metadata
+            .terms()
+            .into_iter()
+            .filter(|term| path != AccessPath::Term(*term))
+        {
             sql.push(" and exists (select 1 from thread_terms also where also.thread_id = found.thread_id");
             sql.push(" and also.term = ").push_bind(term.0).push(")");
         }
@@ -187,8 +193,8 @@ impl ThreadSearch {
         Ok(())
     }
 
-    /// Adds the statement that reads a page.
-    pub(in crate::db) fn push_page<DB>(&self, sql: &mut QueryBuilder<DB>, way: Way) -> DbResult<()>
+    /// Appends the statement that reads a page.
+    pub(in crate::db) fn push_page<DB>(&self, sql: &mut QueryBuilder<DB>, path: AccessPath) -> DbResult<()>
     where
         DB: sqlx::Database,
         QueryBuilder<DB>: Contains,
@@ -196,8 +202,8 @@ impl ThreadSearch {
         for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
         for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
-        sql.push(concat!("select ", columns!(), " from (select found.thread_id as id"));
-        self.push_matches(sql, way, true)?;
+        sql.push(concatcp!("select ", COLUMNS, " from (select found.thread_id as id"));
+        self.push_matches(sql, path, true)?;
         let order = self.order().replace("thread_id", "found.thread_id");
         sql.push(order)
             .push(" limit ")
@@ -209,8 +215,13 @@ impl ThreadSearch {
         Ok(())
     }
 
-    /// Adds the statement that counts the matches, up to a bound if there is one.
-    pub(in crate::db) fn push_count<DB>(&self, sql: &mut QueryBuilder<DB>, way: Way, most: Option<i64>) -> DbResult<()>
+    /// Appends the statement that counts the matches, up to `most` if given.
+    pub(in crate::db) fn push_count<DB>(
+        &self,
+        sql: &mut QueryBuilder<DB>,
+        path: AccessPath,
+        most: Option<i64>,
+    ) -> DbResult<()>
     where
         DB: sqlx::Database,
         QueryBuilder<DB>: Contains,
@@ -219,7 +230,7 @@ impl ThreadSearch {
         for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
         sql.push("select count(*) from (select 1 as one");
-        self.push_matches(sql, way, self.asks_the_table())?;
+        self.push_matches(sql, path, self.filters_on_table())?;
         if let Some(most) = most {
             sql.push(" limit ").push_bind(most);
         }
@@ -236,28 +247,28 @@ impl ThreadSearch {
     }
 }
 
-/// The threads that are wanted.
+/// Returns a page of the threads that match a search, and the total.
 ///
 /// # Errors
-/// [`DbError::Unfit`] when a search by values would have to look into too many threads.
+/// [`DbError::Unfit`] when a search by values would have to fold the states of more than [`LOOKED_INTO`] threads.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPage> {
     let wanted = &ThreadSearch {
         hidden: copies::unfinished(tx).await?,
         ..wanted.clone()
     };
-    let ways = ways(tx, wanted).await?;
+    let paths = access_paths(tx, wanted).await?;
     if !wanted.values.is_empty() {
-        return by_values(tx, wanted, ways.to_read).await;
+        return by_values(tx, wanted, paths.to_read).await;
     }
     let most = COUNTED.max(wanted.offset.saturating_add(wanted.limit).saturating_add(1));
-    let total = count_by(tx, wanted, ways.to_count, Some(most)).await?;
+    let total = count_by(tx, wanted, paths.to_count, Some(most)).await?;
     Ok(ThreadPage {
-        threads: read_some(tx, wanted, ways.to_read).await?,
+        threads: read_in_batches(tx, wanted, paths.to_read).await?,
         total,
     })
 }
 
-/// How many threads meet the conditions; order, limit and offset are none.
+/// Counts the threads that match a search; order, limit and offset are ignored.
 ///
 /// # Errors
 /// As [`search`].
@@ -266,81 +277,82 @@ pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
         hidden: copies::unfinished(tx).await?,
         ..wanted.clone()
     };
-    let ways = ways(tx, wanted).await?;
+    let paths = access_paths(tx, wanted).await?;
     if wanted.values.is_empty() {
-        return count_by(tx, wanted, ways.to_count, None).await;
+        return count_by(tx, wanted, paths.to_count, None).await;
     }
-    Ok(by_values(tx, &wanted.page(0, 0), ways.to_read).await?.total)
+    Ok(by_values(tx, &wanted.page(0, 0), paths.to_read).await?.total)
 }
 
-/// How the threads of a search are come by.
-struct Ways {
-    to_read: Way,
-    to_count: Way,
+/// The access paths of a search, to read a page and to count the matches.
+struct AccessPaths {
+    to_read: AccessPath,
+    to_count: AccessPath,
 }
 
-async fn ways(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<Ways> {
+/// Chooses the access paths of a search by the number of threads that have its rarest term.
+async fn access_paths(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<AccessPaths> {
     if wanted.ids.is_some() {
-        return Ok(Ways {
-            to_read: Way::Ids,
-            to_count: Way::Ids,
+        return Ok(AccessPaths {
+            to_read: AccessPath::Ids,
+            to_count: AccessPath::Ids,
         });
     }
     let mut rarest: Option<(i64, Term)> = None;
     for term in wanted.metadata.terms() {
-        let found = (count_few(tx, term).await?, term);
+        let found = (count_term(tx, term).await?, term);
         rarest = Some(rarest.map_or(found, |rarest| rarest.min(found)));
     }
     Ok(match rarest {
-        None => Ways {
-            to_read: Way::Order,
-            to_count: Way::Order,
+        None => AccessPaths {
+            to_read: AccessPath::Order,
+            to_count: AccessPath::Order,
         },
-        Some((count, term)) if count <= FEW => Ways {
-            to_read: Way::Term(term),
-            to_count: Way::Term(term),
+        Some((count, term)) if count <= MAX_SORTED => AccessPaths {
+            to_read: AccessPath::Term(term),
+            to_count: AccessPath::Term(term),
         },
-        Some((_, term)) => Ways {
-            to_read: Way::Order,
-            to_count: Way::Term(term),
+        Some((_, term)) => AccessPaths {
+            to_read: AccessPath::Order,
+            to_count: AccessPath::Term(term),
         },
     })
 }
 
-/// How many threads have this term, if they are few.
-async fn count_few(tx: &mut Tx<'_>, term: Term) -> DbResult<i64> {
+/// Counts the threads that have this term, up to one more than [`MAX_SORTED`].
+async fn count_term(tx: &mut Tx<'_>, term: Term) -> DbResult<i64> {
     const SQL: &str = "select count(*) from (select 1 as one from thread_terms where term = $1 limit $2) few";
     Ok(on_engine!(tx, |conn| query_scalar(SQL)
         .bind(term.0)
-        .bind(FEW + 1)
+        .bind(MAX_SORTED + 1)
         .fetch_one(conn)
         .await)?)
 }
 
-async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<Vec<Thread>> {
+async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<Vec<Thread>> {
     let rows: Vec<ThreadRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
-        wanted.push_page(&mut sql, way)?;
+        wanted.push_page(&mut sql, path)?;
         sql.build_query_as().fetch_all(conn).await
     })?;
     Ok(rows.into_iter().map(Thread::from).collect())
 }
 
-async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way, most: Option<i64>) -> DbResult<i64> {
+async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath, most: Option<i64>) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
-        wanted.push_count(&mut sql, way, most)?;
+        wanted.push_count(&mut sql, path, most)?;
         sql.build_query_scalar().fetch_one(conn).await
     })?)
 }
 
-/// The page, a part after the other, until it is full.
-async fn read_some(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<Vec<Thread>> {
-    let mut page = Page::of(wanted, 0);
+/// Reads a page in batches until it is full.
+async fn read_in_batches(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<Vec<Thread>> {
+    let mut page = Page::new(wanted, 0);
     loop {
         let count = i64::try_from(page.threads.len()).unwrap_or(i64::MAX);
-        let rest = (wanted.limit - count).min(AT_ONCE);
-        let some = read_page(tx, &wanted.page(rest, wanted.offset + count), way).await?;
+        let rest = (wanted.limit - count).min(BATCH);
+        let some = read_page(tx, &wanted.page(rest, wanted.offset + count), path).await?;
         let is_last = i64::try_from(some.len()).is_ok_and(|read| read < rest) || rest == wanted.limit - count;
         for thread in some {
             page.add(thread);
@@ -354,21 +366,21 @@ async fn read_some(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
 /// A page under construction.
 struct Page {
     threads: Vec<Thread>,
-    /// How many threads come before it.
-    before: usize,
+    /// The number of threads still to be skipped.
+    to_skip: usize,
     limit: usize,
-    /// How many bytes are left.
+    /// The memory that is left, in bytes.
     bytes: usize,
     is_full: bool,
 }
 
 impl Page {
-    /// The page of a search, of whose threads this many are still to be passed over.
-    fn of(wanted: &ThreadSearch, before: i64) -> Self {
+    /// Starts the page of a search, of whose threads the first `to_skip` are skipped.
+    fn new(wanted: &ThreadSearch, to_skip: i64) -> Self {
         let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
         Self {
             threads: vec![],
-            before: count(before),
+            to_skip: count(to_skip),
             limit: count(wanted.limit),
             bytes: wanted.bytes,
             is_full: wanted.limit == 0,
@@ -376,8 +388,8 @@ impl Page {
     }
 
     fn add(&mut self, thread: Thread) {
-        if self.before > 0 {
-            self.before -= 1;
+        if self.to_skip > 0 {
+            self.to_skip -= 1;
             return;
         }
         let bytes = object_weight(&thread.metadata) + object_weight(&thread.config);
@@ -389,17 +401,17 @@ impl Page {
     }
 }
 
-/// The page of a search by values. States are summed up from what was written, so every thread that meets the other
-/// conditions is looked into; one state is in memory at a time.
-async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult<ThreadPage> {
-    let mut page = Page::of(wanted, wanted.offset);
+/// Searches by values. States are not stored, so the state of every thread that meets the other conditions is folded,
+/// one at a time.
+async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<ThreadPage> {
+    let mut page = Page::new(wanted, wanted.offset);
     let mut total = 0;
     let mut offset = 0;
     loop {
-        let threads = read_page(tx, &wanted.page(AT_ONCE, offset), way).await?;
+        let threads = read_page(tx, &wanted.page(BATCH, offset), path).await?;
         let count = threads.len();
-        offset += AT_ONCE;
-        if usize::try_from(offset).is_ok_and(|looked| looked > LOOKED_INTO) && count > 0 {
+        offset += BATCH;
+        if usize::try_from(offset).is_ok_and(|read| read > LOOKED_INTO) && count > 0 {
             return Err(DbError::Unfit(format!(
                 "values: the search would look into more than {LOOKED_INTO} threads; narrow it by ids, metadata or status"
             )));
@@ -408,7 +420,7 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
             let Some(state) = unless_corrupt(state_of(tx, thread.id).await)? else {
                 continue;
             };
-            // Of what clients do not see they find nothing.
+            // Values that clients cannot see must not be searchable.
             if contains(state, &wanted.values).await?
                 && background::visibility(tx, thread.id).await? == Visibility::Full
             {
@@ -416,7 +428,7 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
                 page.add(thread);
             }
         }
-        if count < usize::try_from(AT_ONCE).unwrap_or(usize::MAX) {
+        if count < usize::try_from(BATCH).unwrap_or(usize::MAX) {
             return Ok(ThreadPage {
                 threads: page.threads,
                 total,
@@ -425,13 +437,13 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, way: Way) -> DbResult
     }
 }
 
-/// Whether what clients read of a state contains what is wanted.
+/// Returns whether the values of a state match the filter.
 async fn contains(state: Arc<State>, wanted: &Filter) -> DbResult<bool> {
     let wanted = wanted.clone();
     off_thread(move |stop| wanted.matches_fields(|name| state.value(name), &|| stop.is_set())).await
 }
 
-/// The main agent's state.
+/// Returns the main agent's newest state.
 async fn state_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Arc<State>> {
     match checkpoints::head(tx, thread, Lane::Main).await? {
         Some(head) => checkpoints::shared_state(tx, thread, Lane::Main, &head).await,

@@ -1,5 +1,5 @@
-//! The terms of threads: rows by which searches find threads through their metadata. They change with it, in the same
-//! transaction.
+//! The terms of threads: an index of the values in their metadata, for searches. Terms are written in the transaction
+//! that writes the metadata.
 
 use std::collections::BTreeSet;
 
@@ -12,28 +12,28 @@ use crate::db::{DbError, DbResult, Tx};
 use crate::domain::filter::{Term, terms_of};
 use crate::domain::id::ThreadId;
 
-/// How many values the metadata of a thread may hold.
-const MOST: usize = 1000;
+/// The maximum number of values in the metadata of a thread.
+const MAX_VALUES: usize = 1000;
 
-/// Writes the terms of a thread that has none yet.
+/// Stores the terms of a new thread.
 pub(super) async fn insert(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
-    insert_terms(tx, thread, &bounded(metadata)?).await
+    insert_terms(tx, thread, &checked_terms(metadata)?).await
 }
 
-/// Makes the terms of a thread those of its new metadata.
+/// Replaces the terms of a thread by those of its new metadata.
 pub(super) async fn replace(tx: &mut Tx<'_>, thread: ThreadId, metadata: &Map<String, Value>) -> DbResult<()> {
     const SQL: &str = "select term from thread_terms where thread_id = $1";
-    let wanted = bounded(metadata)?;
+    let wanted = checked_terms(metadata)?;
     let terms: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
     let stored: BTreeSet<Term> = terms.into_iter().map(Term).collect();
     delete_terms(tx, thread, &stored.difference(&wanted).copied().collect()).await?;
     insert_terms(tx, thread, &wanted.difference(&stored).copied().collect()).await
 }
 
-fn bounded(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {
+fn checked_terms(metadata: &Map<String, Value>) -> DbResult<BTreeSet<Term>> {
     let terms = terms_of(metadata);
-    if terms.len() > MOST {
-        return Err(DbError::Unfit(format!("metadata: holds more than {MOST} values")));
+    if terms.len() > MAX_VALUES {
+        return Err(DbError::Unfit(format!("metadata: holds more than {MAX_VALUES} values")));
     }
     Ok(terms)
 }

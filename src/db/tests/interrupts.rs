@@ -7,9 +7,9 @@ use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
 use crate::domain::time::Timestamp;
 
-on_both!(are_asked_and_answered, are_dropped);
+on_both!(interrupts_are_stored_and_answered, pending_interrupts_are_dropped);
 
-fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
+fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
     let task = TaskId::of_step(None, &format!("{thread}"), usize::try_from(seq).expect("small"));
     let question = Question {
         kind: QuestionKind::Question,
@@ -42,18 +42,18 @@ fn question(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
     }
 }
 
-async fn are_asked_and_answered(db: Db) {
+async fn interrupts_are_stored_and_answered(db: Db) {
     let one = stored_thread(&db).await;
     let two = stored_thread(&db).await;
     let all = [
-        question(one, Lane::Main, 3),
-        question(one, Lane::Main, 1),
-        question(two, Lane::Main, 2),
+        pending_interrupt(one, Lane::Main, 3),
+        pending_interrupt(one, Lane::Main, 1),
+        pending_interrupt(two, Lane::Main, 2),
     ];
     for asked in all.clone() {
         write!(db, |tx| interrupts::insert(tx, &asked));
     }
-    let [later, first, elsewhere] = all;
+    let [later, first, on_other_thread] = all;
     let id = first.interrupt.id.clone();
     let missing = InterruptId("no".to_owned());
     let wanted = id.clone();
@@ -69,7 +69,7 @@ async fn are_asked_and_answered(db: Db) {
     );
     assert_eq!(
         read!(db, |tx| interrupts::pending(tx, 2, 1)),
-        [elsewhere, later.clone()]
+        [on_other_thread, later.clone()]
     );
 
     let by = RunId::mint();
@@ -106,13 +106,13 @@ async fn are_asked_and_answered(db: Db) {
     assert_eq!(read!(db, |tx| interrupts::find(tx, one, &id)), Some(first));
 }
 
-async fn are_dropped(db: Db) {
+async fn pending_interrupts_are_dropped(db: Db) {
     let thread = stored_thread(&db).await;
     let child = Lane::Child(RunId::mint());
     for asked in [
-        question(thread, Lane::Main, 1),
-        question(thread, child, 2),
-        question(thread, child, 3),
+        pending_interrupt(thread, Lane::Main, 1),
+        pending_interrupt(thread, child, 2),
+        pending_interrupt(thread, child, 3),
     ] {
         write!(db, |tx| interrupts::insert(tx, &asked));
     }
