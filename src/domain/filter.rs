@@ -1,7 +1,7 @@
-//! Searching JSON objects by what they contain, and the terms by which an index finds them.
+//! Filters for JSON objects, and the index terms that find their matches.
 //!
-//! A value contains another when it is an equal scalar, an object with all the keys of the other one whose values contain
-//! the other's, or a list in which every item of the other one has a match. Numbers are compared by value.
+//! A value contains another if it is an equal scalar, an object with all keys of the other whose values contain those
+//! of the other, or a list in which every item of the other has a match. Numbers are compared by value.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -12,27 +12,27 @@ use uuid::Uuid;
 use super::Invalid;
 use super::json_limits::{LimitExceeded, check_to};
 
-/// How deeply a filter may nest.
+/// The maximum nesting of a filter, in levels.
 const DEEPEST: usize = 16;
-/// How many values a filter may name, equal ones included. Each of them is compared with every value of an object at most
-/// once, so this bounds what a search costs: it grows with the size of the object and no faster.
+/// The maximum number of values in a filter, equal ones included. Each is compared at most once with every value of an
+/// object, so the cost of a search grows linearly with the size of the object.
 const MOST_VALUES: usize = 64;
-/// After how many comparisons it is asked whether a search is to go on.
+/// The number of comparisons between two checks of the deadline.
 const COMPARED_AT_ONCE: u32 = 4096;
 
-/// What an object has to contain.
+/// The JSON object that matching objects must contain.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter(Map<String, Value>);
 
-/// That a value stands at a path: a digest of both. Different ones never meet in practice: it has 122 bits.
+/// An index term: a digest of a path and the value there. Its 122 bits make collisions practically impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub Uuid);
 
 impl Filter {
-    /// A filter that was checked; `field` names it in a refusal.
+    /// Validates a filter; `field` is its name in errors.
     ///
     /// # Errors
-    /// If it nests deeper than 16 levels or names more than 64 values, equal ones included.
+    /// Returns an error if the filter nests deeper than 16 levels or has more than 64 values, equal ones included.
     pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
         match wanted.values().try_for_each(|value| check_to(value, DEEPEST - 1)) {
             Ok(()) => {}
@@ -47,27 +47,28 @@ impl Filter {
         Ok(Self(wanted))
     }
 
-    /// Whether every object fits.
+    /// Returns whether every object matches.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The object that has to be contained.
+    /// Returns the object that matches must contain.
     pub fn wanted(&self) -> &Map<String, Value> {
         &self.0
     }
 
-    /// Whether the object contains what is wanted.
+    /// Returns whether the object matches.
     pub fn matches(&self, object: &Map<String, Value>) -> bool {
         self.matches_unless(object, &|| false)
     }
 
-    /// The same, but that the comparison ends, and nothing matches, once it `is_over`, which is asked now and then.
+    /// Returns whether the object matches; false when `is_over`, which is called every few thousand comparisons, is
+    /// true.
     pub fn matches_unless(&self, object: &Map<String, Value>, is_over: &dyn Fn() -> bool) -> bool {
         self.matches_fields(|key| object.get(key).map(Cow::Borrowed), is_over)
     }
 
-    /// The same of an object whose values are made one by one.
+    /// Returns whether an object matches whose values are computed when they are needed.
     pub fn matches_fields<'v>(
         &self,
         value_of: impl Fn(&str) -> Option<Cow<'v, Value>>,
@@ -82,7 +83,7 @@ impl Filter {
         self.0.iter().all(&mut fits)
     }
 
-    /// Terms that every object which fits has.
+    /// Returns terms that every matching object has.
     pub fn terms(&self) -> BTreeSet<Term> {
         let mut terms = BTreeSet::new();
         for (key, wanted) in &self.0 {
@@ -91,14 +92,14 @@ impl Filter {
         terms
     }
 
-    /// Whether every object that has all the terms fits. Not so with objects and lists inside of lists: terms do not tell
-    /// which values stand in the same item.
+    /// Returns whether the terms decide the match, so that every object with all of them matches. They do not for
+    /// objects and lists inside lists: terms do not say which values belong to the same item.
     pub fn is_told_by_terms(&self) -> bool {
         self.0.values().all(is_told_by_terms)
     }
 }
 
-/// The terms of an object: one for every value in it, at any depth.
+/// Returns the terms of an object: one for every value in it, at any depth.
 pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
     let mut terms = BTreeSet::new();
     for (key, value) in object {
@@ -107,10 +108,10 @@ pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
     terms
 }
 
-/// A comparison under way.
+/// A running comparison.
 ///
-/// A value of the filter and one of the object are compared at most once: that is at most the number of the filter's
-/// values, with the containers around them, times the number of the object's.
+/// A value of the filter and a value of the object are compared at most once: the cost is at most the number of the
+/// filter's values, containers included, times the number of the object's.
 struct Comparison<'a> {
     until_asked: u32,
     is_over: &'a dyn Fn() -> bool,
@@ -133,7 +134,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Whether the comparison was told to end. Once told, it stays so.
+    /// Returns whether the comparison was stopped. Once true, the result stays true.
     fn has_ended(&mut self) -> bool {
         if self.until_asked > 0 {
             self.until_asked -= 1;
@@ -147,7 +148,7 @@ impl Comparison<'_> {
     }
 }
 
-/// How many values a filter names: its scalars and empty containers.
+/// Counts the values of a filter: its scalars and empty containers.
 fn count(value: &Value) -> usize {
     match value {
         Value::Object(fields) if !fields.is_empty() => fields.values().map(count).sum(),
@@ -175,7 +176,7 @@ fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     }
 }
 
-/// As [`collect`], without what is implied: where there are values, there is something to hold them.
+/// Collects terms as [`collect`] does, without those of containers that are implied by a value inside.
 fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
@@ -194,12 +195,12 @@ fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     }
 }
 
-/// The path to the value of a key. The length of the key before the key leaves no two paths alike.
+/// Returns the path of a key. The length in front of each key keeps paths unambiguous.
 fn step(path: &[u8], key: &str) -> Vec<u8> {
     [path, format!(".{}:", key.len()).as_bytes(), key.as_bytes()].concat()
 }
 
-/// The path to any item of a list.
+/// Returns the path of any item of a list.
 fn item_of(path: &[u8]) -> Vec<u8> {
     [path, b"#"].concat()
 }
@@ -216,7 +217,7 @@ fn term(path: &[u8], value: &Value) -> Term {
     Term(Uuid::new_v5(&Uuid::NAMESPACE_OID, &[path, value.as_bytes()].concat()))
 }
 
-/// A number in one spelling: 1 and 1.0 are the same.
+/// Returns the canonical spelling of a number: 1 and 1.0 are the same.
 fn digits(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 1e15 => {

@@ -1,4 +1,4 @@
-//! A skill: a folder with instructions for one kind of work, told by the settings at the top of its `SKILL.md`.
+//! Skills: folders with instructions for one kind of task, described by the front matter of their `SKILL.md`.
 
 use std::collections::BTreeMap;
 
@@ -9,50 +9,50 @@ use super::front_matter::{self, FrontMatter};
 
 /// The file that makes a folder a skill.
 pub const FILE: &str = "SKILL.md";
-/// The largest `SKILL.md`, in bytes.
+/// The maximum size of a `SKILL.md`, in bytes.
 pub const LARGEST: usize = 1024 * 1024;
-/// The largest settings at its top, in bytes.
+/// The maximum size of the front matter, in bytes.
 const LARGEST_SETTINGS: usize = 64 * 1024;
-/// The longest name, in characters.
+/// The maximum length of a name, in characters.
 const LONGEST_NAME: usize = 64;
-/// The longest description, in characters; the rest is cut off.
+/// The maximum length of a description, in characters; the rest is cut off.
 const LONGEST_DESCRIPTION: usize = 1_024;
-/// The longest word on compatibility, in characters; the rest is cut off.
+/// The maximum length of `compatibility`, in characters; the rest is cut off.
 const LONGEST_COMPATIBILITY: usize = 500;
-/// The key of `metadata` that names the tools a skill discloses.
+/// The key of `metadata` with the names of tools that the skill discloses.
 const INCLUDE_TOOLS: &str = "include_tools";
 
-/// What is known of a skill before its instructions are read.
+/// The front matter of a skill.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Skill {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// What it is for: all by which a model chooses.
+    /// The description, by which a model chooses the skill.
     pub description: String,
-    /// The absolute path of its `SKILL.md`.
+    /// The absolute path of the `SKILL.md`.
     pub path: String,
-    /// Under which terms it may be used.
+    /// The licence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<String>,
-    /// What it needs around it.
+    /// The requirements on the environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compatibility: Option<String>,
-    /// What else its owner says about it.
+    /// Additional metadata.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// The tools it is written for. Shown, not enforced.
+    /// The tools that the skill is written for. Shown, not enforced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_tools: Vec<String>,
-    /// The tools that are hidden until it was read.
+    /// The tools that are hidden until the model has read the skill.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub include_tools: Vec<String>,
 }
 
 impl Skill {
-    /// Reads the text of the `SKILL.md` at `path`, together with what is odd about it.
+    /// Parses the text of the `SKILL.md` at `path`. Returns warnings with it.
     ///
     /// # Errors
-    /// Why it is no skill, continuing "the file …".
+    /// Returns the reason why the file is no skill, continuing "the file …".
     pub fn read(path: &str, text: &str) -> Result<(Self, Vec<String>), String> {
         if text.len() > LARGEST {
             return Err(format!("has more than {LARGEST} bytes"));
@@ -91,7 +91,7 @@ impl Skill {
     }
 }
 
-/// The instructions of a skill: its text without the settings at the top.
+/// Returns the instructions of a skill: its text without the front matter.
 pub fn instructions(text: &str) -> &str {
     match FrontMatter::of(text) {
         FrontMatter::Present { body, .. } | FrontMatter::Missing { body } => body.trim(),
@@ -121,7 +121,7 @@ fn required(settings: &Map<String, Value>, key: &str) -> Result<String, String> 
     text.ok_or_else(|| format!("must say its `{key}` at the top"))
 }
 
-/// A plain value as text, on one line.
+/// Returns a scalar as text, on one line.
 fn word(value: Option<&Value>) -> Option<String> {
     let text = match value? {
         Value::String(text) => text.clone(),
@@ -132,7 +132,7 @@ fn word(value: Option<&Value>) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// A list of names: a list, or a text with spaces or commas between them.
+/// Returns a list of names, given as a list or as text separated by spaces or commas.
 fn names(value: Option<&Value>) -> Vec<String> {
     let words = |text: &str| -> Vec<String> {
         let parts = text.split(|c: char| c == ',' || c.is_whitespace());
@@ -145,7 +145,7 @@ fn names(value: Option<&Value>) -> Vec<String> {
     }
 }
 
-/// What is odd about a name, given the folder of its file.
+/// Returns a warning about a name, given the path of its file.
 fn name_oddity(name: &str, path: &str) -> Option<String> {
     let folder = path.rsplit('/').nth(1).unwrap_or_default();
     let is_plain = (1..=LONGEST_NAME).contains(&name.chars().count())
@@ -158,7 +158,7 @@ fn name_oddity(name: &str, path: &str) -> Option<String> {
     (name != folder).then(|| format!("its `name` should be that of its folder, `{folder}`"))
 }
 
-/// The first `most` characters.
+/// Returns the first `most` characters.
 fn cut(text: &str, most: usize) -> String {
     text.chars().take(most).collect()
 }

@@ -1,46 +1,47 @@
-//! What items have to say to be found.
+//! Filters of searches in the Store: comparisons of the fields of items.
 
 use serde_json::{Map, Value};
 
 use crate::domain::Invalid;
 use crate::domain::json_limits::place_of_nul;
 
-/// The most values that a filter may mention, those within lists and objects counted.
+/// The maximum number of values in a filter, those inside lists and objects included.
 const MOST_VALUES: usize = 100;
-/// How deep the fields and values of a filter may nest.
+/// The maximum nesting of the fields and values of a filter, in levels.
 const DEEPEST: usize = 8;
-/// The longest text in a filter, names of fields among them, in bytes.
+/// The maximum length of a text or field name in a filter, in bytes.
 const LONGEST_TEXT: usize = 4096;
 
-/// Conditions that all have to hold. A field that an item does not have counts as null.
+/// Conditions that must all be true. A field that an item does not have counts as null.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter(Vec<Condition>);
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Condition {
-    /// The field, from the outermost object inward; at least one name.
+    /// The path of the field, outermost name first; at least one name.
     pub path: Vec<String>,
-    /// How it is compared.
+    /// The comparison.
     pub test: Test,
-    /// With what. For the tests of order it is a number or a text, and only fields of that kind pass.
+    /// The value to compare with. For comparisons of order it is a number or a text, and only fields of that type
+    /// match.
     pub operand: Value,
 }
 
-/// How a field is compared.
+/// A comparison operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Test {
-    /// `$eq`: equal; numbers by value, lists item by item, objects key by key.
+    /// `$eq`: equal. Numbers are compared by value, lists item by item, objects key by key.
     Eq,
     /// `$ne`: not equal.
     Ne,
-    /// `$gt`: greater; texts by their code points.
+    /// `$gt`: greater than. Texts are compared by code points.
     Gt,
-    /// `$gte`: greater or equal.
+    /// `$gte`: greater than or equal.
     Gte,
-    /// `$lt`: less.
+    /// `$lt`: less than.
     Lt,
-    /// `$lte`: less or equal.
+    /// `$lte`: less than or equal.
     Lte,
 }
 
@@ -58,17 +59,18 @@ impl Test {
         Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, test)| *test)
     }
 
-    /// Whether it asks for an order.
+    /// Returns whether the comparison is one of order.
     pub fn is_order(self) -> bool {
         !matches!(self, Self::Eq | Self::Ne)
     }
 }
 
 impl Filter {
-    /// Reads `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is what the errors call it.
+    /// Parses `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is the filter's name in
+    /// errors.
     ///
     /// # Errors
-    /// Names the field that cannot be compared so.
+    /// Returns the field whose condition is invalid.
     pub fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, Invalid> {
         let mut reader = Reader {
             name,
@@ -79,7 +81,7 @@ impl Filter {
         Ok(Self(reader.conditions))
     }
 
-    /// The conditions, in the order in which they were given.
+    /// Returns the conditions in the order given.
     pub fn conditions(&self) -> &[Condition] {
         &self.0
     }
@@ -157,7 +159,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Counts the values of an operand, and measures them.
+    /// Checks the number, nesting and length of the values of an operand.
     fn count(&mut self, path: &[String], operand: &Value, deepest: usize) -> Result<(), Invalid> {
         self.values += 1;
         if self.values > MOST_VALUES {
