@@ -13,7 +13,7 @@ pub const LONGEST_NAME: usize = 512;
 /// The maximum length of a description, in characters.
 pub const LONGEST_DESCRIPTION: usize = 16 * 1024;
 /// The maximum size of `config` and of `context`, each in bytes of JSON. Both are copied into every run.
-pub const LARGEST_SETTING: usize = 128 * 1024;
+pub const MAX_SETTING_BYTES: usize = 128 * 1024;
 
 /// An assistant: an agent definition with settings, the target of a run. The settings are those of the version in use.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,8 +184,8 @@ impl Settings {
         // `context` comes first: one that is too large is part of `config`, too, and the error shall name `context`.
         for (field, value) in [("context", &self.context), ("config", &self.config)] {
             let size = serde_json::to_vec(value).map_or(usize::MAX, |json| json.len());
-            if size > LARGEST_SETTING {
-                let reason = format!("has {size} bytes of JSON; more than {LARGEST_SETTING} are not kept");
+            if size > MAX_SETTING_BYTES {
+                let reason = format!("has {size} bytes of JSON; at most {MAX_SETTING_BYTES} are allowed");
                 return Err(Invalid::new(field, reason));
             }
         }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(field(settings(json!({}), json!({}))), Ok(()));
         assert_eq!(field(Settings::default()), Err("name".to_owned()));
         assert_eq!(
-            field(settings(json!({}), json!({"x": "y".repeat(LARGEST_SETTING)}))),
+            field(settings(json!({}), json!({"x": "y".repeat(MAX_SETTING_BYTES)}))),
             Err("context".to_owned())
         );
         let long = Settings {

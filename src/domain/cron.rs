@@ -54,7 +54,7 @@ impl Cron {
 }
 
 /// The maximum length of a schedule, in bytes.
-const LONGEST: usize = 256;
+const MAX_SCHEDULE_BYTES: usize = 256;
 
 /// A cron expression of five fields (minute, hour, day of the month, month, day of the week) in a time zone.
 ///
@@ -78,15 +78,15 @@ impl Schedule {
             let reason = "must be the IANA name of a time zone, as in 'America/New_York'";
             Invalid::new("timezone", reason)
         })?;
-        let wrong = |reason: String| {
+        let invalid = |reason: String| {
             let form = "five fields (minute hour day_of_month month day_of_week), as in '*/5 * * * *'";
             Invalid::new("schedule", format!("must be {form}: {reason}"))
         };
-        if text.len() > LONGEST {
-            return Err(wrong(format!("this is longer than {LONGEST} bytes")));
+        if text.len() > MAX_SCHEDULE_BYTES {
+            return Err(invalid(format!("this is longer than {MAX_SCHEDULE_BYTES} bytes")));
         }
         if text.split_whitespace().count() != 5 {
-            return Err(wrong(format!("{text:?} has another number of them")));
+            return Err(invalid(format!("{text:?} does not have five")));
         }
         let parser = CronParser::builder()
             .seconds(Seconds::Disallowed)
@@ -94,7 +94,7 @@ impl Schedule {
             .build();
         let pattern = parser
             .parse(text)
-            .map_err(|error| wrong(format!("{text:?} is not: {error}")))?;
+            .map_err(|error| invalid(format!("{text:?} is invalid: {error}")))?;
         let schedule = Self {
             text: text.to_owned(),
             zone,
@@ -102,7 +102,7 @@ impl Schedule {
         };
         // Any start will do: an expression that is never due after this time is never due.
         if schedule.next_after(Timestamp(0)).is_none() {
-            return Err(wrong(format!("{text:?} never comes")));
+            return Err(invalid(format!("{text:?} is never due")));
         }
         Ok(schedule)
     }
@@ -122,7 +122,7 @@ impl Schedule {
         let zone = self.zone.unwrap_or(Tz::UTC);
         let mut from = DateTime::<Utc>::from_timestamp_micros(now.0)?;
         // When clocks go back, local times repeat, and the result may not be after `now` until the overlap has passed.
-        for _ in 0..LONGEST_OVERLAP_H {
+        for _ in 0..MAX_OVERLAP_HOURS {
             let found = self
                 .pattern
                 .find_next_occurrence(&from.with_timezone(&zone), false)
@@ -138,7 +138,7 @@ impl Schedule {
 }
 
 /// The number of hours to try. No time zone ever moved its clocks by more than a day.
-const LONGEST_OVERLAP_H: u32 = 25;
+const MAX_OVERLAP_HOURS: u32 = 25;
 
 impl PartialEq for Schedule {
     fn eq(&self, other: &Self) -> bool {

@@ -202,7 +202,7 @@ impl DeclaredFields {
             }
             match field.merge {
                 Merge::Append if !value.is_array() => {
-                    return Err(Invalid::new(name, "must be a list: its items are added"));
+                    return Err(Invalid::new(name, "must be a list: its items are appended"));
                 }
                 Merge::ByKey if !value.is_object() => {
                     return Err(Invalid::new(name, "must be an object: its keys are set"));
@@ -235,7 +235,7 @@ impl DeclaredFields {
                 .is_some_and(|(field, _)| matches!(field.visibility, Visibility::Output | Visibility::Private))
         };
         if let Some(name) = input.fields.keys().find(|name| given(name)) {
-            return Err(Invalid::new(name, "is not given by clients; leave it out"));
+            return Err(Invalid::new(name, "cannot be written by clients; leave it out"));
         }
         self.check(input)
     }

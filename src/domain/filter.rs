@@ -13,12 +13,12 @@ use super::Invalid;
 use super::json_limits::{LimitExceeded, check_to};
 
 /// The maximum nesting of a filter, in levels.
-const DEEPEST: usize = 16;
+const MAX_DEPTH: usize = 16;
 /// The maximum number of values in a filter, equal ones included. Each is compared at most once with every value of an
 /// object, so the cost of a search grows linearly with the size of the object.
-const MOST_VALUES: usize = 64;
+const MAX_VALUES: usize = 64;
 /// The number of comparisons between two checks of the deadline.
-const COMPARED_AT_ONCE: u32 = 4096;
+const COMPARISONS_PER_CHECK: u32 = 4096;
 
 /// The JSON object that matching objects must contain.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -34,15 +34,15 @@ impl Filter {
     /// # Errors
     /// Returns an error if the filter nests deeper than 16 levels or has more than 64 values, equal ones included.
     pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
-        match wanted.values().try_for_each(|value| check_to(value, DEEPEST - 1)) {
+        match wanted.values().try_for_each(|value| check_to(value, MAX_DEPTH - 1)) {
             Ok(()) => {}
             Err(LimitExceeded::Depth) => {
-                return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
+                return Err(Invalid::new(field, format!("nests deeper than {MAX_DEPTH} levels")));
             }
             Err(exceeded) => return Err(exceeded.of(field)),
         }
-        if wanted.values().map(count).sum::<usize>() > MOST_VALUES {
-            return Err(Invalid::new(field, format!("names more than {MOST_VALUES} values")));
+        if wanted.values().map(count).sum::<usize>() > MAX_VALUES {
+            return Err(Invalid::new(field, format!("names more than {MAX_VALUES} values")));
         }
         Ok(Self(wanted))
     }
@@ -75,7 +75,7 @@ impl Filter {
         is_over: &dyn Fn() -> bool,
     ) -> bool {
         let mut comparison = Comparison {
-            until_asked: COMPARED_AT_ONCE,
+            until_check: COMPARISONS_PER_CHECK,
             is_over,
         };
         let mut fits =
@@ -87,7 +87,7 @@ impl Filter {
     pub fn terms(&self) -> BTreeSet<Term> {
         let mut terms = BTreeSet::new();
         for (key, wanted) in &self.0 {
-            collect_wanted(&mut terms, &step(&[], key), wanted);
+            collect_wanted(&mut terms, &key_path(&[], key), wanted);
         }
         terms
     }
@@ -103,7 +103,7 @@ impl Filter {
 pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
     let mut terms = BTreeSet::new();
     for (key, value) in object {
-        collect(&mut terms, &step(&[], key), value);
+        collect(&mut terms, &key_path(&[], key), value);
     }
     terms
 }
@@ -113,13 +113,13 @@ pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
 /// A value of the filter and a value of the object are compared at most once: the cost is at most the number of the
 /// filter's values, containers included, times the number of the object's.
 struct Comparison<'a> {
-    until_asked: u32,
+    until_check: u32,
     is_over: &'a dyn Fn() -> bool,
 }
 
 impl Comparison<'_> {
     fn contains(&mut self, whole: &Value, part: &Value) -> bool {
-        if self.has_ended() {
+        if self.is_stopped() {
             return false;
         }
         match (whole, part) {
@@ -129,21 +129,21 @@ impl Comparison<'_> {
             (Value::Array(whole), Value::Array(part)) => part
                 .iter()
                 .all(|value| whole.iter().any(|found| self.contains(found, value))),
-            (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
+            (Value::Number(whole), Value::Number(part)) => canonical_number(whole) == canonical_number(part),
             (whole, part) => whole == part,
         }
     }
 
     /// Returns whether the comparison was stopped. Once true, the result stays true.
-    fn has_ended(&mut self) -> bool {
-        if self.until_asked > 0 {
-            self.until_asked -= 1;
+    fn is_stopped(&mut self) -> bool {
+        if self.until_check > 0 {
+            self.until_check -= 1;
             return false;
         }
         if (self.is_over)() {
             return true;
         }
-        self.until_asked = COMPARED_AT_ONCE;
+        self.until_check = COMPARISONS_PER_CHECK;
         false
     }
 }
@@ -166,12 +166,12 @@ fn is_told_by_terms(value: &Value) -> bool {
 }
 
 fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
-    terms.insert(term(path, value));
+    terms.insert(term_at(path, value));
     match value {
         Value::Object(fields) => fields
             .iter()
-            .for_each(|(key, value)| collect(terms, &step(path, key), value)),
-        Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_of(path), item)),
+            .for_each(|(key, value)| collect(terms, &key_path(path, key), value)),
+        Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_path(path), item)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
@@ -182,34 +182,34 @@ fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
         Value::Object(fields) if !fields.is_empty() => {
             fields
                 .iter()
-                .for_each(|(key, value)| collect_wanted(terms, &step(path, key), value));
+                .for_each(|(key, value)| collect_wanted(terms, &key_path(path, key), value));
         }
         Value::Array(items) if !items.is_empty() => {
             items
                 .iter()
-                .for_each(|item| collect_wanted(terms, &item_of(path), item));
+                .for_each(|item| collect_wanted(terms, &item_path(path), item));
         }
         Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            terms.insert(term(path, value));
+            terms.insert(term_at(path, value));
         }
     }
 }
 
 /// Returns the path of a key. The length in front of each key keeps paths unambiguous.
-fn step(path: &[u8], key: &str) -> Vec<u8> {
+fn key_path(path: &[u8], key: &str) -> Vec<u8> {
     [path, format!(".{}:", key.len()).as_bytes(), key.as_bytes()].concat()
 }
 
 /// Returns the path of any item of a list.
-fn item_of(path: &[u8]) -> Vec<u8> {
+fn item_path(path: &[u8]) -> Vec<u8> {
     [path, b"#"].concat()
 }
 
-fn term(path: &[u8], value: &Value) -> Term {
+fn term_at(path: &[u8], value: &Value) -> Term {
     let value = match value {
         Value::Null => "=null".to_owned(),
         Value::Bool(truth) => format!("={truth}"),
-        Value::Number(number) => format!("={}", digits(number)),
+        Value::Number(number) => format!("={}", canonical_number(number)),
         Value::String(text) => format!("\"{text}"),
         Value::Object(_) => "{".to_owned(),
         Value::Array(_) => "[".to_owned(),
@@ -218,7 +218,7 @@ fn term(path: &[u8], value: &Value) -> Term {
 }
 
 /// Returns the canonical spelling of a number: 1 and 1.0 are the same.
-fn digits(number: &Number) -> String {
+fn canonical_number(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 1e15 => {
             format!("{float:.0}").replace("-0", "0")

@@ -133,7 +133,7 @@ fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
     if update.messages.is_empty() {
         return Err(Invalid::new(
             "input.messages",
-            "is missing: it is what the model is shown instead of the conversation",
+            "is missing: the model receives it instead of the conversation",
         ));
     }
     Ok(update
@@ -180,7 +180,7 @@ fn check_ids(calls: &[ToolCall]) -> Result<(), Invalid> {
     match twice {
         Some((_, call)) => Err(Invalid::new(
             "command.goto",
-            format!("brings two calls with the id {:?}", call.id),
+            format!("has two calls with the id {:?}", call.id),
         )),
         None => Ok(()),
     }

@@ -11,7 +11,7 @@ use super::id::{RunId, ThreadId};
 pub const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The maximum length of a key, in characters.
-pub const LONGEST_KEY: usize = 255;
+pub const MAX_KEY_LENGTH: usize = 255;
 
 /// An idempotency key, with a fingerprint of its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,16 +28,18 @@ impl Key {
     /// # Errors
     /// Returns an error if the text is empty, too long, or contains characters that are not visible.
     pub fn new(client: &str, text: &str, parts: &[&[u8]]) -> Result<Self, Invalid> {
-        const CLIENTS: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
-        const REQUESTS: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
-        if text.is_empty() || text.len() > LONGEST_KEY || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let reason = format!("must be 1 to {LONGEST_KEY} visible ASCII characters");
+        const CLIENT_NAMESPACE: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
+        const REQUEST_NAMESPACE: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
+        if text.is_empty() || text.len() > MAX_KEY_LENGTH || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let reason = format!("must be 1 to {MAX_KEY_LENGTH} visible ASCII characters");
             return Err(Invalid::new("Idempotency-Key", reason));
         }
         // Each part is hashed for itself, so that parts cannot be confused by moving their boundary.
-        let fingerprint = parts.iter().fold(REQUESTS, |sum, part| Uuid::new_v5(&sum, part));
+        let fingerprint = parts
+            .iter()
+            .fold(REQUEST_NAMESPACE, |sum, part| Uuid::new_v5(&sum, part));
         // The digest has a fixed length, so that one client's keys cannot collide with another's.
-        let client = Uuid::new_v5(&CLIENTS, client.as_bytes()).simple();
+        let client = Uuid::new_v5(&CLIENT_NAMESPACE, client.as_bytes()).simple();
         Ok(Self {
             name: format!("{client}:{text}"),
             fingerprint,

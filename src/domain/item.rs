@@ -24,11 +24,11 @@ pub const DEEPEST_NAMESPACE: usize = 32;
 pub const LONGEST_LABEL: usize = 256;
 /// The maximum length of a namespace, in bytes: all labels, and a dot after each. With a key it fits into an index
 /// entry.
-pub const LONGEST_NAMESPACE: usize = 1024;
+pub const MAX_NAMESPACE_BYTES: usize = 1024;
 /// The maximum length of a key, in bytes.
-pub const LONGEST_KEY: usize = 512;
+pub const MAX_KEY_BYTES: usize = 512;
 /// The maximum size of a value, in bytes of JSON.
-pub const LARGEST_VALUE: usize = 1024 * 1024;
+pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
 /// The maximum time to live of an item: a hundred years, in minutes.
 pub const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
 /// The first label that clients may not use, as on LangGraph's own servers.
@@ -67,8 +67,11 @@ impl Namespace {
         if labels.len() > DEEPEST_NAMESPACE {
             return Err(Invalid::new(field, format!("has more than {DEEPEST_NAMESPACE} labels")));
         }
-        if length > LONGEST_NAMESPACE {
-            return Err(Invalid::new(field, format!("is longer than {LONGEST_NAMESPACE} bytes")));
+        if length > MAX_NAMESPACE_BYTES {
+            return Err(Invalid::new(
+                field,
+                format!("is longer than {MAX_NAMESPACE_BYTES} bytes"),
+            ));
         }
         Ok(Self(labels))
     }
@@ -136,8 +139,8 @@ impl ItemAddress {
         let reason = match key.len() {
             0 => "must not be empty".to_owned(),
             _ if key.contains('\0') => "contains a character that cannot be stored".to_owned(),
-            1..=LONGEST_KEY => return Ok(Self { namespace, key }),
-            _ => format!("is longer than {LONGEST_KEY} bytes"),
+            1..=MAX_KEY_BYTES => return Ok(Self { namespace, key }),
+            _ => format!("is longer than {MAX_KEY_BYTES} bytes"),
         };
         Err(Invalid::new("key", reason))
     }
@@ -258,10 +261,10 @@ impl ItemDraft {
     pub fn new(address: ItemAddress, value: Map<String, Value>, ttl: Option<Duration>) -> Result<Self, Invalid> {
         let value = Value::Object(value);
         check(&value).map_err(|exceeded| exceeded.of("value"))?;
-        if value.to_string().len() > LARGEST_VALUE {
+        if value.to_string().len() > MAX_VALUE_BYTES {
             return Err(Invalid::new(
                 "value",
-                format!("is longer than {LARGEST_VALUE} bytes as JSON"),
+                format!("is longer than {MAX_VALUE_BYTES} bytes as JSON"),
             ));
         }
         let Value::Object(value) = value else {
@@ -379,7 +382,7 @@ mod tests {
         assert!(
             draft(json!({"a": {"b\0": [1]}})).is_err_and(|e| e.starts_with("value: contains the character U+0000"))
         );
-        assert!(draft(json!({"a": "x".repeat(LARGEST_VALUE)})).is_err_and(|e| e.starts_with("value: is longer")));
+        assert!(draft(json!({"a": "x".repeat(MAX_VALUE_BYTES)})).is_err_and(|e| e.starts_with("value: is longer")));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub fn check(metadata: &Map<String, Value>) -> Result<(), Invalid> {
     let mut size = JsonSize(0);
     // The only error of this writer is that the text is too large.
     serde_json::to_writer(&mut size, metadata).map_err(|_| {
-        let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; what is larger belongs into the state");
+        let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; store larger values in the state");
         Invalid::new("metadata", reason)
     })
 }

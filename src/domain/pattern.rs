@@ -8,9 +8,9 @@ use globset::{GlobBuilder, GlobMatcher};
 use super::path::below;
 
 /// The maximum number of alternatives that the braces of one pattern may expand to.
-const MOST_ALTERNATIVES: usize = 256;
+const MAX_ALTERNATIVES: usize = 256;
 /// The maximum length of a pattern, in bytes.
-const LONGEST: usize = 1_000;
+const MAX_PATTERN_BYTES: usize = 1_000;
 
 /// A compiled pattern.
 pub struct Pattern {
@@ -36,8 +36,8 @@ impl Pattern {
         if pattern.trim().is_empty() {
             return Err("it is empty".to_owned());
         }
-        if pattern.len() > LONGEST {
-            return Err(format!("it is longer than {LONGEST} bytes"));
+        if pattern.len() > MAX_PATTERN_BYTES {
+            return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
         }
         if pattern.split('/').any(|part| part == "..") {
             return Err("it must not contain ..".to_owned());
@@ -47,10 +47,10 @@ impl Pattern {
             .unwrap_or(pattern);
         let mut alternatives = vec![];
         expand(relative, &mut alternatives)?;
-        let floats = !pattern.contains('/');
+        let any_depth = !pattern.contains('/');
         let alternatives = alternatives
             .iter()
-            .map(|alternative| parts(alternative, floats))
+            .map(|alternative| parts(alternative, any_depth))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             alternatives,
@@ -72,14 +72,16 @@ impl Pattern {
     /// Returns whether `path`, relative to the directory, matches.
     pub fn matches(&self, path: &str) -> bool {
         let names: Vec<&str> = path.split('/').collect();
-        self.alternatives.iter().any(|parts| fits(parts, &names, self.has_dots))
+        self.alternatives
+            .iter()
+            .any(|parts| matches_parts(parts, &names, self.has_dots))
     }
 }
 
 /// Expands the braces of `pattern` into `into`: `{a,b}/c` becomes `a/c` and `b/c`.
 fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), String> {
     let Some(Braces { open, choices, close }) = first_braces(pattern)? else {
-        if into.len() == MOST_ALTERNATIVES {
+        if into.len() == MAX_ALTERNATIVES {
             return Err("its braces yield too many alternatives".to_owned());
         }
         into.push(pattern.to_owned());
@@ -127,9 +129,9 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
     Err("a { has no }".to_owned())
 }
 
-fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
+fn parts(pattern: &str, any_depth: bool) -> Result<Vec<Part>, String> {
     let mut parts = vec![];
-    if floats {
+    if any_depth {
         parts.push(Part::Any);
     }
     for text in pattern.split('/').filter(|text| !text.is_empty() && *text != ".") {
@@ -148,7 +150,7 @@ fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
 
 /// Returns whether `names` match `parts`. Works from the end: `fit[n]` is true if the names from `n` on match the rest
 /// of the parts.
-fn fits(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
+fn matches_parts(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
     let is_open = |name: &str| has_dots || !name.starts_with('.');
     let mut fit: Vec<bool> = (0..=names.len()).map(|at| at == names.len()).collect();
     for part in parts.iter().rev() {

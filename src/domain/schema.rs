@@ -294,7 +294,7 @@ impl<'a> Texts<'a> {
 }
 
 /// The target of a reference.
-enum Lead<'a> {
+enum Target<'a> {
     /// A part of the schema, and the nested schema that contains it.
     To(&'a Value, &'a Value),
     /// A schema that is built into the library.
@@ -327,15 +327,15 @@ struct Measure<'a> {
 }
 
 /// Keywords with a list of schemas that apply to the same value.
-const LISTS_ON_SAME: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+const SAME_VALUE_LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 /// Keywords with a schema that applies to the same value.
-const ON_SAME: [&str; 4] = ["not", "if", "then", "else"];
+const SAME_VALUE: [&str; 4] = ["not", "if", "then", "else"];
 /// Keywords with schemas, by name, that apply to the same value.
-const MAPS_ON_SAME: [&str; 2] = ["dependentSchemas", "dependencies"];
+const SAME_VALUE_MAPS: [&str; 2] = ["dependentSchemas", "dependencies"];
 /// Keywords with a schema that applies to children of the value that other keywords may apply to, too.
-const ON_SHARED: [&str; 4] = ["propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"];
+const SHARED_CHILDREN: [&str; 4] = ["propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"];
 /// Keywords of which only one applies to each child of the value.
-const ON_OWN: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
+const EXCLUSIVE_CHILDREN: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
 
 impl<'a> Measure<'a> {
     fn take(mut self, schema: &'a Value) -> Result<Size, SchemaError> {
@@ -407,15 +407,15 @@ impl<'a> Measure<'a> {
                 self.size.is_recursive = true;
             }
             match self.follow(to, root) {
-                Lead::To(place, root) => {
+                Target::Part(place, root) => {
                     let found = self.part(place, root, (depth, in_row))?;
                     part.add(found);
                 }
-                Lead::Outside => {
+                Target::Builtin => {
                     self.size.is_recursive = true;
                     self.size.has_alternatives = true;
                 }
-                Lead::Nowhere => {
+                Target::Missing => {
                     return Err(SchemaError::whole(format!(
                         "the reference `{to}` leads nowhere in the schema"
                     )));
@@ -447,30 +447,30 @@ impl<'a> Measure<'a> {
     }
 
     /// Resolves a reference inside the nested schema `root`.
-    fn follow(&self, to: &str, root: &'a Value) -> Lead<'a> {
+    fn follow(&self, to: &str, root: &'a Value) -> Target<'a> {
         let (address, fragment) = to.split_once('#').unwrap_or((to, ""));
         let root = match address {
             "" => root,
             address => match self.texts.resource(address) {
                 Some(resource) => resource,
-                None if address.contains("://json-schema.org/") => return Lead::Outside,
-                None => return Lead::Nowhere,
+                None if address.contains("://json-schema.org/") => return Target::Builtin,
+                None => return Target::Missing,
             },
         };
         if fragment.is_empty() {
-            return Lead::To(root, root);
+            return Target::Part(root, root);
         }
         let Some(pointer) = fragment.strip_prefix('/') else {
             return self
                 .texts
                 .anchors
                 .get(fragment)
-                .map_or(Lead::Nowhere, |place| Lead::To(place, root));
+                .map_or(Target::Missing, |place| Target::Part(place, root));
         };
         let mut at = (root, root);
         for step in pointer.split('/') {
             let Some(inner) = enter(at.0, step) else {
-                return Lead::Nowhere;
+                return Target::Missing;
             };
             let is_resource = inner
                 .get("$id")
@@ -478,7 +478,7 @@ impl<'a> Measure<'a> {
                 .is_some_and(|id| !id.starts_with('#'));
             at = (inner, if is_resource { inner } else { at.1 });
         }
-        Lead::To(at.0, at.1)
+        Target::Part(at.0, at.1)
     }
 }
 
@@ -546,12 +546,12 @@ fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
 }
 
 fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    let lists = LISTS_ON_SAME
+    let lists = SAME_VALUE_LISTS
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_array())
         .flatten();
-    let single = ON_SAME.iter().filter_map(|keyword| fields.get(*keyword));
-    let maps = MAPS_ON_SAME
+    let single = SAME_VALUE.iter().filter_map(|keyword| fields.get(*keyword));
+    let maps = SAME_VALUE_MAPS
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_object());
     lists.chain(single).chain(maps.flat_map(Map::values))
@@ -560,7 +560,7 @@ fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
 fn on_shared(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     let patterns = fields.get("patternProperties").and_then(Value::as_object);
     let patterns = patterns.into_iter().flat_map(Map::values);
-    patterns.chain(ON_SHARED.iter().filter_map(|keyword| fields.get(*keyword)))
+    patterns.chain(SHARED_CHILDREN.iter().filter_map(|keyword| fields.get(*keyword)))
 }
 
 fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
@@ -573,7 +573,7 @@ fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_array())
         .flatten();
-    let single = ON_OWN
+    let single = EXCLUSIVE_CHILDREN
         .iter()
         .filter_map(|keyword| fields.get(*keyword))
         .filter(|inner| !inner.is_array());

@@ -12,13 +12,13 @@ pub const FILE: &str = "SKILL.md";
 /// The maximum size of a `SKILL.md`, in bytes.
 pub const LARGEST: usize = 1024 * 1024;
 /// The maximum size of the front matter, in bytes.
-const LARGEST_SETTINGS: usize = 64 * 1024;
+const MAX_FRONT_MATTER_BYTES: usize = 64 * 1024;
 /// The maximum length of a name, in characters.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_CHARS: usize = 64;
 /// The maximum length of a description, in characters; the rest is cut off.
-const LONGEST_DESCRIPTION: usize = 1_024;
+const MAX_DESCRIPTION_CHARS: usize = 1_024;
 /// The maximum length of `compatibility`, in characters; the rest is cut off.
-const LONGEST_COMPATIBILITY: usize = 500;
+const MAX_COMPATIBILITY_CHARS: usize = 500;
 /// The key of `metadata` with the names of tools that the skill discloses.
 const INCLUDE_TOOLS: &str = "include_tools";
 
@@ -58,36 +58,37 @@ impl Skill {
             return Err(format!("has more than {LARGEST} bytes"));
         }
         let FrontMatter::Present { yaml, .. } = FrontMatter::of(text) else {
-            return Err("must begin with settings between two lines `---`".to_owned());
+            return Err("must begin with front matter between two lines `---`".to_owned());
         };
-        let settings = settings(yaml)?;
-        let mut oddities = vec![];
-        let name = required(&settings, "name")?;
-        oddities.extend(name_oddity(&name, path));
-        let name = cut(&name, LONGEST_NAME);
-        let described = required(&settings, "description")?;
-        let description = cut(&described, LONGEST_DESCRIPTION);
+        let fields = parse_front_matter(yaml)?;
+        let mut warnings = vec![];
+        let name = required(&fields, "name")?;
+        warnings.extend(name_warning(&name, path));
+        let name = truncate(&name, MAX_NAME_CHARS);
+        let described = required(&fields, "description")?;
+        let description = truncate(&described, MAX_DESCRIPTION_CHARS);
         if description != described {
-            oddities.push(format!(
-                "its `description` is cut off after {LONGEST_DESCRIPTION} characters"
+            warnings.push(format!(
+                "its `description` is cut off after {MAX_DESCRIPTION_CHARS} characters"
             ));
         }
-        let compatibility = word(settings.get("compatibility")).map(|text| cut(&text, LONGEST_COMPATIBILITY));
-        let metadata = settings.get("metadata").and_then(Value::as_object);
+        let compatibility =
+            scalar_text(fields.get("compatibility")).map(|text| truncate(&text, MAX_COMPATIBILITY_CHARS));
+        let metadata = fields.get("metadata").and_then(Value::as_object);
         let pairs = metadata.into_iter().flatten().filter(|(key, _)| *key != INCLUDE_TOOLS);
         let skill = Self {
             name,
             description,
             path: path.to_owned(),
-            license: word(settings.get("license")),
+            license: scalar_text(fields.get("license")),
             compatibility,
             metadata: pairs
-                .filter_map(|(key, value)| Some((key.clone(), word(Some(value))?)))
+                .filter_map(|(key, value)| Some((key.clone(), scalar_text(Some(value))?)))
                 .collect(),
-            allowed_tools: names(settings.get("allowed-tools")),
+            allowed_tools: names(fields.get("allowed-tools")),
             include_tools: names(metadata.and_then(|metadata| metadata.get(INCLUDE_TOOLS))),
         };
-        Ok((skill, oddities))
+        Ok((skill, warnings))
     }
 }
 
@@ -99,30 +100,30 @@ pub fn instructions(text: &str) -> &str {
     }
 }
 
-fn settings(yaml: &str) -> Result<Map<String, Value>, String> {
-    if yaml.len() > LARGEST_SETTINGS {
-        return Err(format!("has more than {LARGEST_SETTINGS} bytes of settings"));
+fn parse_front_matter(yaml: &str) -> Result<Map<String, Value>, String> {
+    if yaml.len() > MAX_FRONT_MATTER_BYTES {
+        return Err(format!("has more than {MAX_FRONT_MATTER_BYTES} bytes of front matter"));
     }
     match front_matter::yaml(yaml) {
-        Ok(Value::Object(settings)) => Ok(settings),
-        Ok(_) => Err("must have names and values at its top (`name: value`)".to_owned()),
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(_) => Err("must have names and values in its front matter (`name: value`)".to_owned()),
         Err(error) => {
             let text = error.without_snippet().to_string();
             Err(format!(
-                "has settings that are no YAML: {}",
+                "has front matter that is no YAML: {}",
                 text.lines().next().unwrap_or_default()
             ))
         }
     }
 }
 
-fn required(settings: &Map<String, Value>, key: &str) -> Result<String, String> {
-    let text = word(settings.get(key)).filter(|text| !text.is_empty());
-    text.ok_or_else(|| format!("must say its `{key}` at the top"))
+fn required(fields: &Map<String, Value>, key: &str) -> Result<String, String> {
+    let text = scalar_text(fields.get(key)).filter(|text| !text.is_empty());
+    text.ok_or_else(|| format!("must have a `{key}` in its front matter"))
 }
 
 /// Returns a scalar as text, on one line.
-fn word(value: Option<&Value>) -> Option<String> {
+fn scalar_text(value: Option<&Value>) -> Option<String> {
     let text = match value? {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
@@ -140,27 +141,29 @@ fn names(value: Option<&Value>) -> Vec<String> {
     };
     match value {
         Some(Value::String(text)) => words(text),
-        Some(Value::Array(items)) => items.iter().filter_map(|item| word(Some(item))).collect(),
+        Some(Value::Array(items)) => items.iter().filter_map(|item| scalar_text(Some(item))).collect(),
         Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) | None => vec![],
     }
 }
 
 /// Returns a warning about a name, given the path of its file.
-fn name_oddity(name: &str, path: &str) -> Option<String> {
+fn name_warning(name: &str, path: &str) -> Option<String> {
     let folder = path.rsplit('/').nth(1).unwrap_or_default();
-    let is_plain = (1..=LONGEST_NAME).contains(&name.chars().count())
+    let is_plain = (1..=MAX_NAME_CHARS).contains(&name.chars().count())
         && name
             .chars()
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
     if !is_plain {
-        return Some(format!("its `name` should be 1 to {LONGEST_NAME} of a-z, 0-9 and `-`"));
+        return Some(format!(
+            "its `name` should be 1 to {MAX_NAME_CHARS} of a-z, 0-9 and `-`"
+        ));
     }
     (name != folder).then(|| format!("its `name` should be that of its folder, `{folder}`"))
 }
 
-/// Returns the first `most` characters.
-fn cut(text: &str, most: usize) -> String {
-    text.chars().take(most).collect()
+/// Returns the first `max` characters.
+fn truncate(text: &str, max: usize) -> String {
+    text.chars().take(max).collect()
 }
 
 #[cfg(test)]
@@ -169,18 +172,18 @@ mod tests {
 
     const PATH: &str = "/skills/web-research/SKILL.md";
 
-    fn read(settings: &str) -> Result<(Skill, Vec<String>), String> {
-        Skill::read(PATH, &format!("---\n{settings}\n---\n\nLook around.\n"))
+    fn read(fields: &str) -> Result<(Skill, Vec<String>), String> {
+        Skill::read(PATH, &format!("---\n{fields}\n---\n\nLook around.\n"))
     }
 
     #[test]
     fn the_settings_tell_what_a_skill_is() {
-        let (skill, oddities) = read(
+        let (skill, warnings) = read(
             "name: web-research\ndescription: |\n  Finds\n  sources.\nlicense: MIT\ncompatibility: needs a network\n\
              allowed-tools: lookup, send_email grep\nmetadata:\n  author: ann\n  version: 1.5\n  include_tools: [publish]",
         )
         .expect("a skill");
-        assert_eq!(oddities, [""; 0]);
+        assert_eq!(warnings, [""; 0]);
         assert_eq!(skill.name.as_str(), "web-research");
         assert_eq!(skill.description.as_str(), "Finds sources.");
         assert_eq!(skill.license.as_deref(), Some("MIT"));
@@ -198,14 +201,14 @@ mod tests {
     #[test]
     fn an_odd_name_is_told_and_a_long_description_is_cut() {
         for name in ["Web", "web_research", "other"] {
-            let (skill, oddities) = read(&format!("name: {name}\ndescription: x")).expect("a skill");
-            assert_eq!(skill.name.as_str(), name, "{oddities:?}");
-            assert_eq!(oddities.len(), 1, "{oddities:?}");
+            let (skill, warnings) = read(&format!("name: {name}\ndescription: x")).expect("a skill");
+            assert_eq!(skill.name.as_str(), name, "{warnings:?}");
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
         }
-        let (skill, oddities) =
+        let (skill, warnings) =
             read(&format!("name: web-research\ndescription: {}", "x".repeat(1_025))).expect("a skill");
         assert_eq!(skill.description.len(), 1_024);
-        assert_eq!(oddities.len(), 1);
+        assert_eq!(warnings.len(), 1);
     }
 
     #[test]
@@ -221,7 +224,7 @@ mod tests {
             let error = Skill::read(PATH, text).expect_err(text);
             assert!(error.contains(reason), "{error}");
         }
-        assert!(read(&format!("name: x\ndescription: {}", "y".repeat(LARGEST_SETTINGS))).is_err());
+        assert!(read(&format!("name: x\ndescription: {}", "y".repeat(MAX_FRONT_MATTER_BYTES))).is_err());
     }
 
     #[test]

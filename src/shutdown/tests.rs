@@ -92,7 +92,7 @@ async fn the_end_of_an_essential_task_stops_the_server() {
     );
     assert_eq!(
         reason_of(async { Ok(()) }.boxed()).await,
-        "the task `listener` ended: it came to an end by itself"
+        "the task `listener` ended: it ended without an error"
     );
 }
 

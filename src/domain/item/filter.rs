@@ -6,11 +6,11 @@ use crate::domain::Invalid;
 use crate::domain::json_limits::place_of_nul;
 
 /// The maximum number of values in a filter, those inside lists and objects included.
-const MOST_VALUES: usize = 100;
+const MAX_VALUES: usize = 100;
 /// The maximum nesting of the fields and values of a filter, in levels.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 /// The maximum length of a text or field name in a filter, in bytes.
-const LONGEST_TEXT: usize = 4096;
+const MAX_TEXT_BYTES: usize = 4096;
 
 /// Conditions that must all be true. A field that an item does not have counts as null.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -103,8 +103,8 @@ impl Reader<'_> {
     }
 
     fn fields(&mut self, path: &[String], fields: &Map<String, Value>) -> Result<(), Invalid> {
-        if path.len() >= DEEPEST {
-            return Err(self.wrong(path, format!("nests deeper than {DEEPEST} fields")));
+        if path.len() >= MAX_DEPTH {
+            return Err(self.wrong(path, format!("nests deeper than {MAX_DEPTH} fields")));
         }
         for (key, value) in fields {
             let mut path = path.to_vec();
@@ -112,8 +112,8 @@ impl Reader<'_> {
             if key.starts_with('$') {
                 return Err(self.wrong(&path, "is an operator where the name of a field should be"));
             }
-            if key.len() > LONGEST_TEXT || key.contains('\0') {
-                return Err(self.wrong(&path, "is no name that a field can have"));
+            if key.len() > MAX_TEXT_BYTES || key.contains('\0') {
+                return Err(self.wrong(&path, "is not a valid field name"));
             }
             self.field(path, value)?;
         }
@@ -148,9 +148,9 @@ impl Reader<'_> {
             return Err(self.wrong(&path, "can be greater or less than a number or a text only"));
         }
         if place_of_nul(operand).is_some() {
-            return Err(self.wrong(&path, "contains the character U+0000, which no item has"));
+            return Err(self.wrong(&path, "contains the character U+0000, which items cannot contain"));
         }
-        self.count(&path, operand, DEEPEST)?;
+        self.count(&path, operand, MAX_DEPTH)?;
         self.conditions.push(Condition {
             path,
             test,
@@ -162,20 +162,20 @@ impl Reader<'_> {
     /// Checks the number, nesting and length of the values of an operand.
     fn count(&mut self, path: &[String], operand: &Value, deepest: usize) -> Result<(), Invalid> {
         self.values += 1;
-        if self.values > MOST_VALUES {
+        if self.values > MAX_VALUES {
             return Err(Invalid::new(
                 self.name,
-                format!("mentions more than {MOST_VALUES} values"),
+                format!("mentions more than {MAX_VALUES} values"),
             ));
         }
-        let is_long = |text: &str| text.len() > LONGEST_TEXT;
+        let is_long = |text: &str| text.len() > MAX_TEXT_BYTES;
         let too_long = match operand {
             Value::String(text) => is_long(text),
             Value::Object(fields) => fields.keys().any(|key| is_long(key)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => false,
         };
         if too_long {
-            return Err(self.wrong(path, format!("has a text of more than {LONGEST_TEXT} bytes")));
+            return Err(self.wrong(path, format!("has a text of more than {MAX_TEXT_BYTES} bytes")));
         }
         let inner: Vec<&Value> = match operand {
             Value::Array(items) => items.iter().collect(),
@@ -183,7 +183,7 @@ impl Reader<'_> {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok(()),
         };
         if deepest == 0 {
-            return Err(self.wrong(path, format!("has a value that nests deeper than {DEEPEST}")));
+            return Err(self.wrong(path, format!("has a value that nests deeper than {MAX_DEPTH}")));
         }
         inner
             .into_iter()

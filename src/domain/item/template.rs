@@ -90,7 +90,8 @@ impl NamespaceTemplate {
 
 fn pieces(label: &str) -> Result<Vec<Piece>, String> {
     check_label(label)?;
-    let wrong = || format!("`{label}` must be a text in which `{{name}}` stands for what the run's context says");
+    let wrong =
+        || format!("`{label}` must be a text with placeholders such as `{{name}}` for values of the run's context");
     let mut pieces = vec![];
     let mut rest = label;
     while let Some((text, open)) = rest.split_once('{') {

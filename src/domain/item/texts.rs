@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 use crate::domain::Invalid;
 
 /// The maximum length of a path, in bytes.
-const LONGEST_PATH: usize = 256;
+const MAX_PATH_BYTES: usize = 256;
 /// The maximum number of paths for one item.
 pub const MOST_PATHS: usize = 32;
 /// The maximum number of texts of one item: as many as the embedding providers accept in one request.
-pub const MOST_TEXTS: usize = 64;
+pub const MAX_TEXTS: usize = 64;
 
 /// A path to texts in a value: `$` is the whole value, `a.b` a field of a field, `list[0]` and `list[-1]` the first and
 /// the last item, `list[*].name` a field of each item.
@@ -32,8 +32,8 @@ impl TextPath {
     /// # Errors
     /// Returns the reason why the text is no valid path.
     pub fn read(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST_PATH || text.contains('\0') {
-            return Err(format!("must be a path of at most {LONGEST_PATH} bytes"));
+        if text.len() > MAX_PATH_BYTES || text.contains('\0') {
+            return Err(format!("must be a path of at most {MAX_PATH_BYTES} bytes"));
         }
         let wrong = || format!("`{text}` must be a path, as in `$`, `title`, `author.name` or `notes[*].text`");
         let inner = match text.strip_prefix('$') {
@@ -154,8 +154,8 @@ pub fn texts(value: &Map<String, Value>, paths: &[TextPath]) -> Result<Vec<(Stri
     for path in paths {
         path.collect(&whole, &mut found);
     }
-    if found.len() > MOST_TEXTS {
-        let reason = format!("has {} texts to be found by, more than {MOST_TEXTS}", found.len());
+    if found.len() > MAX_TEXTS {
+        let reason = format!("has {} texts to index, more than {MAX_TEXTS}", found.len());
         return Err(Invalid::new("value", reason));
     }
     Ok(found.into_iter().collect())
