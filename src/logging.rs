@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A place for lines that takes each piece when it is told what to answer.
+    /// A writer whose result for each write is sent by the test.
     struct Reader {
         answers: Receiver<io::Result<usize>>,
         written: Sender<Vec<u8>>,
@@ -221,13 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_holds_nobody_up_and_what_is_too_much_is_counted() {
+    fn a_stalled_reader_blocks_no_writer_and_lost_lines_are_counted() {
         let (buffer, answer, read) = begin();
         let line = vec![b'\n'; 1024 * 1024];
         for _ in 0..20 {
             buffer.push(&line);
         }
-        // As much as waits may be on its way already.
+        // The writing thread may hold as much as the buffer.
         let lost = buffer.lost.load(Ordering::Relaxed) / (1024 * 1024);
         assert!((12..=16).contains(&lost), "{lost}");
         buffer.flush(Duration::ZERO);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_written_is_counted_and_the_next_one_is_tried() {
+    fn a_line_that_cannot_be_written_is_counted_and_writing_continues() {
         let (buffer, answer, read) = begin();
         answer.send(Err(io::ErrorKind::Interrupted.into())).unwrap();
         answer.send(Ok(2)).unwrap();

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn context_and_configurable_are_kept_alike() {
+    fn context_and_configurable_mirror_each_other() {
         let given = settings(json!({"tags": ["x"]}), json!({"who": "me"}))
             .mirrored()
             .expect("no contradiction");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_says_wins_over_the_assistant_key_by_key() {
+    fn settings_of_a_request_override_the_assistant_key_by_key() {
         let ours = settings(
             json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}),
             json!({"a": 1, "b": 1}),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_by_name() {
+    fn a_field_that_is_too_large_is_refused_by_name() {
         let field = |settings: Settings| settings.check().map_err(|invalid| invalid.field);
         assert_eq!(field(settings(json!({}), json!({}))), Ok(()));
         assert_eq!(field(Settings::default()), Err("name".to_owned()));

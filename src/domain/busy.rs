@@ -59,19 +59,19 @@ mod tests {
     }
 
     #[test]
-    fn time_that_two_spend_at_work_counts_once() {
+    fn overlapping_intervals_count_once() {
         assert_eq!(after(&[(10, 20), (15, 25)]), 15);
         assert_eq!(after(&[(15, 25), (10, 20)]), 15, "in any order");
         assert_eq!(
             after(&[(10, 30), (15, 25), (10, 30)]),
             20,
-            "nor twice when it is told twice"
+            "an interval added twice counts once"
         );
         assert_eq!(after(&[(15, 20), (10, 30)]), 20);
     }
 
     #[test]
-    fn time_in_which_nobody_is_at_work_does_not_count() {
+    fn gaps_between_intervals_do_not_count() {
         assert_eq!(after(&[(10, 20), (50, 60)]), 20);
         assert_eq!(after(&[(10, 20), (50, 60), (45, 70)]), 35);
         assert_eq!(

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_part_that_does_not_fit_is_named() {
+    fn the_error_names_the_invalid_part() {
         let schema = ContextSchema::new(json!({"type": "object", "required": ["who"],
             "properties": {"who": {"type": "object", "properties": {"age": {"type": "integer"}}}}}));
         let checked = |context: Value| {

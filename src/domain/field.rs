@@ -100,10 +100,10 @@ impl FieldRule {
             }
             (Merge::ByKey, Some(Value::Object(before)), Value::Object(after)) => {
                 let changed = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
-                let gone = before.keys().filter(|key| !after.contains_key(*key));
+                let removed = before.keys().filter(|key| !after.contains_key(*key));
                 let changed = changed.map(|(key, value)| (key.clone(), value.clone()));
                 Some(Value::Object(
-                    changed.chain(gone.map(|key| (key.clone(), Value::Null))).collect(),
+                    changed.chain(removed.map(|key| (key.clone(), Value::Null))).collect(),
                 ))
             }
             (_, _, after) => Some(after.clone()),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn two_writes_combined_do_what_they_do_one_after_the_other() {
+    fn a_combined_write_equals_both_writes_in_order() {
         let first = json!({"a": null, "b": 2});
         let later = json!({"b": null, "c": 3});
         let both = rule(Merge::ByKey).combine(first.clone(), later.clone());
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn the_error_names_the_invalid_field() {
         let field = |merge, visibility, schema: Option<Value>| FieldDefinition {
             merge,
             visibility,

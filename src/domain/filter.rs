@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_has_all_terms_of_the_filter() {
+    fn every_match_has_all_terms_of_the_filter() {
         let whole = object(json!({
             "text": "x", "one": 1, "half": 0.5, "yes": true, "nothing": null, "a.b": 1,
             "deep": {"a": {"b": [1, {"c": "d", "e": 2}, [3]]}, "z": 1}
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_do_not_tell_which_values_stand_in_one_item() {
+    fn terms_do_not_tell_which_values_share_a_list_item() {
         let whole = object(json!({"list": [{"a": 1}, {"b": 2}]}));
         let wanted = filter(json!({"list": [{"a": 1, "b": 2}]}));
         assert!(wanted.terms().is_subset(&terms_of(&whole)));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_ends_when_it_is_told_to() {
+    fn a_comparison_stops_on_request() {
         let whole = object(json!({"list": vec![json!([0]); 100_000]}));
         let wanted = filter(json!({"list": [[1]]}));
         let asked = std::cell::Cell::new(0);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_too_deep_cannot_be_read_and_others_stay() {
+    fn a_call_that_is_too_deep_becomes_invalid_and_others_stay() {
         let calls = vec![
             ToolCall::new("c\u{0}1", "dig", object(MAX_DEPTH + 1)),
             ToolCall::new("c2", "dig", object(MAX_DEPTH)),

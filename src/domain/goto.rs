@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_nodes_and_unknown_ones_nowhere() {
+    fn known_names_resolve_to_nodes_and_unknown_names_to_none() {
         assert_eq!(read(json!(["model", "nowhere"])), Ok(Some(Destination::Model(None))));
         assert_eq!(
             read(json!([{"node": "tools"}])),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_may_be_sent_in_every_form_that_clients_know() {
+    fn a_call_is_parsed_in_every_form() {
         let call = json!({"name": "lookup", "args": {"q": 1}, "id": "c1", "type": "tool_call"});
         let forms = [
             call.clone(),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn the_error_names_the_invalid_target() {
         let cases = [
             (json!(["model", "tools"]), "command.goto[1]: is another place"),
             (

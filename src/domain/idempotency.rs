@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_one_client_is_none_of_another() {
+    fn keys_of_different_clients_are_different() {
         let name = |client: &str| Key::new(client, "k", &[]).expect("a key").name().to_owned();
         assert_eq!(name("192.0.2.1"), name("192.0.2.1"));
         assert_ne!(name("192.0.2.1"), name("192.0.2.2"));

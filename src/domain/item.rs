@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_has_a_size_and_no_character_that_cannot_be_stored() {
+    fn values_that_are_too_large_or_contain_nul_are_refused() {
         let address = ItemAddress::new(Namespace::stored(labels(&["a"])), "k").expect("a key");
         let draft = |value: Value| {
             let value = value.as_object().cloned().expect("an object");

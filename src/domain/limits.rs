@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_broken_by_what_would_go_beyond_it() {
+    fn an_operation_beyond_a_limit_is_refused() {
         let limits = Limits {
             children_total: Some(2),
             children_at_once: Some(1),

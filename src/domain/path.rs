@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_has_one_spelling() {
+    fn every_path_has_one_normal_form() {
         let cases = [
             ("a.txt", "/a.txt"),
             ("/a//b/./c/", "/a/b/c"),

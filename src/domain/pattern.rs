@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_match_as_promised() {
+    fn patterns_match_as_documented() {
         let cases = [
             ("*.md", "a.md", true),
             ("*.md", "deep/er/a.md", true),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_mean_nothing_are_refused() {
+    fn invalid_patterns_are_refused() {
         for pattern in [
             "",
             " ",

@@ -126,7 +126,7 @@ mod tests {
     use crate::domain::time::Timestamp;
 
     #[test]
-    fn what_an_update_writes_is_what_the_state_grows_by() {
+    fn the_size_of_an_update_is_the_growth_of_the_state() {
         let mut update = Update::messages([Message::human("hello"), Message::ai("x".repeat(1000))]);
         let file = crate::domain::state::File::text("y".repeat(500), Timestamp(0));
         update.files.insert("/a".to_owned(), Some(std::sync::Arc::new(file)));

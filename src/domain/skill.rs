@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settings_tell_what_a_skill_is() {
+    fn the_front_matter_describes_the_skill() {
         let (skill, warnings) = read(
             "name: web-research\ndescription: |\n  Finds\n  sources.\nlicense: MIT\ncompatibility: needs a network\n\
              allowed-tools: lookup, send_email grep\nmetadata:\n  author: ann\n  version: 1.5\n  include_tools: [publish]",
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_name_is_told_and_a_long_description_is_cut() {
+    fn an_unusual_name_yields_a_warning_and_a_long_description_is_cut() {
         for name in ["Web", "web_research", "other"] {
             let (skill, warnings) = read(&format!("name: {name}\ndescription: x")).expect("a skill");
             assert_eq!(skill.name.as_str(), name, "{warnings:?}");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_its_settings_is_no_skill() {
+    fn a_file_without_valid_front_matter_is_refused() {
         for (text, reason) in [
             ("Look around.", "between two lines"),
             ("---\nname: x\n", "between two lines"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instructions_are_what_stands_below() {
+    fn the_instructions_follow_the_front_matter() {
         assert_eq!(instructions("---\nname: x\n---\n\nLook around.\n"), "Look around.");
         assert_eq!(instructions("Look around."), "Look around.");
     }

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn http_names_the_day_of_the_week_and_its_own_zone() {
+    fn http_dates_have_a_weekday_and_gmt() {
         assert_eq!(
             Timestamp(1_795_250_426_062_942).to_http(),
             "Sat, 21 Nov 2026 08:40:26 GMT"
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_is_read_with_and_without_an_offset() {
+    fn an_instant_is_parsed_with_and_without_an_offset() {
         let noon = Some(Timestamp(1_795_262_400_000_000));
         for text in [
             "2026-11-21T12:00:00Z",

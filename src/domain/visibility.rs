@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_tools_only_sees_calls_and_results_and_no_word_of_the_model() {
+    fn tools_only_shows_calls_and_results_without_text_of_the_model() {
         let call = ToolCall::new("c1", "dig", Map::new());
         let role = Role::Ai {
             tool_calls: vec![call.clone()],
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_the_status_sees_beginning_and_end_and_who_sees_nothing_not_even_that() {
+    fn status_shows_start_and_end_and_hidden_shows_neither() {
         let ended = event(EventBody::Fact(Fact::Ended {
             status: RunStatus::Success,
             error: None,

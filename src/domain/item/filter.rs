@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused_by_name() {
+    fn the_error_names_the_invalid_condition() {
         let deep = (0..9).fold(json!(1), |inner, _| json!({"a": inner}));
         let cases = [
             (json!({"$or": []}), "filter.$or: is an operator where"),

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_in_stays_one_label() {
+    fn a_filled_placeholder_stays_within_its_label() {
         assert_eq!(
             filled(&["memories", "u-{user}-{user}"], "al"),
             Ok(vec!["memories".into(), "u-al-al".into()])
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_nothing_fills_is_named() {
+    fn the_error_names_the_missing_placeholder() {
         assert_eq!(
             filled(&["{team}"], "al"),
             Err("the context of the run says nothing of `team`".to_owned())
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_template_is_refused() {
+    fn invalid_templates_are_refused() {
         for wrong in [
             &[][..],
             &["a.b"],

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_to_texts_and_their_places() {
+    fn a_path_yields_texts_with_their_paths() {
         assert_eq!(
             places(&["title", "$.by.name", "n"]),
             pairs(&[("by.name", "al"), ("n", "7"), ("title", "Fish")])
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_path_is_refused() {
+    fn invalid_paths_are_refused() {
         for wrong in [
             "",
             ".",
