@@ -66,7 +66,7 @@ impl App {
         Builder::default()
     }
 
-    /// Assembles the agents and starts the workers, which continue unfinished runs.
+    /// Assembles the agents and starts the worker, which continues unfinished runs.
     async fn open(
         config: Config,
         registered: Registered,

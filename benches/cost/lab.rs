@@ -161,7 +161,7 @@ impl Lab {
     /// Starts a run of `script` on `thread`.
     pub(crate) async fn start(&self, thread: ThreadId, script: &Value, after: Duration) -> Run {
         let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
-        let wish = Wish {
+        let request = Wish {
             target: Target::ThreadOrNew(thread),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
             request: RunRequest {
@@ -172,7 +172,7 @@ impl Lab {
             metadata: Map::new(),
             after,
         };
-        self.runs.start(wish).await.expect("the run is admitted")
+        self.runs.start(request).await.expect("the run is admitted")
     }
 
     /// Runs `script` on `thread` and waits for its end, as `runs/wait` does.

@@ -26,7 +26,7 @@ pub struct Assistant {
     pub settings: Settings,
     /// The time of creation.
     pub created_at: Timestamp,
-    /// The time of the last change, or of the last change of the version in use.
+    /// The time of the last change, including a switch to another version.
     pub updated_at: Timestamp,
 }
 

@@ -36,7 +36,7 @@ pub enum Fate {
     Delegated {
         /// The child run.
         child: RunId,
-        /// Whether the child run waits for an answer or for a background task.
+        /// Whether the child run waits for answers to interrupts.
         parked: bool,
     },
     /// The call is complete.

@@ -28,7 +28,7 @@ pub struct Cron {
     pub end: Option<Timestamp>,
     /// Whether runs are started at all.
     pub enabled: bool,
-    /// Whether the thread of a run without a given thread is kept when the run ends.
+    /// Whether a thread that was created for a run is kept when the run ends.
     pub keep_threads: bool,
     /// The time of the next run; none if there is none.
     pub due_at: Option<Timestamp>,

@@ -30,8 +30,8 @@ pub struct Limits {
     /// The running time in seconds from which nothing further starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_s: Option<f64>,
-    /// The number of identical failures of the same call in a row after which the model gets a warning. After twice as
-    /// many the run ends. 0 disables the check; absent means [`REPEATED_FAILURES`].
+    /// The number of failures in a row of the same call after which the model gets a warning. After as many again, the
+    /// run ends. 0 disables the check; absent means [`REPEATED_FAILURES`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated_failures: Option<u32>,
     /// The limits for the run of the main agent together with all runs below it.

@@ -248,7 +248,7 @@ pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
 /// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Order {
-    /// The description of the task, the only part of the caller's conversation that the subagent receives.
+    /// The description of the task: the message that the subagent receives.
     pub description: String,
     /// The instructions that replace the subagent's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -296,11 +296,11 @@ impl<'a> Texts<'a> {
 /// The target of a reference.
 enum Target<'a> {
     /// A part of the schema, and the nested schema that contains it.
-    To(&'a Value, &'a Value),
+    Part(&'a Value, &'a Value),
     /// A schema that is built into the library.
-    Outside,
+    Builtin,
     /// No target.
-    Nowhere,
+    Missing,
 }
 
 /// The measured size of a part of a schema.
