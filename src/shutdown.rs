@@ -190,7 +190,7 @@ impl Shutdown {
             };
             let signal = signals.next().await;
             shutdown.begin();
-            info!(signal, "shutting down; send the signal again to stop at once");
+            info!(signal, "stopping; send the signal again to stop at once");
             let signal = signals.next().await;
             // There is no third signal: this can be set only once.
             let _ = shutdown.forced_by.set(signal);

@@ -58,7 +58,7 @@ impl Skill {
             return Err(format!("has more than {LARGEST} bytes"));
         }
         let FrontMatter::Present { yaml, .. } = FrontMatter::of(text) else {
-            return Err("must begin with front matter between two lines `---`".to_owned());
+            return Err("must begin with settings between two lines `---`".to_owned());
         };
         let fields = parse_front_matter(yaml)?;
         let mut warnings = vec![];
